@@ -12,8 +12,7 @@
 // input and output on any net.PacketConn and net.Listener, those of a host or of a network stack in
 // this process.
 //
-// Locks: Services.mu guards Leases and Progress. limit.mu guards its counts. Neither is held while
-// the other one is taken, nor during input or output.
+// Locks: Services.mu guards Leases and Progress. It is not held during input or output.
 package boot
 
 import (

@@ -116,18 +116,15 @@ func (w *steady) Write(b []byte) (int, error) {
 // limit bounds connections: in all, and from one address.
 type limit struct {
 	net.Listener
-	log *gate.Log
+	log  *gate.Log
+	room *gate.Room
 
 	closed atomic.Bool
-
-	mu   sync.Mutex
-	all  int
-	each map[netip.Addr]int
 }
 
 // limited closes the connections of l for which there is no room.
 func limited(l net.Listener, log *gate.Log) net.Listener {
-	return &limit{Listener: l, log: log, each: make(map[netip.Addr]int)}
+	return &limit{Listener: l, log: log, room: gate.NewRoom(maxConns, maxPerAddr)}
 }
 
 // Accept implements net.Listener.
@@ -138,8 +135,9 @@ func (l *limit) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		from, _ := netip.ParseAddrPort(c.RemoteAddr().String())
-		if l.enter(from.Addr()) {
-			return &limitedConn{Conn: c, limit: l, from: from.Addr()}, nil
+		source := from.Addr().String()
+		if _, _, ok := l.room.Enter(source); ok {
+			return &limitedConn{Conn: c, limit: l, source: source}, nil
 		}
 		l.log.Printf("boot: a connection from %v is closed: there are too many", from)
 		c.Close()
@@ -152,33 +150,13 @@ func (l *limit) Close() error {
 	return l.Listener.Close()
 }
 
-func (l *limit) enter(from netip.Addr) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.all == maxConns || l.each[from] == maxPerAddr {
-		return false
-	}
-	l.all++
-	l.each[from]++
-	return true
-}
-
-func (l *limit) leave(from netip.Addr) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.all--
-	if l.each[from]--; l.each[from] == 0 {
-		delete(l.each, from)
-	}
-}
-
 // limitedConn is a connection that counts until nothing of it is left.
 type limitedConn struct {
 	net.Conn
-	limit *limit
-	from  netip.Addr
-	over  atomic.Bool // the client has ended it, or takes nothing
-	once  sync.Once
+	limit  *limit
+	source string
+	over   atomic.Bool // the client has ended it, or takes nothing
+	once   sync.Once
 }
 
 // Read implements net.Conn.
@@ -219,6 +197,6 @@ func (c *limitedConn) Close() (err error) {
 }
 
 func (c *limitedConn) end() error {
-	defer c.limit.leave(c.from)
+	defer c.limit.room.Leave(c.source)
 	return c.Conn.Close()
 }

@@ -1,7 +1,7 @@
 // Package gate bounds the cost of connections whose peer has not authenticated yet: their number,
 // in all and per address, their time, and the log lines about them.
 //
-// Locks: Gate.mu guards the counts of connections, Log.mu the counts of lines. Neither is held
+// Locks: Room.mu guards the counts of connections, Log.mu the counts of lines. Neither is held
 // while the other one is taken.
 package gate
 
@@ -22,17 +22,53 @@ type Config struct {
 	Log      *Log          // receives refusals
 }
 
-// Gate is where connections wait until they are admitted. It is safe for concurrent use.
-type Gate struct {
-	config Config
+// Room bounds the number of connections, in all and from one address. It is safe for concurrent
+// use.
+type Room struct {
+	most, mostEach int
 
 	mu   sync.Mutex
 	all  int
 	each map[string]int // by address
 }
 
+// NewRoom returns room for so many connections, and for so many of these from one address.
+func NewRoom(most, mostEach int) *Room {
+	return &Room{most: most, mostEach: mostEach, each: make(map[string]int)}
+}
+
+// Enter counts a connection if there is room, and reports that. It also returns the counts before:
+// in all, and from this address.
+func (r *Room) Enter(source string) (all, each int, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all, each = r.all, r.each[source]
+	if all >= r.most || each >= r.mostEach {
+		return all, each, false
+	}
+	r.all++
+	r.each[source]++
+	return all, each, true
+}
+
+// Leave ends what a successful Enter began.
+func (r *Room) Leave(source string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all--
+	if r.each[source]--; r.each[source] == 0 {
+		delete(r.each, source)
+	}
+}
+
+// Gate is where connections wait until they are admitted. It is safe for concurrent use.
+type Gate struct {
+	config Config
+	room   *Room
+}
+
 // New makes a gate.
-func New(c Config) *Gate { return &Gate{config: c, each: make(map[string]int)} }
+func New(c Config) *Gate { return &Gate{config: c, room: NewRoom(c.Most, c.MostEach)} }
 
 // Listener returns a listener for those connections of l that the gate has room for; it closes the
 // others.
@@ -59,18 +95,12 @@ func (l *listener) Accept() (net.Conn, error) {
 // enter admits a connection to the gate. It returns nil if there is no room.
 func (g *Gate) enter(c net.Conn) net.Conn {
 	source := host(c.RemoteAddr())
-	g.mu.Lock()
-	all, each := g.all, g.each[source]
-	if all < g.config.Most && each < g.config.MostEach {
-		g.all++
-		g.each[source]++
-	}
-	g.mu.Unlock()
+	all, each, ok := g.room.Enter(source)
 	switch {
-	case each >= g.config.MostEach:
+	case !ok && each >= g.config.MostEach:
 		g.config.Log.Printf("connection from %s: closed, because %d others from there have not authenticated", source, each)
 		return nil
-	case all >= g.config.Most:
+	case !ok:
 		g.config.Log.Printf("connection from %s: closed, because %d others have not authenticated", source, all)
 		return nil
 	}
@@ -100,12 +130,7 @@ type conn struct {
 func (c *conn) leave() {
 	c.left.Do(func() {
 		c.timer.Stop()
-		c.gate.mu.Lock()
-		defer c.gate.mu.Unlock()
-		c.gate.all--
-		if c.gate.each[c.source]--; c.gate.each[c.source] == 0 {
-			delete(c.gate.each, c.source)
-		}
+		c.gate.room.Leave(c.source)
 	})
 }
 

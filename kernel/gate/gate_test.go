@@ -127,8 +127,8 @@ func TestGate(t *testing.T) {
 		for len(accepted) > 0 {
 			(<-accepted).Close() // like a reader of them
 		}
-		if g.all != 0 || len(g.each) != 0 {
-			t.Errorf("%d wait, %v", g.all, g.each)
+		if g.room.all != 0 || len(g.room.each) != 0 {
+			t.Errorf("%d wait, %v", g.room.all, g.room.each)
 		}
 		call("10.0.0.1:9", true)
 		(<-accepted).Close()
