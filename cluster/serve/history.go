@@ -35,6 +35,16 @@ const (
 // errSlow is why records wait for a history that does not answer.
 var errSlow = fmt.Errorf("it has taken no record for %v", historyWait)
 
+// inTime waits for done, for historyWait at most, and reports whether it came.
+func inTime(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	case <-time.After(historyWait):
+		return false
+	}
+}
+
 // chronicle writes records of ended jobs to the history, several in one go when they come faster. The end of a job waits for its record,
 // but not for a history that fails or does not return: then serve's store keeps the record, also for a later serve, until it is
 // written. A nil chronicle keeps no history.
@@ -97,12 +107,7 @@ func (c *chronicle) close() {
 		return
 	}
 	close(c.closing)
-	late := time.NewTimer(historyWait)
-	defer late.Stop()
-	select {
-	case <-c.done:
-	case <-late.C:
-	}
+	inTime(c.done)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n := c.lacks(); n > 0 {
@@ -155,12 +160,7 @@ func (c *chronicle) enter(r *ledger.Record) *entry {
 func (c *chronicle) write(r *ledger.Record) error {
 	e := c.enter(r)
 	if e != nil && !c.inTrouble() {
-		late := time.NewTimer(historyWait)
-		defer late.Stop()
-		select {
-		case <-e.tried:
-		case <-late.C:
-		}
+		inTime(e.tried)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -255,10 +255,8 @@ func (c *chronicle) rest(pause time.Duration) {
 		}
 		return
 	}
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(pause):
 	case <-c.closing:
 	}
 }

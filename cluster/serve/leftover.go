@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
 
 	"go.etcd.io/bbolt"
 
@@ -28,15 +27,11 @@ func SettleHistory(dir string, h History) (lacking uint64, why error) {
 		s.why = errNoRoom
 	}
 	go s.run()
-	late := time.NewTimer(historyWait)
-	defer late.Stop()
-	select {
-	case <-s.done:
+	if inTime(s.done) {
 		return s.lacking, s.why
-	case <-late.C:
-		close(s.closing)
-		return lost + uint64(len(records)), errSlow
 	}
+	close(s.closing)
+	return lost + uint64(len(records)), errSlow
 }
 
 // settling is a try to write the records that are left. Its result may be read when done is closed.
