@@ -15,6 +15,7 @@ import (
 	"margay/kernel/extension"
 	"margay/kernel/keep"
 	"margay/kernel/message"
+	"margay/kernel/pmi"
 	"margay/kernel/task"
 )
 
@@ -239,7 +240,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 		t.Ranks = append(t.Ranks, task.Rank{
 			Rank:  p.Rank,
 			Cores: cpus,
-			Env:   rankEnv(s, p, len(t.Ranks)),
+			Env:   rankEnv(s, p, len(t.Ranks), t.PMI),
 			Stdin: s.Stdin == StdinAll || s.Stdin == StdinFirst && p.Rank == 0,
 		})
 	}
@@ -264,8 +265,8 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	return t, nil
 }
 
-// rankEnv is what a rank's environment says about its place in the job.
-func rankEnv(s JobSpec, p Place, local int) []string {
+// rankEnv is what a rank's environment says about its place in the job. c is nil without PMI.
+func rankEnv(s JobSpec, p Place, local int, c *pmi.Config) []string {
 	env := []string{
 		fmt.Sprintf("%s=%d", wire.EnvJob, s.Job),
 		fmt.Sprintf("%s=%d", wire.EnvRank, p.Rank),
@@ -275,20 +276,10 @@ func rankEnv(s JobSpec, p Place, local int) []string {
 		fmt.Sprintf("MARGAY_LOCAL_RANK=%d", local),
 		fmt.Sprintf("%s=%d", wire.EnvFD, wire.FD),
 	}
-	if s.PMI {
-		env = append(env, pmiEnv(s, p, local, s.ranksOn(p.Node))...)
+	if c != nil {
+		env = append(env, pmiEnv(s, p, local, len(c.Ranks))...)
 	}
 	return env
-}
-
-// ranksOn returns how many ranks of the job a node has.
-func (s JobSpec) ranksOn(node id.Node) (ranks int) {
-	for _, p := range s.Places {
-		if p.Node == node {
-			ranks++
-		}
-	}
-	return ranks
 }
 
 // claim enters a job in the table if its cores are free, and makes its nodes known to the transport. A core is one job's; up to slot.MaxTasks of its ranks share it.

@@ -40,7 +40,7 @@ func TestMPIJob(t *testing.T) {
 	if got := n.hosts(mpiJob(1)); got != "127.0.0.1 localhost\n127.0.0.1 node0\n" {
 		t.Errorf("%q", got)
 	}
-	if got := rankEnv(mpiJob(3), Place{Rank: 5, Node: 0}, 1); !slices.Contains(got, "PMI_RANK=5") || !slices.Contains(got, "MPI_LOCALRANKID=1") || !slices.Contains(got, "MPI_LOCALNRANKS=2") {
+	if got := rankEnv(mpiJob(3), Place{Rank: 5, Node: 0}, 1, c); !slices.Contains(got, "PMI_RANK=5") || !slices.Contains(got, "MPI_LOCALRANKID=1") || !slices.Contains(got, "MPI_LOCALNRANKS=2") {
 		t.Errorf("%q", got)
 	}
 	if got := mpiJob(2).withMPI([]string{"A=1", "UCX_TLS=sm"}); !slices.Contains(got, "UCX_TLS=sm") || slices.Contains(got, "UCX_TLS=tcp,posix,self") || !slices.Contains(got, "UCX_NET_DEVICES=eth0") {
