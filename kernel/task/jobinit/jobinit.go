@@ -51,7 +51,7 @@ const (
 
 type initProcess struct {
 	conn    *link.Conn
-	stage   stage
+	stage   error    // why the stage could not be set, or nil
 	group   *os.File // control group for the ranks, or nil
 	strings []byte   // of the job's Exec, until its specification comes
 	spec    task.Spec
@@ -98,7 +98,7 @@ func Main(words ...string) error {
 	if slices.Contains(words, task.WithGroup) {
 		in.group = os.NewFile(GroupFD, "group")
 	}
-	in.stage.err = in.stage.set()
+	in.stage = setStage()
 	if slices.Contains(words, task.Ahead) {
 		switch err := in.awaitJob(); {
 		case errors.Is(err, io.EOF):
@@ -208,8 +208,8 @@ func (in *initProcess) create(m link.Message) error {
 	if err := unix.Sethostname([]byte(in.spec.Hostname)); err != nil {
 		return failure("set host name", err)
 	}
-	if in.stage.err != nil {
-		return in.stage.err
+	if in.stage != nil {
+		return in.stage
 	}
 	if err := makeRoot(in.spec); err != nil {
 		return err
@@ -270,7 +270,7 @@ func (in *initProcess) unpackEnd() error {
 }
 
 func (in *initProcess) start() error {
-	if err := in.stage.enter(in.spec); err != nil {
+	if err := enterStage(in.spec); err != nil {
 		return err
 	}
 	if err := in.spawn(); err != nil {

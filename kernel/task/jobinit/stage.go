@@ -13,11 +13,6 @@ import (
 	"margay/kernel/task"
 )
 
-// stage is the part of a job's surroundings that all jobs have in common, prepared before the job
-// is known: the loopback device, an empty RAM disk at mountPoint, and /dev and /proc. Until the
-// archive is unpacked, these two are mounted over the node's.
-type stage struct{ err error } // why it could not be set
-
 // devices are the device files a job sees.
 var devices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 
@@ -25,8 +20,10 @@ var devices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 // namespaces.
 var hidden = []string{"locks", "key-users"}
 
-// set prepares the stage.
-func (*stage) set() error {
+// setStage prepares the part of a job's surroundings that all jobs have in common, before the job
+// is known: the loopback device, an empty RAM disk at mountPoint, and /dev and /proc. Until the
+// archive is unpacked, these two are mounted over the node's.
+func setStage() error {
 	if err := loopbackUp(); err != nil {
 		return err
 	}
@@ -94,9 +91,9 @@ func setProc() error {
 	return nil
 }
 
-// enter mounts the stage over the job's RAM disk, and makes the RAM disk the root of this process
-// and of all that it will start.
-func (*stage) enter(s task.Spec) error {
+// enterStage mounts the stage over the job's RAM disk, and makes the RAM disk the root of this
+// process and of all that it will start.
+func enterStage(s task.Spec) error {
 	for _, dir := range []string{"/dev", "/proc"} {
 		if err := move(dir, mountPoint+dir); err != nil {
 			return err
@@ -139,8 +136,8 @@ func loopbackUp() error {
 // the node kernel, even if it is stopped and does not see the end of the link. After it, the link
 // alone decides: the node kernel leaves that with PID 1.
 func (in *initProcess) awaitJob() error {
-	if in.stage.err != nil {
-		return in.stage.err
+	if in.stage != nil {
+		return in.stage
 	}
 	runtime.LockOSThread() // Linux keeps the signal for each thread
 	defer runtime.UnlockOSThread()
