@@ -95,6 +95,7 @@ const (
 	Code_CODE_FAILED         Code = 9  // anything else
 	Code_CODE_KILLED         Code = 11 // the user has had the job ended
 	Code_CODE_RESTARTED      Code = 10 // serve was started again, or a node was lost and found, at a bad moment: the request can be made anew
+	Code_CODE_LAUNCH_LOST    Code = 14 // a node was lost while the job was being launched: none of its ranks has run
 	Code_CODE_TIME_LIMIT     Code = 13 // the job has run for as long as it may
 	Code_CODE_DOWN           Code = 12 // the machine has ended, or is about to: asking again is no use
 )
@@ -114,6 +115,7 @@ var (
 		9:  "CODE_FAILED",
 		11: "CODE_KILLED",
 		10: "CODE_RESTARTED",
+		14: "CODE_LAUNCH_LOST",
 		13: "CODE_TIME_LIMIT",
 		12: "CODE_DOWN",
 	}
@@ -130,6 +132,7 @@ var (
 		"CODE_FAILED":         9,
 		"CODE_KILLED":         11,
 		"CODE_RESTARTED":      10,
+		"CODE_LAUNCH_LOST":    14,
 		"CODE_TIME_LIMIT":     13,
 		"CODE_DOWN":           12,
 	}
@@ -8575,7 +8578,7 @@ const file_control_proto_rawDesc = "" +
 	"\fROLE_UNKNOWN\x10\x00\x12\r\n" +
 	"\tROLE_NODE\x10\x01\x12\x0f\n" +
 	"\vROLE_CLIENT\x10\x02\x12\x0f\n" +
-	"\vROLE_HOLDER\x10\x03*\x91\x02\n" +
+	"\vROLE_HOLDER\x10\x03*\xa7\x02\n" +
 	"\x04Code\x12\x10\n" +
 	"\fCODE_UNKNOWN\x10\x00\x12\x10\n" +
 	"\fCODE_VERSION\x10\x01\x12\x10\n" +
@@ -8589,7 +8592,8 @@ const file_control_proto_rawDesc = "" +
 	"\vCODE_FAILED\x10\t\x12\x0f\n" +
 	"\vCODE_KILLED\x10\v\x12\x12\n" +
 	"\x0eCODE_RESTARTED\x10\n" +
-	"\x12\x13\n" +
+	"\x12\x14\n" +
+	"\x10CODE_LAUNCH_LOST\x10\x0e\x12\x13\n" +
 	"\x0fCODE_TIME_LIMIT\x10\r\x12\r\n" +
 	"\tCODE_DOWN\x10\f*\\\n" +
 	"\bJobPhase\x12\x0f\n" +

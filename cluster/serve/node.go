@@ -561,11 +561,16 @@ func (s *Server) dead(n *node, reason, remedy string) {
 	s.lose(n)
 }
 
-// lose ends the jobs that a node had. The caller holds Server.mu.
+// lose ends the jobs that a node had. Of one that is being launched no rank has run, so it can be launched again. The caller holds
+// Server.mu.
 func (s *Server) lose(n *node) {
 	for _, j := range s.jobs {
 		if j.on(n.number) && !j.records.Complete(n.number) {
-			s.fail(j, control.Failf(control.Code_CODE_NODE_LOST, "%s", n.why()).At(n.number))
+			code := control.Code_CODE_NODE_LOST
+			if j.phase == control.JobPhase_JOB_PREPARED {
+				code = control.Code_CODE_LAUNCH_LOST
+			}
+			s.fail(j, control.Failf(code, "%s", n.why()).At(n.number))
 		}
 	}
 }

@@ -143,6 +143,34 @@ func TestKilledWhileFilesAreCopied(t *testing.T) {
 	m.usable()
 }
 
+// A launch that loses a node goes on without it, and says so; without a retry the job fails.
+func TestNodeLostAtLaunch(t *testing.T) {
+	ownMachine(t, "own")
+	m := up(t, "hosted", 3, 1)
+	large := filepath.Join(t.TempDir(), "large")
+	for i, flag := range []string{"--no-retry", "--label"} {
+		content := make([]byte, 96<<20) // which does not become smaller, and which no node has
+		rand.NewChaCha8([32]byte{byte(i)}).Read(content)
+		if err := os.WriteFile(large, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		m.awaitUp()
+		c := m.start("run", "-n", "2", flag, "--with", large, probe(), "hello")
+		ps := func() string { return m.margay("ps").stdout }
+		eventually(t, "job that starts", func() bool { return strings.Contains(ps(), "starting") }, ps)
+		kill(t, pids(t, m.file("nodes", "node1.json"))[0])
+		switch r := c.wait(); {
+		case flag == "--no-retry":
+			if r.code != 125 || !strings.Contains(r.stderr, "node1: its PID 1 ended") || r.stdout != "" {
+				t.Errorf("with --no-retry: %v", r)
+			}
+		case r.code != 0 || strings.Count(r.stdout, "\n") != 2 || !strings.Contains(r.stderr, "node1: its PID 1 ended") || !strings.Contains(r.stderr, "starting it again"):
+			t.Error(r)
+		}
+	}
+	m.usable()
+}
+
 func TestServeKilledAndDetachedJob(t *testing.T) {
 	m := use(t, "hosted")
 	job := strings.TrimSpace(m.run(0, "--detach", "-n", "4", probe(), "count", "40", "30").stdout)
