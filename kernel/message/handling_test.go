@@ -123,7 +123,7 @@ func TestAllReduceByExtension(t *testing.T) {
 				for _, rank := range random.Perm(len(apps)) {
 					v := [2]uint64{random.Uint64N(1000), random.Uint64()}
 					want[call] = [2]uint64{want[call][0] + v[0], want[call][1] + v[1]}
-					apps[rank].sendTo(rank, 40, [2]uint64{uint64(call), 0}, values(v[:]...))
+					apps[rank].sendTo(rank, 40, [2]uint64{uint64(call), allreduce.Sum}, values(v[:]...))
 				}
 			}
 			for call := range calls + ahead {
@@ -135,7 +135,7 @@ func TestAllReduceByExtension(t *testing.T) {
 				}
 				for rank, a := range apps {
 					r, ok := a.next(20 * time.Second)
-					if !ok || r.Handler != 42 || r.Node&wire.NodeExtension == 0 || r.Args[0] >= calls || r.Args[1] != 0 {
+					if !ok || r.Handler != 42 || r.Node&wire.NodeExtension == 0 || r.Args[0] >= calls || r.Args[1] != allreduce.Sum {
 						t.Fatalf("rank %d: %v, it came as %+v", rank, ok, r)
 					}
 					if n := r.Args[0]; got[rank][n] || string(r.Payload) != string(values(want[n][:]...)) {
@@ -163,12 +163,12 @@ func TestAllReduceDisagrees(t *testing.T) {
 	for call, c := range [][2]struct {
 		operation uint64
 		values    []byte
-	}{{{0, values(1)}, {1, values(1)}}, {{0, values(1)}, {0, values(1, 2)}}, {{0, values(1)}, {0, nil}}} {
+	}{{{1, values(1)}, {2, values(1)}}, {{1, values(1)}, {1, values(1, 2)}}, {{1, values(1)}, {1, nil}}} {
 		for rank, a := range apps {
 			a.sendTo(rank, 40, [2]uint64{uint64(call), c[rank].operation}, c[rank].values)
 		}
 		for _, a := range apps {
-			if r := j.take(a, 0, 42); r.Args[1]>>32 != 1 {
+			if r := j.take(a, 0, 42); r.Args[1]&allreduce.Failed == 0 {
 				t.Errorf("call %d: %v", call, r.Args)
 			}
 		}

@@ -10,7 +10,7 @@ const volatile __u32 handler = 0; /* of contributions; what goes up has the next
 #define CALLS 16  /* that a rank may have started and not finished */
 #define VALUES 32 /* of a contribution, at most */
 
-enum { SUM, MIN, MAX, AND, OR, XOR, OPERATIONS }; /* unsigned */
+enum { SUM = 1, MIN, MAX, AND, OR, XOR }; /* as in margay.h; of unsigned numbers */
 
 /* A call at this node. The first argument of a message is its number, the second its operation. */
 struct call {
@@ -92,7 +92,7 @@ static inline_always int part(struct margay_message *m)
 	__u32 at = m->args[0] % CALLS, operation = (__u32)m->args[1];
 	struct call *c = map_lookup(&calls, &at);
 
-	if (!c || m->length % 8 || m->length > 8 * VALUES || operation >= OPERATIONS || tree_find(&t, m, 0) != 0)
+	if (!c || m->length % 8 || m->length > 8 * VALUES || operation < SUM || operation > XOR || tree_find(&t, m, 0) != 0)
 		return failure();
 	if (c->parts != 0 && c->number != m->args[0])
 		return failure();

@@ -7,3 +7,16 @@ import _ "embed"
 //
 //go:embed get.o
 var Object []byte
+
+// The extension's constants: the handler of requests, whose answers have the next one, and the bytes of
+// its memory.
+const (
+	Handler = "handler"
+	Size    = "size"
+)
+
+// Memory is the map that is read, in entries of Block bytes.
+const (
+	Memory = "memory"
+	Block  = 1024
+)
