@@ -29,11 +29,16 @@ type handling struct {
 // send for it.
 func (h *handling) ask(m *frame.Message) slot.Verdict {
 	j := h.job
-	j.fill(m)
-	h.message, h.sent, h.kept, h.change = m, h.sent[:0], 0, -1
+	h.begin(m)
 	v := j.config.Set.Message(&j.receiver.burst, j.receiver.event.Region(true), h)
-	h.share()
+	h.share(v == slot.Forward)
 	return v
+}
+
+// begin puts a message into the context.
+func (h *handling) begin(m *frame.Message) {
+	h.message, h.sent, h.kept, h.change = m, h.sent[:0], 0, -1
+	h.job.fill(m)
 }
 
 // Allow returns an error if an extension must not give that verdict about the message.
@@ -79,7 +84,11 @@ func (h *handling) Send(to slot.Send, payload []byte) error {
 	if to.Handler >= wire.MaxHandlers {
 		return unix.EINVAL
 	}
-	return h.send(frame.Message{Target: id.Rank(to.Rank), Handler: uint16(to.Handler), Args: to.Args}, payload)
+	m := frame.Message{Target: id.Rank(to.Rank), Handler: uint16(to.Handler), Args: to.Args}
+	if to.Last != 0 {
+		m.Used = slot.MaxCaused
+	}
+	return h.send(m, payload)
 }
 
 // Reply sends a message to the source of the handled one.
@@ -94,7 +103,7 @@ func (h *handling) Put(to slot.Put, data []byte) error {
 		return unix.EINVAL
 	}
 	q := wire.Remote{Kind: wire.RemotePut, Window: uint8(to.Window), Length: uint16(len(data)), Offset: to.Offset}
-	return h.send(frame.Message{Target: id.Rank(to.Rank), Handler: wire.HandlerRemote, Args: q.Args()}, data)
+	return h.send(frame.Message{Target: id.Rank(to.Rank), Handler: wire.HandlerRemote, Args: q.Args(), Used: slot.MaxCaused}, data)
 }
 
 // send sends a message from the rank that the handled message has come to.
@@ -133,16 +142,27 @@ func (h *handling) Room(rank uint32) (int, error) {
 // left returns how many messages the handled one may cause.
 func (h *handling) left() int { return slot.MaxCaused - int(h.message.Used) }
 
-// share gives each message that was sent an equal part of what the handled one may still cause, and
-// the handled one too, which may be forwarded.
-func (h *handling) share() {
-	n := len(h.sent)
-	if n == 0 {
+// share gives each message that was sent, except the last ones, an equal part of what the handled one
+// may still cause, and the handled one too, if it is forwarded.
+func (h *handling) share(forwarded bool) {
+	among := 0
+	for i := range h.sent {
+		if h.sent[i].Used == 0 {
+			among++
+		}
+	}
+	if forwarded {
+		among++
+	}
+	if among == 0 {
 		return
 	}
-	h.message.Used = uint16(slot.MaxCaused - (h.left()-n)/(n+1))
+	used := uint16(slot.MaxCaused - (h.left()-len(h.sent))/among)
 	for i := range h.sent {
-		h.sent[i].Used = h.message.Used
+		h.sent[i].Used = max(h.sent[i].Used, used)
+	}
+	if forwarded {
+		h.message.Used = used
 	}
 }
 

@@ -2,6 +2,7 @@ package message
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -17,9 +18,11 @@ import (
 	"margay/ext/message/get"
 	"margay/ext/message/put"
 	"margay/internal/check"
+	"margay/kernel/abi/frame"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
+	"margay/kernel/flow"
 )
 
 // equip inserts an object on all nodes.
@@ -297,25 +300,225 @@ func TestEndlessAnswers(t *testing.T) {
 	j.noFault()
 }
 
-// However many answers extensions send for a message, and for those, there is a last one.
-func TestManyAnswers(t *testing.T) {
-	j := open(t, 2, 1)
-	j.equip(echo.Object, extension.Setting{Name: "answer", Value: 0}, extension.Setting{Name: "copies", Value: 100})
-	apps := j.joinAll()
-	apps[0].sendTo(1, 0, [2]uint64{}, nil)
-	var runs uint64
-	check.Await(t, "the end of the answers", func() bool {
-		before := runs
-		runs = 0
-		for _, n := range j.nodes {
-			runs += n.manager.List()[0].Stats.Runs
+// However many messages are sent for a message, and for those, there are at most slot.MaxCaused.
+func TestShare(t *testing.T) {
+	random := rand.New(rand.NewPCG(check.Seed(t), 1))
+	for range 300 {
+		total, most := 0, 1+random.IntN(slot.MaxSends)
+		waits := []frame.Message{{}}
+		for len(waits) > 0 {
+			h := handling{message: &waits[len(waits)-1]}
+			if h.message.Hops == slot.MaxHops || h.left() == 0 {
+				waits = waits[:len(waits)-1]
+				continue
+			}
+			for range random.IntN(min(most, h.left()) + 1) {
+				m := frame.Message{Hops: h.message.Hops + 1}
+				if random.IntN(4) == 0 {
+					m.Used = slot.MaxCaused // a last one
+				}
+				h.sent = append(h.sent, m)
+			}
+			total += len(h.sent)
+			forwarded := random.IntN(8) == 0
+			h.share(forwarded)
+			next := *h.message
+			waits = append(waits[:len(waits)-1], h.sent...)
+			if next.Hops++; forwarded {
+				waits = append(waits, next)
+			}
 		}
-		time.Sleep(50 * time.Millisecond)
-		j.nothingHeld()
-		return runs > 0 && runs == before
-	})
-	if runs < 1000 || runs > 1+slot.MaxCaused {
-		t.Errorf("one message has caused %d", runs-1)
+		if total > slot.MaxCaused {
+			t.Fatalf("%d messages, %d at once, were sent for one", total, most)
+		}
 	}
+}
+
+// A barrier is complete only when the answers to messages from before it have come.
+func TestBarrierAwaitsAnswers(t *testing.T) {
+	for _, perNode := range []int{1, 2} {
+		t.Run(fmt.Sprint(perNode, " a node"), func(t *testing.T) {
+			j := open(t, 3, perNode)
+			j.equip(echo.Object)
+			apps := j.joinAll()
+			way := j.net.hold(1, 0)
+			apps[0].sendTo(perNode, 0, [2]uint64{42}, nil)
+			for _, a := range apps {
+				a.enter()
+			}
+			<-way.waits
+			j.holdsBarrier(apps, way)
+			if r, ok := apps[0].next(0); !ok || r.Args[0] != 42 || r.Handler != 1 {
+				t.Errorf("rank 0 is out of the barrier with message %+v, %v", r, ok)
+			}
+			j.nothingHeld()
+			j.noFault()
+		})
+	}
+}
+
+// A rank that does not read its answers makes the extension lose them, and learn that, and holds up no other rank.
+func TestAnswersToDeaf(t *testing.T) {
+	j := open(t, 2, 2)
+	j.equip(echo.Object, extension.Setting{Name: "copies", Value: 8})
+	apps := j.joinAll()
+	const deaf, target, n = 0, 2, 2000
+	for i := range uint64(n) {
+		apps[deaf].sendTo(target, 0, [2]uint64{i}, make([]byte, 100))
+	}
+	var refused uint64
+	check.Await(t, "an answer that is refused", func() bool { n, _ := j.refusals(1); return n > 0 })
+	job := j.nodes[1].job
+	job.mu.Lock()
+	held := job.flow.Held(target)
+	job.mu.Unlock()
+	if held > flow.Window {
+		t.Errorf("%d bytes of rank 0 are held", held)
+	}
+	for i := range uint64(50) { // the others are answered
+		apps[1].sendTo(target, 0, [2]uint64{i}, nil)
+		for range 8 {
+			j.take(apps[1], target, 1)
+		}
+	}
+	came := uint64(0)
+	check.Await(t, "all answers", func() bool {
+		for {
+			if _, ok := apps[deaf].next(0); !ok {
+				break
+			}
+			came++
+		}
+		var err unix.Errno
+		refused, err = j.refusals(1)
+		if refused > 0 && err != unix.EAGAIN {
+			t.Fatalf("refused by %v", err)
+		}
+		return came+refused == 8*n
+	})
+	j.nothingHeld()
 	j.noFault()
+}
+
+// An extension puts into windows of ranks of its node and of others, and wakes nobody; a put outside ends the job.
+func TestPutByExtension(t *testing.T) {
+	j := open(t, 3, 1)
+	j.equip(put.Object, extension.Setting{Name: "window", Value: 3})
+	apps := j.joinAll()
+	for _, owner := range []int{0, 1, 2} {
+		memory := apps[owner].window(3, owner, 4096)
+		apps[0].sendTo(1, 0, [2]uint64{4090, put.Other | uint64(owner)}, []byte("inside"))
+		check.Await(t, fmt.Sprint("the put into the window of rank ", owner), func() bool { return string(memory[4090:]) == "inside" })
+		if apps[owner].receive.Ready() {
+			t.Errorf("rank %d has a message", owner)
+		}
+	}
+	j.nothingHeld()
+	j.noFault()
+	apps[0].sendTo(1, 0, [2]uint64{4091, put.Other | 2}, []byte("beyond"))
+	j.fault("an extension on node1 has put 6 bytes at offset 4091 into window 3 of rank 2, which does not have them")
+}
+
+// A node kernel that is killed with answers under way ends the job.
+func TestAnswerAndRestart(t *testing.T) {
+	j := open(t, 2, 1)
+	j.equip(echo.Object, extension.Setting{Name: "copies", Value: 3})
+	apps := j.joinAll()
+	way := j.net.hold(1, 0)
+	apps[0].sendTo(1, 0, [2]uint64{}, nil)
+	<-way.waits
+	j.restart(1)
+	close(way.release)
+	j.fault("messages in forwarding (3) were lost when the node kernel of node1 was started again")
+}
+
+// An answer to a rank that has ended ends the job.
+func TestAnswerToEnded(t *testing.T) {
+	j := open(t, 2, 1)
+	j.equip(echo.Object)
+	apps := j.joinAll()
+	way := j.net.hold(1, 0)
+	apps[0].sendTo(1, 0, [2]uint64{}, nil)
+	<-way.waits
+	j.nodes[0].job.Ended(0)
+	check.Await(t, "end", func() bool { return j.nodes[0].job.local[0].endpoint.Left() })
+	close(way.release)
+	j.fault("an extension on node1, for a message to rank 1, has sent a message to rank 0 on node0, which has ended")
+}
+
+// What an extension asks for is checked, and forgotten when its run has failed.
+func TestHandling(t *testing.T) {
+	j := open(t, 2, 2)
+	h := &j.nodes[0].job.receiver.handled
+	m := frame.Message{Source: 3, Target: 0, Handler: 7, Hops: slot.MaxHops - 1, Used: slot.MaxCaused - 5, Args: [2]uint64{1, 2}, Payload: []byte("payload")}
+	h.begin(&m)
+	for name, c := range map[string]struct{ got, want error }{
+		"no such rank":    {h.Send(slot.Send{Rank: 4}, nil), unix.EINVAL},
+		"a far rank":      {h.Send(slot.Send{Rank: 1<<32 - 1}, nil), unix.EINVAL},
+		"a library's":     {h.Send(slot.Send{Handler: wire.MaxHandlers}, nil), unix.EINVAL},
+		"a reply to it":   {h.Reply(slot.Send{Rank: 9, Handler: 1<<32 - 1}, nil), unix.EINVAL},
+		"no such window":  {h.Put(slot.Put{Window: wire.MaxWindows}, []byte("x")), unix.EINVAL},
+		"nothing to put":  {h.Put(slot.Put{}, nil), unix.EINVAL},
+		"a longer one":    {h.Change(8), unix.EMSGSIZE},
+		"a very long one": {h.Change(1<<64 - 1), unix.EMSGSIZE},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: %v, want %v", name, c.got, c.want)
+		}
+	}
+	if n, err := h.Room(1); n != 5 || err != nil || len(h.sent) != 0 {
+		t.Fatalf("room for %d, %v; sent %+v", n, err, h.sent)
+	}
+	if err := h.Reply(slot.Send{Rank: 9, Handler: 8}, []byte("first")); err != nil {
+		t.Fatal(err)
+	}
+	h.Keep()
+	if err := h.Send(slot.Send{Rank: 1, Handler: 8}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Change(3); err != nil {
+		t.Fatal(err)
+	}
+	context := j.nodes[0].job.receiver.event.Bytes()
+	clear(context)
+	h.Discard()
+	if context[16] != 7 || string(context[40:47]) != "payload" {
+		t.Error("the next extension sees what one that has failed has written")
+	}
+	for i := range 4 {
+		if err := h.Send(slot.Send{Rank: 1, Handler: 8}, nil); err != nil {
+			t.Fatalf("message %d: %v", i, err)
+		}
+	}
+	if err := h.Send(slot.Send{Rank: 1}, nil); err != unix.EDQUOT {
+		t.Errorf("more than it may cause: %v", err)
+	}
+	copy(context[40:], "PAY")
+	if err := h.Change(3); err != nil {
+		t.Fatal(err)
+	}
+	h.Keep()
+	h.share(false)
+	if len(h.sent) != 5 || h.sent[0].Target != 3 || string(h.sent[0].Payload) != "first" || string(m.Payload) != "PAY" {
+		t.Fatalf("sent %+v, left %+v", h.sent, m)
+	}
+	for _, s := range h.sent {
+		if s.Source != 0 || !s.Extension || s.Hops != slot.MaxHops || s.Used != slot.MaxCaused {
+			t.Errorf("%+v", s)
+		}
+	}
+	h.begin(&h.sent[0])
+	if _, err := h.Room(0); err != unix.ELOOP || h.Send(slot.Send{}, nil) != unix.ELOOP || !h.ByExtension() {
+		t.Errorf("of one that was forwarded as often as can be: %v", err)
+	}
+}
+
+// A node that sends what no extension can send is named.
+func TestHostilePut(t *testing.T) {
+	j := open(t, 2, 1)
+	q := wire.Remote{Kind: wire.RemoteGet, Length: 8}
+	b := frame.New(frame.Messages, j.config.Job, Key(j.config.Secret), 0)
+	b = frame.AppendMessage(b, &frame.Message{Source: 1, Hops: 1, Extension: true, Handler: wire.HandlerRemote, Args: q.Args()})
+	j.nodes[0].engine.Frame(1, b)
+	j.fault("an extension on node1 has sent rank 0 a message", "makes no sense")
 }

@@ -83,8 +83,9 @@ struct margay_message {
  * a call returns 0, or
  *
  *	-EAGAIN   too many messages to that rank wait for credits on this node
- *	-EDQUOT   MARGAY_MAX_SENDS were sent for this message, or all MARGAY_MAX_CAUSED messages that
- *	          the message of a rank may cause
+ *	-EDQUOT   MARGAY_MAX_SENDS were sent for this message, or all that it may cause: the message of
+ *	          a rank may cause MARGAY_MAX_CAUSED, and those that are sent for it, but for the last
+ *	          ones, share what is left
  *	-ELOOP    the handled message has been forwarded MARGAY_MAX_HOPS times
  *	-EMSGSIZE the payload has more than MARGAY_MESSAGE_MAX bytes
  *	-EINVAL   no such rank, handler or window, or the size of the structure is wrong
@@ -106,6 +107,7 @@ struct margay_send {
 	__u32 rank; /* ignored in a reply */
 	__u32 handler;
 	__u64 args[2];
+	__u64 last; /* not 0: no extension sends a message for this one */
 };
 
 /* message_send sends a message to a rank of the job, and message_reply to the rank that the system

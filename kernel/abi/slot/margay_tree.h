@@ -84,7 +84,8 @@ static inline_always long tree_down(const struct tree *t, const struct margay_me
 	for (__u32 i = 0; i < MARGAY_MAX_SENDS; i++) {
 		if (job_rank(r.next, &r, sizeof r) != 0 || r.next == MARGAY_NO_RANK)
 			break;
-		long failed = send(r.next, m->handler, m->args[0], m->args[1], m->data, m->length);
+		struct margay_send to = {.rank = r.next, .handler = m->handler, .args = {m->args[0], m->args[1]}, .last = 1};
+		long failed = message_send(&to, sizeof to, m->data, m->length);
 
 		if (failed)
 			err = failed;

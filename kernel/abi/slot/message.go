@@ -30,7 +30,7 @@ const (
 
 	// MaxCaused is how many messages a message of a rank causes at most, on all nodes: those that
 	// were sent for it, those that were sent for these, and so on. What one message may still cause
-	// is shared evenly among those that were sent for it.
+	// is shared evenly among those that were sent for it, except those that are the last.
 	MaxCaused = 1<<15 - 1
 
 	// SendFuel is what a message costs that an extension sends, in instructions, besides one for
@@ -43,6 +43,7 @@ type Send struct {
 	Rank    uint32 // ignored in a reply
 	Handler uint32
 	Args    [2]uint64
+	Last    uint64 // not 0: nothing is sent for this message
 }
 
 // Put says where the data of a put go that an extension starts: struct margay_put.

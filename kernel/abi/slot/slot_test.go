@@ -23,7 +23,7 @@ func TestContextsAgree(t *testing.T) {
 		size         int
 	}{
 		{"message/accumulate", "margay_message", reflect.TypeFor[MessageContext](), MessageSize},
-		{"message/allreduce", "margay_send", reflect.TypeFor[Send](), 24},
+		{"message/allreduce", "margay_send", reflect.TypeFor[Send](), 32},
 		{"message/put", "margay_put", reflect.TypeFor[Put](), 16},
 		{"message/allreduce", "margay_job_rank", reflect.TypeFor[JobRank](), 16},
 		{"message/allreduce", "margay_job_node", reflect.TypeFor[JobNode](), 16},
