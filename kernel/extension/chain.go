@@ -82,7 +82,8 @@ type Burst struct {
 
 // Message runs the extensions for a message, whose context is a slot.MessageContext, and returns
 // the first verdict that is not the default. A verdict that h does not allow is a fault; a nil h
-// allows all, and then no service is about the message. Messages that arrive together share a burst.
+// allows all, and then no service is about the message. Messages that arrive together share a
+// burst.
 func (s *Set) Message(burst *Burst, context memory.Region, h Handling) slot.Verdict {
 	event := nimble.Event{Context: context}
 	burst.run.handling = h

@@ -223,7 +223,7 @@ type Extension struct {
 	maps   []string         // names of its maps
 	lent   []*memory.Memory // adopted memory of its maps, closed at its release
 	own    int64            // bytes of its maps that are not regions
-	alone  run              // of it, for an event that is no message
+	alone  run              // of it, for other events than messages
 	faults atomic.Uint64    // including answers that are not verdicts
 	drops  atomic.Uint64
 

@@ -10,8 +10,8 @@ import (
 	"margay/nimble/service"
 )
 
-// Handling is a message that extensions handle, as the services of the message slot see it. What runs
-// ask for is done when they have ended without a fault. The errors of its methods are of type
+// Handling is a message that extensions handle, as the services of the message slot see it. What
+// runs ask for is done when they have ended without a fault. The errors of its methods are of type
 // unix.Errno.
 type Handling interface {
 	// Allow returns an error if an extension must not give that verdict.
@@ -51,8 +51,8 @@ type run struct {
 // errFuel ends a run that has no fuel for what it sends.
 var errFuel = errors.New("no fuel is left for sending a message")
 
-// handlingService makes a service from a method of Handling. Its result is what f returns, or an error code: ENOTSUP
-// if there is no message.
+// handlingService makes a service from a method of Handling. Its result is what f returns, or an
+// error code: ENOTSUP if there is no message.
 func handlingService(name string, f func(*service.Call, Handling) (uint64, error), args ...service.Kind) service.Service {
 	return service.Service{Name: name, Args: args, Func: func(c *service.Call) (uint64, error) {
 		h := c.Data.(*run).handling
@@ -87,7 +87,8 @@ var handlingServices = []service.Service{
 	handlingService("job_node", describes(Handling.Node), service.Scalar, service.Writable, service.Length),
 }
 
-// sends makes a service of a method that sends something: its first two arguments are a T, the others the payload.
+// sends makes a service of a method that sends something: its first two arguments are a T, the
+// others the payload.
 func sends[T any](send func(Handling, T, []byte) error) func(*service.Call, Handling) (uint64, error) {
 	return func(c *service.Call, h Handling) (uint64, error) {
 		var to T
@@ -111,7 +112,8 @@ func sends[T any](send func(Handling, T, []byte) error) func(*service.Call, Hand
 	}
 }
 
-// describes makes a service of a method that describes a part of the job in memory of the extension.
+// describes makes a service of a method that describes a part of the job in memory of the
+// extension.
 func describes[T any](describe func(Handling, uint32) (T, error)) func(*service.Call, Handling) (uint64, error) {
 	return func(c *service.Call, h Handling) (uint64, error) {
 		t, err := describe(h, uint32(c.Args[0]))

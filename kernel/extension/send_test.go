@@ -15,7 +15,7 @@ import (
 	"margay/nimble/service"
 )
 
-// notes is a Handling that notes what is asked of it, and answers with an error if err is set.
+// notes is a Handling that notes its calls, and fails if err is set.
 type notes struct {
 	asked []string
 	err   error
@@ -49,7 +49,8 @@ func (p pieces) View(addr, length uint64, _ bool) ([]byte, bool) {
 	return p[addr][:length], length <= uint64(len(p[addr]))
 }
 
-// Each service checks its arguments, asks for what it stands for, charges for what it sends, and passes an error code on.
+// Each service checks its arguments, asks for what it stands for, charges for what it sends, and
+// passes an error code on.
 func TestSendingServices(t *testing.T) {
 	m := newManager(t)
 	x := insert(t, open(t, m, 7), deliver)
@@ -119,7 +120,8 @@ func TestSendingServices(t *testing.T) {
 	}
 }
 
-// What runs of a chain ask for is kept if they end well and may answer what they do, else discarded.
+// What runs of a chain ask for is kept if they end well and may answer what they do, else
+// discarded.
 func TestKeptAndDiscarded(t *testing.T) {
 	for name, c := range map[string]struct {
 		chain   []extensiontest.Program

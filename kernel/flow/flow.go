@@ -23,9 +23,9 @@
 // and a sender, return in the order in which their messages were handled: a total then stands for
 // certain messages. So a forwarded message delays the credits behind it.
 //
-// Messages that this node sends because of one that has arrived (Cause) are forwarded messages, too:
-// the credit of the one that caused them does not return before they are taken. What waits for credits
-// is bounded: see Room.
+// Messages that this node sends because of one that has arrived (Cause) are forwarded messages,
+// too: the credit of the one that caused them does not return before they are taken. What waits for
+// credits is bounded: see Room.
 //
 // # Quiescence
 //

@@ -33,7 +33,8 @@ type Forward struct {
 	held    *held
 }
 
-// From returns the rank that forwards the message, or for which it is sent.
+// From returns the rank that forwards the message. One that an extension sends is forwarded by the
+// rank that the message came to that caused it.
 func (f *Forward) From() id.Rank { return f.held.Channel.Rank() }
 
 // onward is a forwarded message that was sent. It is taken once that many bytes of its channel are.
@@ -49,8 +50,8 @@ func (f *Flow) Forward(o Origin, m frame.Message) {
 }
 
 // Cause notes that this node sends messages because of an admitted one, which must be taken or
-// forwarded after that. Each has one hop more than the admitted one. The payloads are the Flow's until
-// the messages are sent (Next).
+// forwarded after that. Each has one hop more than the admitted one. The payloads are the Flow's
+// until the messages are sent (Next).
 func (f *Flow) Cause(o Origin, messages []frame.Message) {
 	o.Cost = 0
 	f.hold(&held{Origin: o}, messages...)
@@ -74,8 +75,8 @@ func (f *Flow) hold(h *held, messages ...frame.Message) {
 	}
 }
 
-// Room reports whether an extension may send into a channel: less than the channel's window waits there
-// for credits, and less than MaxQueued in all channels.
+// Room reports whether an extension may send into a channel: less than the channel's window waits
+// there for credits, and less than MaxQueued in all channels.
 func (f *Flow) Room(c Channel) bool {
 	q := f.queues[c]
 	return f.queued < MaxQueued && (q == nil || q.bytes < c.Window())

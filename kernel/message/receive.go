@@ -237,7 +237,7 @@ func (j *Job) forward(o flow.Origin, m frame.Message, target id.Rank) {
 	j.passOnSoon()
 }
 
-// passOnSoon makes passOn look at what is queued. The caller holds Job.mu.
+// passOnSoon wakes passOn, and starts it first if need be. The caller holds Job.mu.
 func (j *Job) passOnSoon() {
 	if !j.forwarding {
 		j.forwarding = true

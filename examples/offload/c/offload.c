@@ -2,10 +2,11 @@
  *
  *	margay run -n 8 ./offload-c [CALLS]
  *
- * Each rank sends its numbers to itself. The extension allreduce of its node takes them, combines those of
- * the node's ranks and of other nodes, and sends the result to every rank: no rank is woken before it is
- * there. The program makes the same calls with the library, compares the results, and prints the time of a
- * call and the processor time that a rank spends on it. The Go example beside this one does the same. */
+ * Each rank sends its numbers to itself. The extension allreduce of its node takes them, combines
+ * the numbers of the node's ranks and other nodes' sums, and sends the result to every rank: no
+ * rank is woken before it is there. The program makes the same calls with the library, compares the
+ * results, and prints the time of a call and the processor time that a rank spends on it. The Go
+ * example beside this one does the same. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

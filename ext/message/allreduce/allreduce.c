@@ -1,11 +1,12 @@
 //go:build ignore
 
-/* allreduce combines integers of all ranks of the job. A rank sends its own to itself; the extension of
- * each node combines those of its ranks and of its children in a tree of nodes, and sends the outcome up.
- * The first node sends the result down. No rank is woken before it has the result. */
+/* allreduce combines integers of all ranks of the job. A rank sends its own to itself; the
+ * extension of each node combines the integers of its ranks with the outcomes of its children in a
+ * tree of nodes, and sends its own outcome up. The first node sends the result down. No rank is
+ * woken before it has the result. */
 #include "margay_tree.h"
 
-const volatile __u32 handler = 0; /* of contributions; what goes up has the next one, results the one after that */
+const volatile __u32 handler = 0; /* of contributions; outcomes have the next one, results the one after */
 
 #define CALLS 16  /* that a rank may have started and not finished */
 #define VALUES 32 /* of a contribution, at most */

@@ -32,8 +32,8 @@ func encode(v []uint64) []byte {
 	return b
 }
 
-// Calls of any operation, several of each rank under way at once, in any order of messages, give the results
-// of a model, each once to each rank.
+// Calls of any operation, several of each rank under way at once, in any order of messages, give
+// the results of a model, each once to each rank.
 func TestModel(t *testing.T) {
 	seed := check.Seed(t)
 	for name, place := range map[string][]int{

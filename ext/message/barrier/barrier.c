@@ -1,11 +1,11 @@
 //go:build ignore
 
-/* barrier releases the ranks of a job when all have entered. A rank enters by a message to itself; the
- * extension of each node counts its ranks and its children in a tree of nodes, and then sends one message
- * up. The first node sends the release down. No rank is woken before. */
+/* barrier releases the ranks of a job when all have entered. A rank enters by a message to itself;
+ * the extension of each node counts its ranks and its children in a tree of nodes, and then sends
+ * one message up. The first node sends the release down. No rank is woken before. */
 #include "margay_tree.h"
 
-const volatile __u32 handler = 0; /* of entries; what goes up has the next one, releases the one after that */
+const volatile __u32 handler = 0; /* of entries; arrivals of nodes have the next one, releases the one after */
 
 /* The barrier that is under way at this node. */
 struct state {

@@ -8,6 +8,6 @@ import _ "embed"
 //go:embed barrier.o
 var Object []byte
 
-// Handler is the constant for the handler of entries. What extensions send to each other has the next
-// one, and releases have the one after that.
+// Handler is the constant for the handler of entries. What extensions send to each other has the
+// next one, and releases have the one after that.
 const Handler = "handler"

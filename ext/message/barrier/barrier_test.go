@@ -9,7 +9,7 @@ import (
 	"margay/nimble/engine/portable"
 )
 
-// Nobody is released before all have entered, and then everybody, once.
+// No rank is released before all have entered, and then each one is, once.
 func TestBarrier(t *testing.T) {
 	for name, place := range map[string][]int{
 		"one rank": {0}, "one node": messagetest.Ranks(5, 5), "two levels": messagetest.Ranks(12, 1), "three levels": messagetest.Ranks(80, 1),
@@ -43,8 +43,8 @@ func TestBarrier(t *testing.T) {
 	}
 }
 
-// A rank cannot enter for another one or for a node, release anybody, or enter another barrier than the
-// others: such messages are dropped.
+// A rank cannot enter for another one or for a node, release others, or enter another barrier than
+// they: such messages are dropped.
 func TestImitation(t *testing.T) {
 	j := messagetest.NewJob(t, portable.New(), barrier.Object, nimble.Options{}, 1, messagetest.Ranks(4, 2)...)
 	j.Send(1, 1, 0, [2]uint64{7}, nil)
@@ -61,7 +61,7 @@ func TestImitation(t *testing.T) {
 	}
 }
 
-// A message that is lost releases nobody.
+// A message that is lost releases no rank.
 func TestLoss(t *testing.T) {
 	j := messagetest.NewJob(t, portable.New(), barrier.Object, nimble.Options{}, 1, messagetest.Ranks(4, 1)...)
 	j.Lose = func(m *messagetest.Message) bool { return m.Handler == 1 && m.Source == 3 }

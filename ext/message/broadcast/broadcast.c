@@ -1,10 +1,10 @@
 //go:build ignore
 
-/* broadcast sends a message of one rank to all ranks of the job, down a tree of nodes: the extension of
- * each node sends it on. Beside the receiving ones, no process is woken. */
+/* broadcast sends a message of one rank to all ranks of the job, down a tree of nodes: the
+ * extension of each node sends it on. Beside the receiving ones, no process is woken. */
 #include "margay_tree.h"
 
-const volatile __u32 handler = 0; /* of messages to be broadcast; what comes to the ranks has the next one */
+const volatile __u32 handler = 0; /* of messages to be broadcast; those to the ranks have the next one */
 
 /* Messages that were not sent, because there was no room. */
 struct {

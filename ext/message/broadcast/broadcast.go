@@ -8,8 +8,8 @@ import _ "embed"
 //go:embed broadcast.o
 var Object []byte
 
-// Handler is the constant for the handler of messages to be broadcast. What comes to the ranks has the
-// next one.
+// Handler is the constant for the handler of messages to be broadcast. The messages to the ranks
+// have the next one.
 const Handler = "handler"
 
 // Lost is the map that counts messages that were not sent, because there was no room.

@@ -1,8 +1,8 @@
 //go:build ignore
 
-/* echo sends messages back: a message for a handler is answered with its arguments and payload, once or
- * several times, and no process is woken. It is for measuring, and for testing the limits of what
- * extensions send. */
+/* echo sends messages back: a message for a handler is answered with its arguments and payload,
+ * once or several times, and no process is woken. It is for measuring, and for testing the limits
+ * of what extensions send. */
 #include "margay_ext.h"
 
 const volatile __u32 handler = 0; /* of the messages that are sent back */

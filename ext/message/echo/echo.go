@@ -8,14 +8,14 @@ import _ "embed"
 //go:embed echo.o
 var Object []byte
 
-// The extension's constants: the handler of the messages that are sent back, the handler of the answers,
-// and the number of answers to a message.
+// The extension's constants: the handler of the messages that are sent back, the handler of the
+// answers, and the number of answers to a message.
 const (
 	Handler = "handler"
 	Answer  = "answer"
 	Copies  = "copies"
 )
 
-// Refused is the map that counts answers that were refused: their number (64 bits) and the last error
-// (32 bits, negative).
+// Refused is the map that counts answers that were refused: their number (64 bits) and the last
+// error (32 bits, negative).
 const Refused = "refused"

@@ -1,8 +1,8 @@
 //go:build ignore
 
-/* fetchadd adds to words of this node's memory: a message with an index and a number is answered with
- * the word as it was before, and no process is woken. Its payload comes back with the answer. Without
- * room for the answer nothing is added, and the message is delivered to its rank. */
+/* fetchadd adds to words of this node's memory: a message with an index and a number is answered
+ * with the word as it was before, and no process is woken. Its payload comes back with the answer.
+ * Without room for the answer nothing is added, and the message is delivered to its rank. */
 #include "margay_ext.h"
 
 const volatile __u32 handler = 0; /* of the requests; the answers have the next one */

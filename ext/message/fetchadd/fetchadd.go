@@ -8,8 +8,8 @@ import _ "embed"
 //go:embed fetchadd.o
 var Object []byte
 
-// The extension's constants: the handler of requests, whose answers have the next one, and the number of
-// words, which is the number of entries of the map Words.
+// The extension's constants: the handler of requests, whose answers have the next one, and the
+// number of words, which is the number of entries of the map Words.
 const (
 	Handler = "handler"
 	Entries = "entries"

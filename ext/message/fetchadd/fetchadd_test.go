@@ -10,7 +10,8 @@ import (
 	"margay/nimble/engine/portable"
 )
 
-// Additions under way at once are made one after the other: the answers for a word have each value that it had, once.
+// Additions under way at once are made one after the other: the answers for a word have each value
+// that it had, once.
 func TestFetchAdd(t *testing.T) {
 	const ranks, words, each = 6, 3, 40
 	j := messagetest.NewJob(t, portable.New(), fetchadd.Object, nimble.Options{

@@ -1,8 +1,8 @@
 //go:build ignore
 
-/* filter passes on news only: of the messages for a handler, each of which has a key and a number, it
- * delivers those whose number is larger than all before them with that key, and drops the others. It
- * cuts their payload short. */
+/* filter passes on news only: a message for a certain handler has a key and a number, and is
+ * delivered if its number is larger than all before it with that key. The others are dropped. The
+ * payload is cut short. */
 #include "margay_ext.h"
 
 const volatile __u32 handler = 0;                /* of the messages that are filtered */

@@ -8,8 +8,8 @@ import _ "embed"
 //go:embed filter.o
 var Object []byte
 
-// The extension's constants: the handler whose messages are filtered, the number of keys, which is the
-// number of entries of the map Latest, and the most bytes of payload that are delivered.
+// The extension's constants: the handler whose messages are filtered, the number of keys, which is
+// the number of entries of the map Latest, and the most bytes of payload that are delivered.
 const (
 	Handler = "handler"
 	Keys    = "keys"

@@ -1,8 +1,8 @@
 //go:build ignore
 
-/* get answers reads of this node's memory: a message with an offset and a number of bytes is answered
- * with these bytes, and no process is woken. Without room for the answer, the message is delivered to
- * its rank, which may answer it. */
+/* get answers reads of this node's memory: a message with an offset and a number of bytes is
+ * answered with these bytes, and no process is woken. Without room for the answer, the message is
+ * delivered to its rank, which may answer it. */
 #include "margay_ext.h"
 
 const volatile __u32 handler = 0; /* of the requests; the answers have the next one */

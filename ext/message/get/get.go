@@ -8,8 +8,8 @@ import _ "embed"
 //go:embed get.o
 var Object []byte
 
-// The extension's constants: the handler of requests, whose answers have the next one, and the bytes of
-// its memory.
+// The extension's constants: the handler of requests, whose answers have the next one, and the
+// bytes of its memory.
 const (
 	Handler = "handler"
 	Size    = "size"

@@ -11,7 +11,8 @@ import (
 	"margay/nimble/engine/portable"
 )
 
-// Answers have the bytes of the target's node, as a model of its memory has them, and the token of the request.
+// Answers have the bytes of the target's node, as a model of its memory has them, and the token of
+// the request.
 func TestGet(t *testing.T) {
 	const blocks = 4
 	j := messagetest.NewJob(t, portable.New(), get.Object, nimble.Options{

@@ -31,8 +31,8 @@ type Put struct {
 	Data []byte
 }
 
-// Job is a job whose nodes have the same extension. Its messages come in any order, also those between
-// the same two ranks. It is not safe for concurrent use.
+// Job is a job whose nodes have the same extension. Its messages come in any order, also those
+// between the same two ranks. It is not safe for concurrent use.
 type Job struct {
 	Nodes     []*Extension
 	Delivered []Message              // to ranks, in order

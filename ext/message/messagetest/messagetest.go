@@ -1,5 +1,5 @@
-// Package messagetest tests extensions in slot message: it runs one on made-up messages, or one on each
-// node of a made-up job.
+// Package messagetest tests extensions in slot message: it runs one on made-up messages, or one on
+// each node of a made-up job.
 package messagetest
 
 import (

@@ -1,7 +1,8 @@
 //go:build ignore
 
 /* put writes into this node's memory: the payload of a message goes to an offset, and no process is
- * woken. A message that names a rank writes into a window of that rank instead, on whatever node it is. */
+ * woken. A message that names a rank writes into a window of that rank instead, on whatever node it
+ * is. */
 #include "margay_ext.h"
 
 const volatile __u32 handler = 0; /* of the messages; answers have the next one */

@@ -8,8 +8,8 @@ import _ "embed"
 //go:embed put.o
 var Object []byte
 
-// The extension's constants: the handler of the messages, whose answers have the next one, the bytes of
-// its memory, and the number of the windows.
+// The extension's constants: the handler of the messages, whose answers have the next one, the
+// bytes of its memory, and the number of the windows.
 const (
 	Handler = "handler"
 	Size    = "size"

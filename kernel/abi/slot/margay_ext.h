@@ -54,8 +54,8 @@ static __u32 (*const this_core)(void) = (void *)8;
  * its handle is the result of that insertion. The memory must be as long as its slot's context. */
 extern long extension_call(__u64 handle, void *context, __u64 length) __attribute__((section(".ksyms")));
 
-/* The message slot. Changes made here are seen by the following extensions only, except target_rank,
- * the destination of MARGAY_FORWARD, and what message_change takes. */
+/* The message slot. Changes made here are seen by the following extensions only, except
+ * target_rank, the destination of MARGAY_FORWARD, and what message_change takes. */
 #define MARGAY_MESSAGE_MAX 1024
 
 struct margay_message {
@@ -77,15 +77,15 @@ struct margay_message {
 
 #define MARGAY_MAX_HOPS 8
 
-/* Messages of an extension. They are sent when the run has ended without a fault. Their source is the
- * rank that the handled message came to, with a mark that an extension has sent it, which no rank can
- * set. A message that was sent for another one has been forwarded once more than that. Nothing waits:
- * a call returns 0, or
+/* Messages of an extension. They are sent when the run has ended without a fault. Their source is
+ * the rank that the handled message came to, with a mark that an extension has sent it, which no
+ * rank can set. A message that was sent for another one has been forwarded once more than that.
+ * Nothing waits: a call returns 0, or
  *
  *	-EAGAIN   too many messages to that rank wait for credits on this node
- *	-EDQUOT   MARGAY_MAX_SENDS were sent for this message, or all that it may cause: the message of
- *	          a rank may cause MARGAY_MAX_CAUSED, and those that are sent for it, but for the last
- *	          ones, share what is left
+ *	-EDQUOT   MARGAY_MAX_SENDS were sent for this message, or all that it may cause: one of a
+ *	          rank may cause MARGAY_MAX_CAUSED, and those that are sent for it share the rest,
+ *	          except for the last ones
  *	-ELOOP    the handled message has been forwarded MARGAY_MAX_HOPS times
  *	-EMSGSIZE the payload has more than MARGAY_MESSAGE_MAX bytes
  *	-EINVAL   no such rank, handler or window, or the size of the structure is wrong
@@ -121,17 +121,17 @@ struct margay_put {
 	__u64 offset; /* bytes */
 };
 
-/* message_put starts a put into a window of a rank. The window's node kernel carries it out, after the
- * messages that were sent to that rank before, and wakes no process. If there is no such memory, the
+/* message_put starts a put into a window of a rank. The window's node kernel carries it out, after
+ * what this run has sent to that rank before, and wakes no process. If there is no such memory, the
  * job ends with an error. */
 extern long message_put(const struct margay_put *to, __u64 size, const void *data, __u64 length) SERVICE;
 
-/* message_change makes the args of the handled message, and length bytes of its data, what they are in
- * the context when the run ends. A message can become shorter and not longer (-EMSGSIZE). */
+/* message_change makes the args of the handled message, and length bytes of its data, what they are
+ * in the context when the run ends. A message can become shorter and not longer (-EMSGSIZE). */
 extern long message_change(__u64 length) SERVICE;
 
-/* message_room returns how many messages this run may still send to a rank, or a negative error. A run
- * that finds room for a message has room for all that it may send. */
+/* message_room returns how many messages this run may still send to a rank, or a negative error. A
+ * run that finds room for a message has room for all that it may send. */
 extern long message_room(__u32 rank) SERVICE;
 
 /* message_sender returns whether a rank or an extension has sent the handled message. */
@@ -140,8 +140,8 @@ extern long message_sender(void) SERVICE;
 #define MARGAY_FROM_RANK 0
 #define MARGAY_FROM_EXTENSION 1
 
-/* job_rank and job_node describe a rank and a node of the job, which is named by its place among the
- * job's nodes. They return 0 or -EINVAL. */
+/* job_rank and job_node describe a rank and a node of the job, which is named by its place among
+ * the job's nodes. They return 0 or -EINVAL. */
 struct margay_job_rank {
 	__u32 ranks; /* of the job */
 	__u32 nodes; /* of the job */

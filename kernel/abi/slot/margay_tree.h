@@ -1,6 +1,6 @@
-/* The tree of a job's nodes, for collective operations of extensions: each node has up to TREE_WIDTH
- * children. A node is named by its distance from the root's node among the places of the job's nodes,
- * modulo their number. Messages for a node go to its first rank. */
+/* The tree of a job's nodes, for collective operations of extensions: each node has up to
+ * TREE_WIDTH children. A node is named by its distance from the root's node among the places of the
+ * job's nodes, modulo their number. Messages for a node go to its first rank. */
 #ifndef MARGAY_TREE_H
 #define MARGAY_TREE_H
 
@@ -66,8 +66,9 @@ static inline_always long tree_up(const struct tree *t, __u32 handler, __u64 arg
 	return send(tree_first(t, (t->at - 1) / TREE_WIDTH), handler, arg0, arg1, payload, length);
 }
 
-/* tree_down passes the handled message, which has come to the first rank of its node, on to the children
- * and to all other ranks of the node. It returns 0, or the error of one that was not sent. */
+/* tree_down passes the handled message, which has come to the first rank of its node, on to the
+ * children and to all other ranks of the node. It returns 0, or the error of one that was not sent.
+ * */
 static inline_always long tree_down(const struct tree *t, const struct margay_message *m)
 {
 	struct margay_job_rank r;

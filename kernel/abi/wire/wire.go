@@ -257,7 +257,8 @@ type Record struct {
 	Payload []byte
 }
 
-// NodeExtension is the bit of Record.Node of a message that an extension has sent for one to the peer.
+// NodeExtension is the bit of Record.Node of a message that an extension has sent for one to the
+// peer.
 const NodeExtension = 1 << 31
 
 // RecordHeader is the size of a record without its payload, in bytes.
