@@ -183,7 +183,7 @@ func (j *Job) handle(a arrival, m *frame.Message) {
 	}
 	if m.Handler < wire.MaxHandlers && !j.config.Set.Empty() { // others are the libraries'
 		verdict = in.handled.ask(m)
-		j.cause(a.origin, in.handled.sent)
+		j.cause(a.origin, m.Source, in.handled.sent)
 	}
 	a.rank.recordArrived(begin, a.origin, m, verdict)
 	switch verdict {
