@@ -319,7 +319,9 @@ func TestShare(t *testing.T) {
 				}
 				h.sent = append(h.sent, m)
 			}
-			total += len(h.sent)
+			if total += len(h.sent); total > slot.MaxCaused {
+				t.Fatalf("%d messages, %d at once, were sent for one", total, most)
+			}
 			forwarded := random.IntN(8) == 0
 			h.share(forwarded)
 			next := *h.message
@@ -327,9 +329,6 @@ func TestShare(t *testing.T) {
 			if next.Hops++; forwarded {
 				waits = append(waits, next)
 			}
-		}
-		if total > slot.MaxCaused {
-			t.Fatalf("%d messages, %d at once, were sent for one", total, most)
 		}
 	}
 }
