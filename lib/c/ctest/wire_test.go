@@ -65,7 +65,7 @@ var same = map[string]string{
 	"RemoteReply": "WIRE_REMOTE_REPLY", "RemoteOK": "WIRE_REMOTE_OK", "RemoteNoWindow": "WIRE_REMOTE_NO_WINDOW",
 	"RemoteOutside": "WIRE_REMOTE_OUTSIDE",
 
-	"MaxPayload": "MARGAY_MAX_PAYLOAD", "MaxHandlers": "MARGAY_MAX_HANDLERS",
+	"MaxPayload": "MARGAY_MAX_PAYLOAD", "MaxHandlers": "MARGAY_MAX_HANDLERS", "NodeExtension": "WIRE_NODE_EXTENSION",
 	"RecordHeader": "sizeof(struct wire_record)", "RequestSize": "sizeof(struct wire_request)", "SettingSize": "sizeof(struct wire_setting)",
 	"ReplySize":  "sizeof(struct wire_reply)",
 	"MaxText":    "sizeof(((struct wire_reply *)0)->text)",
