@@ -21,6 +21,8 @@ type receiver struct {
 	mu       sync.Mutex     // held while messages are handled
 	event    *memory.Memory // a slot.MessageContext
 	judged   *frame.Message // the message in it
+	hops     uint8          // times that it may have been forwarded at most
+	pieces   map[stream]decision
 	burst    nimble.Burst
 	arrivals []arrival // of the messages that are being handled
 	returns  returns
@@ -182,10 +184,18 @@ func (j *Job) handle(a arrival, m *frame.Message) {
 	if m.Handler == wire.HandlerRemote && j.serve(begin, a, m) {
 		return
 	}
-	if m.Handler < wire.MaxHandlers && !j.config.Set.Empty() { // others are the libraries'
-		j.fill(m)
-		in.judged = m
-		verdict = j.config.Set.Message(&in.burst, in.event.Region(true), j.allow)
+	target := m.Target
+	switch {
+	case m.Handler == wire.HandlerPiece:
+		d, err := j.judgePiece(m)
+		if err != nil {
+			j.fault("rank %d has sent rank %d a message: %w", m.Source, m.Target, err)
+			in.returns.Take(a.origin)
+			return
+		}
+		verdict, target = d.verdict, d.target
+	case m.Handler < wire.MaxHandlers: // others are the libraries'
+		verdict, target = j.judge(m, len(m.Payload), slot.MaxHops)
 	}
 	a.rank.recordArrived(begin, a.origin, m, verdict)
 	switch verdict {
@@ -194,10 +204,24 @@ func (j *Job) handle(a arrival, m *frame.Message) {
 	case slot.Upcall:
 		a.rank.deliver(endpoint.Upcalls, m, a.origin)
 	case slot.Forward:
-		j.forward(a.origin, *m, j.namedTarget())
+		j.forward(a.origin, *m, target)
 	default:
 		in.returns.Take(a.origin)
 	}
+}
+
+// judge returns the verdict of the extensions about a message with that many bytes of payload, or
+// its beginning, which may have been forwarded hops times at most, and the target that they name.
+// The caller holds receiver.mu.
+func (j *Job) judge(m *frame.Message, total int, hops uint8) (slot.Verdict, id.Rank) {
+	in := &j.receiver
+	if j.config.Set.Empty() {
+		return slot.Deliver, m.Target
+	}
+	j.fill(m, total)
+	in.judged, in.hops = m, hops
+	verdict := j.config.Set.Message(&in.burst, in.event.Region(true), j.allow)
+	return verdict, j.namedTarget()
 }
 
 // deliver gives the rank a message. The caller holds receiver.mu.
@@ -209,7 +233,7 @@ func (r *rank) deliver(to endpoint.Inbox, m *frame.Message, o flow.Origin) {
 }
 
 // fill writes the context of the message slot.
-func (j *Job) fill(m *frame.Message) {
+func (j *Job) fill(m *frame.Message, total int) {
 	b := j.receiver.event.Bytes()
 	binary.LittleEndian.PutUint32(b[0:], uint32(j.config.Job))
 	binary.LittleEndian.PutUint32(b[4:], uint32(j.config.Nodes[m.Source]))
@@ -219,7 +243,9 @@ func (j *Job) fill(m *frame.Message) {
 	binary.LittleEndian.PutUint32(b[20:], uint32(len(m.Payload)))
 	binary.LittleEndian.PutUint64(b[24:], m.Args[0])
 	binary.LittleEndian.PutUint64(b[32:], m.Args[1])
-	clear(b[40+copy(b[40:], m.Payload):]) // an extension may have written there
+	data := b[40:][:slot.MaxMessage]
+	clear(data[copy(data, m.Payload):]) // an extension may have written there
+	binary.LittleEndian.PutUint64(b[40+slot.MaxMessage:], uint64(total))
 }
 
 // namedTarget returns the rank that the context of the message slot names.
@@ -239,7 +265,7 @@ func (j *Job) allow(v slot.Verdict) error {
 		return fmt.Errorf("it forwards a message to rank %d of %d", target, len(j.place))
 	case target == judged.Target:
 		return fmt.Errorf("it forwards a message to rank %d, which it has come to", target)
-	case judged.Hops >= slot.MaxHops:
+	case judged.Hops >= j.receiver.hops:
 		return fmt.Errorf("it forwards a message to rank %d that has been forwarded %d times", target, judged.Hops)
 	}
 	return nil

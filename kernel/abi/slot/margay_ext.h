@@ -55,7 +55,8 @@ static __u32 (*const this_core)(void) = (void *)8;
 extern long extension_call(__u64 handle, void *context, __u64 length) __attribute__((section(".ksyms")));
 
 /* The message slot. The message itself cannot be changed: only the following extensions see changes
- * made here, except target_rank, the destination of MARGAY_FORWARD. */
+ * made here, except target_rank, the destination of MARGAY_FORWARD. A message of more than
+ * MARGAY_MESSAGE_MAX bytes is seen once, by its beginning. */
 #define MARGAY_MESSAGE_MAX 1024
 
 struct margay_message {
@@ -64,9 +65,10 @@ struct margay_message {
 	__u32 source_rank;
 	__u32 target_rank;
 	__u32 handler;
-	__u32 length; /* of the payload, in bytes; data is zero behind it */
+	__u32 length; /* bytes in data, which is zero behind them */
 	__u64 args[2];
-	__u8 data[MARGAY_MESSAGE_MAX];
+	__u8 data[MARGAY_MESSAGE_MAX]; /* the payload, or its beginning */
+	__u64 total; /* bytes of the payload */
 };
 
 #define MARGAY_DELIVER 0 /* queue the message for its target rank */
