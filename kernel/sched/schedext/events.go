@@ -225,8 +225,8 @@ func (e *Enforcer) attachAgain() error {
 	return nil
 }
 
-// ejected handles the skeleton's ejection by Linux, if there was one: it attaches it again, or gives
-// up and resumes all tasks. The caller holds the lock.
+// ejected handles the skeleton's ejection by Linux, if there was one: it attaches it again, or
+// gives up and resumes all tasks. The caller holds the lock.
 func (e *Enforcer) ejected() {
 	end := e.skeleton.allEnding.all[0]
 	if end.Kind == 0 || e.usable() != nil {

@@ -9,11 +9,12 @@
  * a queue of its process's threads that are ready. Threads of a process take turns within the time
  * of the process.
  *
- * There are no locks. Linux holds the lock of a core's run queue during all callbacks for that core
- * (all programs except init_task, exit_task, forked, init, exit and kick), and they touch no other core: a
- * thread that has changed its affinity, and so is not on the core of its task, is a stranger there.
- * kick only sets `again`. The node kernel writes only `given`. The skeleton writes the rest, and
- * atomically clears bits of given.signals. */
+ * There are no locks. Linux holds the lock of a core's run queue during all callbacks for that
+ * core (all programs except init_task, exit_task, forked, init, exit and kick), and they touch no
+ * other core: a thread that has changed its affinity, and so is not on the core of its task, is a
+ * stranger there. kick only sets `again`, and forked only counts lost events. The node kernel
+ * writes only `given`. The skeleton writes the rest, and atomically clears bits of given.signals.
+ */
 #include "sched_ext.h"
 
 #define MILLISECOND 1000000ull
@@ -963,10 +964,11 @@ SEC("struct_ops/disable") int disable(__u64 *ctx)
 	return tell(t->cpu, &e);
 }
 
-/* forked reports a new thread of a task that is not in sched_ext, and so would run before all threads
- * that are: Linux copied the maker's scheduling policy before the node kernel changed that, or while
- * the maker had left. A thread that begins before its maker is in `threads` is not reported, but
- * Linux lists it by then, so the node kernel finds it when it lists the maker's threads again. */
+/* forked reports a new thread of a task that is not in sched_ext, and so would run before all
+ * threads that are: Linux copied the maker's scheduling policy before the node kernel changed that,
+ * or while the maker had left. A thread that begins before its maker is in `threads` is not
+ * reported, but Linux lists it by then, so the node kernel finds it when it lists the threads
+ * again. */
 SEC("tp_btf/sched_process_fork") int forked(__u64 *ctx)
 {
 	struct task_struct *p = (void *)ctx[1];
