@@ -246,13 +246,13 @@ func TestInsertionUnanswered(t *testing.T) {
 					request.Job = m.client().run(spec(1))
 				}
 				n.mute["InsertExtension"] = true
+				n.has(map[uint64]string{1: active})
 				asked := make(chan error)
 				go func() {
 					_, err := c.ask(request)
 					asked <- err
 				}()
 				synctest.Wait()
-				n.has(map[uint64]string{1: active})
 				if lost {
 					n.conn.Close()
 				}
@@ -270,6 +270,7 @@ func TestInsertionUnanswered(t *testing.T) {
 				n.has(nil)
 				n.boot = "another boot"
 				n.connect()
+				synctest.Wait()
 				if got := n.inserted() + n.removed(); got != "" {
 					t.Errorf("then %s", got)
 				}
