@@ -156,7 +156,7 @@ import (
 )
 
 // Version is the version of this interface. A rank and its node kernel must have the same one.
-const Version = 6
+const Version = 7
 
 // Names in a rank's environment.
 const (
