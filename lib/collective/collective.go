@@ -107,9 +107,9 @@ func IsSmall(size, nodes, length int) bool {
 	return nodes == 1 && size <= wire.MostExchanging && length <= wire.MaxPayload
 }
 
-// AllReduce is Reduce with root 0, and Broadcast of its result, with messages from each rank to each
-// other one. It combines in the same order and association. buf has room for the elements of all
-// ranks.
+// AllReduce is Reduce with root 0, and Broadcast of its result, with messages from each rank to
+// each other one. It combines in the same order and association. buf has room for the elements of
+// all ranks.
 func AllReduce(c Carrier, p Place, in, out, buf []byte, combine func(into, from []byte)) error {
 	if len(in) == 0 {
 		return nil

@@ -185,8 +185,8 @@ func explore(f sleepFault, second waker) (states int, lost *sleepWorld) {
 	return len(seen), nil
 }
 
-// No order of the steps of a rank that goes to sleep, of a rank that sends to it and may die, and of
-// another one or the node kernel loses a wake-up; with each part of the protocol left out, some
+// No order of the steps of a rank that goes to sleep, of a rank that sends to it and may die, and
+// of another one or the node kernel loses a wake-up; with each part of the protocol left out, some
 // order does.
 func TestNoWakeUpIsLost(t *testing.T) {
 	for _, second := range []waker{{}, {kernel: true}} {
