@@ -184,7 +184,9 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 // thread: it stops before its first instruction, until release.
 func (in *initProcess) fork(r *rank, files []uintptr) error {
 	pidfd := -1
-	attr := &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd, Ptrace: in.limitsData()}
+	// The ranks stay in the init's session, which Linux may schedule as a group (autogroup): a rank
+	// yields only to its own group.
+	attr := &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd, Ptrace: in.limitsData()}
 	if os.Geteuid() != in.spec.UID {
 		attr.Credential = &syscall.Credential{Uid: uint32(in.spec.UID), Gid: uint32(in.spec.GID)}
 	}
