@@ -37,6 +37,10 @@ type Task struct {
 	// Waiting returns the number of pending messages now. nil: only Arrived reports them.
 	Waiting func() uint32
 
+	// Untouched says that no enforcer has left the task stopped or with a priority. Add then does
+	// not resume it: a signal of its user may have stopped it.
+	Untouched bool
+
 	// Refuse receives the task's forbidden attempts. It does not wait. It may be nil.
 	Refuse func(err error)
 }
