@@ -95,6 +95,7 @@ const (
 	Code_CODE_FAILED         Code = 9  // anything else
 	Code_CODE_KILLED         Code = 11 // the user has had the job ended
 	Code_CODE_RESTARTED      Code = 10 // serve was started again, or a node was lost and found, at a bad moment: the request can be made anew
+	Code_CODE_LAUNCH_LOST    Code = 14 // a node was lost while the job was being launched: none of its ranks has run
 	Code_CODE_TIME_LIMIT     Code = 13 // the job has run for as long as it may
 	Code_CODE_DOWN           Code = 12 // the machine has ended, or is about to: asking again is no use
 )
@@ -114,6 +115,7 @@ var (
 		9:  "CODE_FAILED",
 		11: "CODE_KILLED",
 		10: "CODE_RESTARTED",
+		14: "CODE_LAUNCH_LOST",
 		13: "CODE_TIME_LIMIT",
 		12: "CODE_DOWN",
 	}
@@ -130,6 +132,7 @@ var (
 		"CODE_FAILED":         9,
 		"CODE_KILLED":         11,
 		"CODE_RESTARTED":      10,
+		"CODE_LAUNCH_LOST":    14,
 		"CODE_TIME_LIMIT":     13,
 		"CODE_DOWN":           12,
 	}
@@ -637,6 +640,7 @@ type Frame struct {
 	//	*Frame_DrainNodes
 	//	*Frame_NodesDrained
 	//	*Frame_ResumeNodes
+	//	*Frame_RebootNodes
 	//	*Frame_ListExtensions
 	//	*Frame_Extensions
 	//	*Frame_InsertExtension
@@ -653,6 +657,7 @@ type Frame struct {
 	//	*Frame_NodeBoot
 	//	*Frame_NodeUp
 	//	*Frame_NodeStage
+	//	*Frame_RebootNode
 	//	*Frame_RestartKernel
 	//	*Frame_SetDuties
 	//	*Frame_DutiesSet
@@ -1099,6 +1104,15 @@ func (x *Frame) GetResumeNodes() *ResumeNodes {
 	return nil
 }
 
+func (x *Frame) GetRebootNodes() *RebootNodes {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_RebootNodes); ok {
+			return x.RebootNodes
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetListExtensions() *ListExtensions {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_ListExtensions); ok {
@@ -1238,6 +1252,15 @@ func (x *Frame) GetNodeStage() *NodeStage {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_NodeStage); ok {
 			return x.NodeStage
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetRebootNode() *RebootNode {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_RebootNode); ok {
+			return x.RebootNode
 		}
 	}
 	return nil
@@ -1449,6 +1472,10 @@ type Frame_ResumeNodes struct {
 	ResumeNodes *ResumeNodes `protobuf:"bytes,77,opt,name=resume_nodes,json=resumeNodes,proto3,oneof"`
 }
 
+type Frame_RebootNodes struct {
+	RebootNodes *RebootNodes `protobuf:"bytes,78,opt,name=reboot_nodes,json=rebootNodes,proto3,oneof"`
+}
+
 type Frame_ListExtensions struct {
 	// Extensions: clients ask serve, serve asks nodes.
 	ListExtensions *ListExtensions `protobuf:"bytes,80,opt,name=list_extensions,json=listExtensions,proto3,oneof"`
@@ -1514,6 +1541,10 @@ type Frame_NodeUp struct {
 
 type Frame_NodeStage struct {
 	NodeStage *NodeStage `protobuf:"bytes,93,opt,name=node_stage,json=nodeStage,proto3,oneof"`
+}
+
+type Frame_RebootNode struct {
+	RebootNode *RebootNode `protobuf:"bytes,94,opt,name=reboot_node,json=rebootNode,proto3,oneof"`
 }
 
 type Frame_RestartKernel struct {
@@ -1614,6 +1645,8 @@ func (*Frame_NodesDrained) isFrame_Body() {}
 
 func (*Frame_ResumeNodes) isFrame_Body() {}
 
+func (*Frame_RebootNodes) isFrame_Body() {}
+
 func (*Frame_ListExtensions) isFrame_Body() {}
 
 func (*Frame_Extensions) isFrame_Body() {}
@@ -1645,6 +1678,8 @@ func (*Frame_NodeBoot) isFrame_Body() {}
 func (*Frame_NodeUp) isFrame_Body() {}
 
 func (*Frame_NodeStage) isFrame_Body() {}
+
+func (*Frame_RebootNode) isFrame_Body() {}
 
 func (*Frame_RestartKernel) isFrame_Body() {}
 
@@ -5118,6 +5153,67 @@ func (x *ResumeNodes) GetNodes() []uint32 {
 	return nil
 }
 
+// RebootNodes has the things that nodes run on ended and started again, also those of nodes that are dead. The jobs of the nodes end. Answer: Done when they have been started, or Error; when one is refused, none is touched.
+type RebootNodes struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []uint32               `protobuf:"varint,1,rep,packed,name=nodes,proto3" json:"nodes,omitempty"`
+	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"` // nodes that have jobs, too
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`    // who gives the order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebootNodes) Reset() {
+	*x = RebootNodes{}
+	mi := &file_control_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebootNodes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebootNodes) ProtoMessage() {}
+
+func (x *RebootNodes) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
+func (*RebootNodes) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *RebootNodes) GetNodes() []uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *RebootNodes) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *RebootNodes) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
 type ListJobs struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	All           bool                   `protobuf:"varint,1,opt,name=all,proto3" json:"all,omitempty"` // ended ones too
@@ -5128,7 +5224,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5140,7 +5236,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5153,7 +5249,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -5180,7 +5276,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5192,7 +5288,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5205,7 +5301,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -5236,7 +5332,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5248,7 +5344,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5261,7 +5357,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -5322,7 +5418,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5334,7 +5430,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5347,7 +5443,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -5473,7 +5569,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5485,7 +5581,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5498,7 +5594,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -5577,7 +5673,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5589,7 +5685,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5602,7 +5698,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -5644,7 +5740,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5656,7 +5752,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5669,7 +5765,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -5695,7 +5791,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5707,7 +5803,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5720,7 +5816,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -5743,7 +5839,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5755,7 +5851,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5768,7 +5864,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -5816,7 +5912,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5828,7 +5924,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5841,7 +5937,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -5866,7 +5962,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5878,7 +5974,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5891,7 +5987,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 type MachineStatus struct {
@@ -5915,7 +6011,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5927,7 +6023,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5940,7 +6036,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -6044,7 +6140,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6056,7 +6152,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6069,7 +6165,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -6088,7 +6184,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6100,7 +6196,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6113,7 +6209,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -6148,7 +6244,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6160,7 +6256,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6173,7 +6269,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -6312,7 +6408,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6324,7 +6420,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6337,7 +6433,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -6400,7 +6496,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6412,7 +6508,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6425,7 +6521,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -6453,7 +6549,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6465,7 +6561,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6478,7 +6574,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -6504,7 +6600,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6516,7 +6612,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6529,7 +6625,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -6554,7 +6650,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6566,7 +6662,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6579,7 +6675,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -6644,7 +6740,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6656,7 +6752,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6669,7 +6765,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -6711,7 +6807,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6723,7 +6819,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6736,7 +6832,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -6768,7 +6864,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6780,7 +6876,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6793,7 +6889,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -6854,7 +6950,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6866,7 +6962,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6879,7 +6975,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -6948,7 +7044,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6960,7 +7056,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6973,7 +7069,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -6992,7 +7088,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7004,7 +7100,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7017,7 +7113,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -7037,7 +7133,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7049,7 +7145,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7062,7 +7158,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -7082,7 +7178,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7094,7 +7190,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7107,7 +7203,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -7139,7 +7235,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7151,7 +7247,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7164,7 +7260,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -7223,7 +7319,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7235,7 +7331,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7248,7 +7344,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -7314,7 +7410,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7326,7 +7422,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7339,7 +7435,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -7446,7 +7542,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7458,7 +7554,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7471,7 +7567,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -7514,7 +7610,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7526,7 +7622,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7539,7 +7635,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -7575,7 +7671,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7587,7 +7683,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7600,7 +7696,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -7634,7 +7730,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7646,7 +7742,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7659,7 +7755,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -7667,6 +7763,59 @@ func (x *NodeUp) GetNode() uint32 {
 		return x.Node
 	}
 	return 0
+}
+
+// RebootNode has the holder end a node and start it again. Answer: Done when it has been started, or Error.
+type RebootNode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Why           string                 `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebootNode) Reset() {
+	*x = RebootNode{}
+	mi := &file_control_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebootNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebootNode) ProtoMessage() {}
+
+func (x *RebootNode) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
+func (*RebootNode) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *RebootNode) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *RebootNode) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
 }
 
 // RestartKernel has a node's kernel end and start again; its jobs go on. Clients ask serve, which answers Done when the node has
@@ -7680,7 +7829,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7692,7 +7841,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7705,7 +7854,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -7728,7 +7877,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7740,7 +7889,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7753,7 +7902,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -7787,7 +7936,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7799,7 +7948,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7812,7 +7961,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -7826,7 +7975,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xa7\x1c\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xa8\x1d\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -7881,7 +8030,8 @@ const file_control_proto_rawDesc = "" +
 	"\vdrain_nodes\x18K \x01(\v2\x1a.margay.control.DrainNodesH\x00R\n" +
 	"drainNodes\x12C\n" +
 	"\rnodes_drained\x18L \x01(\v2\x1c.margay.control.NodesDrainedH\x00R\fnodesDrained\x12@\n" +
-	"\fresume_nodes\x18M \x01(\v2\x1b.margay.control.ResumeNodesH\x00R\vresumeNodes\x12I\n" +
+	"\fresume_nodes\x18M \x01(\v2\x1b.margay.control.ResumeNodesH\x00R\vresumeNodes\x12@\n" +
+	"\freboot_nodes\x18N \x01(\v2\x1b.margay.control.RebootNodesH\x00R\vrebootNodes\x12I\n" +
 	"\x0flist_extensions\x18P \x01(\v2\x1e.margay.control.ListExtensionsH\x00R\x0elistExtensions\x12<\n" +
 	"\n" +
 	"extensions\x18Q \x01(\v2\x1a.margay.control.ExtensionsH\x00R\n" +
@@ -7902,7 +8052,9 @@ const file_control_proto_rawDesc = "" +
 	"\tnode_boot\x18[ \x01(\v2\x18.margay.control.NodeBootH\x00R\bnodeBoot\x121\n" +
 	"\anode_up\x18\\ \x01(\v2\x16.margay.control.NodeUpH\x00R\x06nodeUp\x12:\n" +
 	"\n" +
-	"node_stage\x18] \x01(\v2\x19.margay.control.NodeStageH\x00R\tnodeStage\x12F\n" +
+	"node_stage\x18] \x01(\v2\x19.margay.control.NodeStageH\x00R\tnodeStage\x12=\n" +
+	"\vreboot_node\x18^ \x01(\v2\x1a.margay.control.RebootNodeH\x00R\n" +
+	"rebootNode\x12F\n" +
 	"\x0erestart_kernel\x18_ \x01(\v2\x1d.margay.control.RestartKernelH\x00R\rrestartKernel\x12:\n" +
 	"\n" +
 	"set_duties\x18` \x01(\v2\x19.margay.control.SetDutiesH\x00R\tsetDuties\x12:\n" +
@@ -8179,7 +8331,11 @@ const file_control_proto_rawDesc = "" +
 	"\fNodesDrained\x12\x12\n" +
 	"\x04busy\x18\x01 \x03(\rR\x04busy\"#\n" +
 	"\vResumeNodes\x12\x14\n" +
-	"\x05nodes\x18\x01 \x03(\rR\x05nodes\".\n" +
+	"\x05nodes\x18\x01 \x03(\rR\x05nodes\"M\n" +
+	"\vRebootNodes\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\".\n" +
 	"\bListJobs\x12\x10\n" +
 	"\x03all\x18\x01 \x01(\bR\x03all\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\rR\x03job\"l\n" +
@@ -8405,7 +8561,11 @@ const file_control_proto_rawDesc = "" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x18\n" +
 	"\apercent\x18\x03 \x01(\rR\apercent\"\x1c\n" +
 	"\x06NodeUp\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\rR\x04node\"#\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\"2\n" +
+	"\n" +
+	"RebootNode\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"#\n" +
 	"\rRestartKernel\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\"\x8f\x01\n" +
 	"\tSetDuties\x12\x12\n" +
@@ -8418,7 +8578,7 @@ const file_control_proto_rawDesc = "" +
 	"\fROLE_UNKNOWN\x10\x00\x12\r\n" +
 	"\tROLE_NODE\x10\x01\x12\x0f\n" +
 	"\vROLE_CLIENT\x10\x02\x12\x0f\n" +
-	"\vROLE_HOLDER\x10\x03*\x91\x02\n" +
+	"\vROLE_HOLDER\x10\x03*\xa7\x02\n" +
 	"\x04Code\x12\x10\n" +
 	"\fCODE_UNKNOWN\x10\x00\x12\x10\n" +
 	"\fCODE_VERSION\x10\x01\x12\x10\n" +
@@ -8432,7 +8592,8 @@ const file_control_proto_rawDesc = "" +
 	"\vCODE_FAILED\x10\t\x12\x0f\n" +
 	"\vCODE_KILLED\x10\v\x12\x12\n" +
 	"\x0eCODE_RESTARTED\x10\n" +
-	"\x12\x13\n" +
+	"\x12\x14\n" +
+	"\x10CODE_LAUNCH_LOST\x10\x0e\x12\x13\n" +
 	"\x0fCODE_TIME_LIMIT\x10\r\x12\r\n" +
 	"\tCODE_DOWN\x10\f*\\\n" +
 	"\bJobPhase\x12\x0f\n" +
@@ -8499,7 +8660,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 90)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -8562,45 +8723,47 @@ var file_control_proto_goTypes = []any{
 	(*DrainNodes)(nil),       // 58: margay.control.DrainNodes
 	(*NodesDrained)(nil),     // 59: margay.control.NodesDrained
 	(*ResumeNodes)(nil),      // 60: margay.control.ResumeNodes
-	(*ListJobs)(nil),         // 61: margay.control.ListJobs
-	(*Jobs)(nil),             // 62: margay.control.Jobs
-	(*WaitingJob)(nil),       // 63: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 64: margay.control.JobSummary
-	(*StoredJob)(nil),        // 65: margay.control.StoredJob
-	(*Kill)(nil),             // 66: margay.control.Kill
-	(*Noise)(nil),            // 67: margay.control.Noise
-	(*NoiseReport)(nil),      // 68: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 69: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 70: margay.control.InterruptRow
-	(*Status)(nil),           // 71: margay.control.Status
-	(*MachineStatus)(nil),    // 72: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 73: margay.control.ListExtensions
-	(*Extensions)(nil),       // 74: margay.control.Extensions
-	(*ExtensionState)(nil),   // 75: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 76: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 77: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 78: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 79: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 80: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 81: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 82: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 83: margay.control.ReadEvents
-	(*Events)(nil),           // 84: margay.control.Events
-	(*ReadClock)(nil),        // 85: margay.control.ReadClock
-	(*Clock)(nil),            // 86: margay.control.Clock
-	(*TakeSamples)(nil),      // 87: margay.control.TakeSamples
-	(*Samples)(nil),          // 88: margay.control.Samples
-	(*NodeSample)(nil),       // 89: margay.control.NodeSample
-	(*CoreSample)(nil),       // 90: margay.control.CoreSample
-	(*RankSample)(nil),       // 91: margay.control.RankSample
-	(*NodeExit)(nil),         // 92: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 93: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 94: margay.control.NodeStage
-	(*NodeUp)(nil),           // 95: margay.control.NodeUp
-	(*RestartKernel)(nil),    // 96: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 97: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 98: margay.control.DutiesSet
-	nil,                      // 99: margay.control.ExtensionLog.AfterEntry
+	(*RebootNodes)(nil),      // 61: margay.control.RebootNodes
+	(*ListJobs)(nil),         // 62: margay.control.ListJobs
+	(*Jobs)(nil),             // 63: margay.control.Jobs
+	(*WaitingJob)(nil),       // 64: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 65: margay.control.JobSummary
+	(*StoredJob)(nil),        // 66: margay.control.StoredJob
+	(*Kill)(nil),             // 67: margay.control.Kill
+	(*Noise)(nil),            // 68: margay.control.Noise
+	(*NoiseReport)(nil),      // 69: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 70: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 71: margay.control.InterruptRow
+	(*Status)(nil),           // 72: margay.control.Status
+	(*MachineStatus)(nil),    // 73: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 74: margay.control.ListExtensions
+	(*Extensions)(nil),       // 75: margay.control.Extensions
+	(*ExtensionState)(nil),   // 76: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 77: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 78: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 79: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 80: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 81: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 82: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 83: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 84: margay.control.ReadEvents
+	(*Events)(nil),           // 85: margay.control.Events
+	(*ReadClock)(nil),        // 86: margay.control.ReadClock
+	(*Clock)(nil),            // 87: margay.control.Clock
+	(*TakeSamples)(nil),      // 88: margay.control.TakeSamples
+	(*Samples)(nil),          // 89: margay.control.Samples
+	(*NodeSample)(nil),       // 90: margay.control.NodeSample
+	(*CoreSample)(nil),       // 91: margay.control.CoreSample
+	(*RankSample)(nil),       // 92: margay.control.RankSample
+	(*NodeExit)(nil),         // 93: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 94: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 95: margay.control.NodeStage
+	(*NodeUp)(nil),           // 96: margay.control.NodeUp
+	(*RebootNode)(nil),       // 97: margay.control.RebootNode
+	(*RestartKernel)(nil),    // 98: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 99: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 100: margay.control.DutiesSet
+	nil,                      // 101: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	11,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -8634,101 +8797,103 @@ var file_control_proto_depIdxs = []int32{
 	50,  // 28: margay.control.Frame.job_state:type_name -> margay.control.JobState
 	53,  // 29: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
 	54,  // 30: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	61,  // 31: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	62,  // 32: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	66,  // 33: margay.control.Frame.kill:type_name -> margay.control.Kill
-	67,  // 34: margay.control.Frame.noise:type_name -> margay.control.Noise
-	68,  // 35: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	71,  // 36: margay.control.Frame.status:type_name -> margay.control.Status
-	72,  // 37: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	62,  // 31: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	63,  // 32: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	67,  // 33: margay.control.Frame.kill:type_name -> margay.control.Kill
+	68,  // 34: margay.control.Frame.noise:type_name -> margay.control.Noise
+	69,  // 35: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	72,  // 36: margay.control.Frame.status:type_name -> margay.control.Status
+	73,  // 37: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
 	48,  // 38: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
 	49,  // 39: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
 	58,  // 40: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
 	59,  // 41: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
 	60,  // 42: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	73,  // 43: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	74,  // 44: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	76,  // 45: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	82,  // 46: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	78,  // 47: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	79,  // 48: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	83,  // 49: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	84,  // 50: margay.control.Frame.events:type_name -> margay.control.Events
-	85,  // 51: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	86,  // 52: margay.control.Frame.clock:type_name -> margay.control.Clock
-	87,  // 53: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	88,  // 54: margay.control.Frame.samples:type_name -> margay.control.Samples
-	92,  // 55: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	93,  // 56: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	95,  // 57: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	94,  // 58: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	96,  // 59: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	97,  // 60: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	98,  // 61: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	0,   // 62: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 63: margay.control.Error.code:type_name -> margay.control.Code
-	17,  // 64: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	18,  // 65: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 66: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	17,  // 67: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	22,  // 68: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	25,  // 69: margay.control.Prepare.places:type_name -> margay.control.Place
-	26,  // 70: margay.control.Prepare.members:type_name -> margay.control.Member
-	23,  // 71: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 72: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 73: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	31,  // 74: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	13,  // 75: margay.control.Loaded.error:type_name -> margay.control.Error
-	13,  // 76: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 77: margay.control.Record.stream:type_name -> margay.control.Stream
-	39,  // 78: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	40,  // 79: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	22,  // 80: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	23,  // 81: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	25,  // 82: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 83: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 84: margay.control.JobState.error:type_name -> margay.control.Error
-	52,  // 85: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	31,  // 86: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	51,  // 87: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 88: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	39,  // 89: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	55,  // 90: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 91: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 92: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	57,  // 93: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	56,  // 94: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	7,   // 95: margay.control.Drain.state:type_name -> margay.control.DrainState
-	64,  // 96: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	63,  // 97: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 98: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	52,  // 99: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	31,  // 100: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	22,  // 101: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	25,  // 102: margay.control.StoredJob.places:type_name -> margay.control.Place
-	26,  // 103: margay.control.StoredJob.members:type_name -> margay.control.Member
-	64,  // 104: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	50,  // 105: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	69,  // 106: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	70,  // 107: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	75,  // 108: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	77,  // 109: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	99,  // 110: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	80,  // 111: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	76,  // 112: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	75,  // 113: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	89,  // 114: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	90,  // 115: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	91,  // 116: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	75,  // 117: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 118: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 119: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 120: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	121, // [121:121] is the sub-list for method output_type
-	121, // [121:121] is the sub-list for method input_type
-	121, // [121:121] is the sub-list for extension type_name
-	121, // [121:121] is the sub-list for extension extendee
-	0,   // [0:121] is the sub-list for field type_name
+	61,  // 43: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	74,  // 44: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	75,  // 45: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	77,  // 46: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	83,  // 47: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	79,  // 48: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	80,  // 49: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	84,  // 50: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	85,  // 51: margay.control.Frame.events:type_name -> margay.control.Events
+	86,  // 52: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	87,  // 53: margay.control.Frame.clock:type_name -> margay.control.Clock
+	88,  // 54: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	89,  // 55: margay.control.Frame.samples:type_name -> margay.control.Samples
+	93,  // 56: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	94,  // 57: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	96,  // 58: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	95,  // 59: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	97,  // 60: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	98,  // 61: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	99,  // 62: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	100, // 63: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	0,   // 64: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 65: margay.control.Error.code:type_name -> margay.control.Code
+	17,  // 66: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	18,  // 67: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 68: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	17,  // 69: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	22,  // 70: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	25,  // 71: margay.control.Prepare.places:type_name -> margay.control.Place
+	26,  // 72: margay.control.Prepare.members:type_name -> margay.control.Member
+	23,  // 73: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 74: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 75: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	31,  // 76: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	13,  // 77: margay.control.Loaded.error:type_name -> margay.control.Error
+	13,  // 78: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 79: margay.control.Record.stream:type_name -> margay.control.Stream
+	39,  // 80: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	40,  // 81: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	22,  // 82: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	23,  // 83: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	25,  // 84: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 85: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 86: margay.control.JobState.error:type_name -> margay.control.Error
+	52,  // 87: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	31,  // 88: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	51,  // 89: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 90: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	39,  // 91: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	55,  // 92: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 93: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 94: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	57,  // 95: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	56,  // 96: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	7,   // 97: margay.control.Drain.state:type_name -> margay.control.DrainState
+	65,  // 98: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	64,  // 99: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 100: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	52,  // 101: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	31,  // 102: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	22,  // 103: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	25,  // 104: margay.control.StoredJob.places:type_name -> margay.control.Place
+	26,  // 105: margay.control.StoredJob.members:type_name -> margay.control.Member
+	65,  // 106: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	50,  // 107: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	70,  // 108: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	71,  // 109: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	76,  // 110: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	78,  // 111: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	101, // 112: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	81,  // 113: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	77,  // 114: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	76,  // 115: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	90,  // 116: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	91,  // 117: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	92,  // 118: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	76,  // 119: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 120: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 121: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 122: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	123, // [123:123] is the sub-list for method output_type
+	123, // [123:123] is the sub-list for method input_type
+	123, // [123:123] is the sub-list for extension type_name
+	123, // [123:123] is the sub-list for extension extendee
+	0,   // [0:123] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -8780,6 +8945,7 @@ func file_control_proto_init() {
 		(*Frame_DrainNodes)(nil),
 		(*Frame_NodesDrained)(nil),
 		(*Frame_ResumeNodes)(nil),
+		(*Frame_RebootNodes)(nil),
 		(*Frame_ListExtensions)(nil),
 		(*Frame_Extensions)(nil),
 		(*Frame_InsertExtension)(nil),
@@ -8796,6 +8962,7 @@ func file_control_proto_init() {
 		(*Frame_NodeBoot)(nil),
 		(*Frame_NodeUp)(nil),
 		(*Frame_NodeStage)(nil),
+		(*Frame_RebootNode)(nil),
 		(*Frame_RestartKernel)(nil),
 		(*Frame_SetDuties)(nil),
 		(*Frame_DutiesSet)(nil),
@@ -8806,7 +8973,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   90,
+			NumMessages:   92,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -44,6 +44,8 @@ type Options struct {
 	Files  *Files
 	Label  bool // begin each line with its rank
 
+	NoRetry bool // when a node is lost during the launch, the job fails
+
 	// Patterns of the names of files that take the output instead of Stdout and Stderr: %j is the
 	// job, %r the rank, %n the node.
 	OutputFile, ErrorFile string
@@ -81,7 +83,8 @@ type session struct {
 }
 
 // launchTries is how often a job is asked for whose launch is spoilt. Between two tries is a pause,
-// which grows. One that was spoilt after launchWell, for example in the queue, is the first again.
+// which grows. One that was spoilt after launchWell, for example in the queue, is the first again,
+// unless a node was lost: a machine that loses one node after the other must not keep it for ever.
 const (
 	launchTries = 5
 	launchPause = 100 * time.Millisecond
@@ -101,10 +104,10 @@ func Run(ctx context.Context, o Options) (int, error) {
 	for try := 1; ; try++ {
 		begin := time.Now()
 		code, err := run(ctx, o, pack)
-		if !errors.Is(err, errSpoilt) {
+		if !errors.Is(err, errSpoilt) || o.NoRetry && errors.Is(err, errLaunchLost) {
 			return code, err
 		}
-		if time.Since(begin) >= launchWell {
+		if time.Since(begin) >= launchWell && !errors.Is(err, errLaunchLost) {
 			try = 1
 		}
 		if try == launchTries {
@@ -122,13 +125,16 @@ func Run(ctx context.Context, o Options) (int, error) {
 	}
 }
 
-// errSpoilt reports that serve was started again, or that a node has lost its connection to serve,
-// while the job was being launched. None of its ranks has run.
+// errSpoilt reports that serve was started again, or that a node was lost or has connected to serve
+// again, while the job was being launched. None of its ranks has run.
 var errSpoilt = errors.New("the launch was spoilt")
+
+// errLaunchLost is what serve says when a node was lost. Another try uses other nodes.
+var errLaunchLost = &control.Failure{Code: control.Code_CODE_LAUNCH_LOST}
 
 // spoilt makes err one of errSpoilt when it is what serve says of such a launch.
 func spoilt(err error) error {
-	if errors.Is(err, &control.Failure{Code: control.Code_CODE_RESTARTED}) {
+	if errors.Is(err, &control.Failure{Code: control.Code_CODE_RESTARTED}) || errors.Is(err, errLaunchLost) {
 		return fmt.Errorf("%w: %w", errSpoilt, err)
 	}
 	return err

@@ -98,6 +98,33 @@ func TestSpoiltLaunch(t *testing.T) {
 	}
 }
 
+// A launch that has lost a node is repeated with a warning that names it, but not for ever, and not
+// at all where that is not wanted.
+func TestLaunchLosesNode(t *testing.T) {
+	lost := func(c *talk) {
+		c.launched(1)
+		failure := control.Failf(control.Code_CODE_LAUNCH_LOST, "it was killed").At(1)
+		c.done(&control.JobState{FirstFailed: control.None, ExitCode: 125, Error: control.FromError(failure)})
+		expect[*control.Ack](c)
+	}
+	l := newLauncher(t, serveTo(t, lost, func(c *talk) {
+		c.launched(1)
+		c.done(ok())
+	}), 1)
+	if code, err := l.run(t); code != 0 || err != nil || !strings.Contains(l.status.String(), "node1: it was killed; starting it again") {
+		t.Errorf("status %d, %v, the user reads %q", code, err, l.status.String())
+	}
+	l = newLauncher(t, serveTo(t, slices.Repeat([]func(*talk){lost}, launchTries)...), 1)
+	if code, err := l.run(t); code != ExitMargay || err == nil || !strings.Contains(err.Error(), "node1: it was killed; given up after 5 tries") {
+		t.Errorf("status %d, %v", code, err)
+	}
+	l = newLauncher(t, serveTo(t, lost), 1)
+	l.NoRetry = true
+	if code, err := l.run(t); code != ExitMargay || err == nil || !strings.Contains(err.Error(), "node1: it was killed") {
+		t.Errorf("with NoRetry: status %d, %v", code, err)
+	}
+}
+
 // A launch that the end of the machine has cut short is not repeated.
 func TestMachineGoesDownDuringLaunch(t *testing.T) {
 	s := serveTo(t, func(c *talk) {

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"margay/cluster/boot"
 	"margay/cluster/control"
 	"margay/cluster/trust"
@@ -36,17 +38,28 @@ type holder struct {
 	serve     []string // command that becomes serve
 	log       func(format string, args ...any)
 
-	mu     sync.Mutex
-	conn   *control.Conn // to serve; nil while there is none
-	states map[id.Node]*nodeState
-	ups    map[id.Node]chan struct{} // closed when the node has registered
+	obeying sync.WaitGroup // goroutines that have orders of serve carried out
+
+	mu    sync.Mutex
+	conn  *control.Conn // to serve; nil while there is none
+	nodes []*heldNode   // by number
 }
 
-// nodeState is what serve is told of a node when it connects.
-type nodeState struct {
-	boot  *control.NodeBoot
+// heldNode is what the holder knows of a node. holder.mu guards all but orders.
+type heldNode struct {
+	life   life
+	orders chan order // to reboot it, taken by keepNode
+
+	// What serve is told when it connects.
+	boot  *control.NodeBoot  // nil: it was never started
 	stage *control.NodeStage // nil: nothing is known of its boot, or it is up
 	exit  *control.NodeExit  // nil while it runs
+}
+
+// order is one to reboot a node.
+type order struct {
+	why    string
+	obeyed chan error // gets nil when the node has been started; it has room for that
 }
 
 // held is the lock of the machine that this process holds. It stays open until the process has ended: who finds it free finds no holder.
@@ -73,10 +86,7 @@ func Hold(ctx context.Context, d Dir, serve []string, log func(format string, ar
 	}
 	defer w.Close()
 	defer r.Close()
-	h := &holder{
-		dir: d, spec: spec, lifeline: r, serve: serve, log: log,
-		states: make(map[id.Node]*nodeState), ups: make(map[id.Node]chan struct{}),
-	}
+	h := &holder{dir: d, spec: spec, lifeline: r, serve: serve, log: log}
 	if h.substrate, err = h.newSubstrate(authority); err != nil {
 		return err
 	}
@@ -98,8 +108,8 @@ func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
 // run starts everything and waits for the end. Then serve ends before the nodes do: its clients are to hear that the machine goes down,
 // and not what becomes of nodes and ranks.
 func (h *holder) run(ctx context.Context) {
-	for node := range id.Node(h.spec.Nodes) {
-		h.ups[node] = make(chan struct{})
+	for range h.spec.Nodes {
+		h.nodes = append(h.nodes, &heldNode{orders: make(chan order)})
 	}
 	served, end := context.WithCancel(context.WithoutCancel(ctx))
 	var all sync.WaitGroup
@@ -108,59 +118,87 @@ func (h *holder) run(ctx context.Context) {
 		h.keepServe(ctx)
 	})
 	all.Go(func() { h.report(ctx) })
-	for node := range id.Node(h.spec.Nodes) {
-		all.Go(func() { h.keepNode(served, node) })
+	for number, n := range h.nodes {
+		all.Go(func() { h.keepNode(served, id.Node(number), n) })
 	}
 	<-ctx.Done()
 	h.log("ending machine %s", h.spec.Name)
 	all.Wait()
+	h.obeying.Wait()
 }
 
-// keepNode starts a node, again when it fails before it was up, and stops it when ctx ends.
-func (h *holder) keepNode(ctx context.Context, node id.Node) {
-	for boots := uint32(1); ; boots++ {
-		pid, ended, err := h.substrate.start(node)
-		if err != nil {
-			h.nodeExited(node, exit{Reason: err.Error()}, false)
-			return
-		}
-		h.nodeStarted(node, pid, boots)
+// keepNode starts a node, again when its life says so or somebody orders it, and stops it when ctx ends.
+func (h *holder) keepNode(ctx context.Context, number id.Node, n *heldNode) {
+	var ended <-chan exit // nil while the node does not run
+	start := time.NewTimer(0)
+	defer start.Stop()
+	for {
 		select {
+		case <-start.C:
+			ended, _ = h.startNode(number, n) // an error is the node's end, which serve hears of
+		case e := <-ended:
+			ended = nil
+			if v := h.nodeExited(number, n, e); v.Again {
+				start.Reset(v.Pause)
+			}
+		case o := <-n.orders:
+			start.Stop()
+			var err error
+			if ended, err = h.stopNode(number, ended); err == nil {
+				h.nodeOrdered(number, n, o)
+				ended, err = h.startNode(number, n)
+			}
+			o.obeyed <- err
 		case <-ctx.Done():
-			h.substrate.stop(node)
-			select {
-			case <-ended:
-			case <-time.After(stopWait):
-				h.log("node%d does not end", node)
+			if _, err := h.stopNode(number, ended); err != nil {
+				h.log("%v", err)
 			}
 			return
-		case e := <-ended:
-			again := boots <= bootRetries && !e.Off && !h.isUp(node)
-			h.nodeExited(node, e, again)
-			if !again {
-				return
-			}
 		}
 	}
 }
 
-func (h *holder) isUp(node id.Node) bool {
-	select {
-	case <-h.ups[node]:
-		return true
-	default:
-		return false
+// startNode starts a node and returns a channel that gets its end; nil with an error.
+func (h *holder) startNode(number id.Node, n *heldNode) (<-chan exit, error) {
+	pid, ended, err := h.substrate.start(number)
+	if err != nil {
+		h.nodeExited(number, n, exit{Reason: err.Error(), Off: true})
+		return nil, err
 	}
-}
-
-func (h *holder) nodeStarted(node id.Node, pid int, boots uint32) {
-	h.log("node%d started, pid %d", node, pid)
+	h.log("node%d started, pid %d", number, pid)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := &nodeState{boot: &control.NodeBoot{Node: uint32(node), Pid: int64(pid), Boots: boots}}
-	h.states[node] = s
+	n.life.start()
+	n.boot, n.stage, n.exit = &control.NodeBoot{Node: uint32(number), Pid: int64(pid), Boots: n.life.boots}, nil, nil
+	h.tell(n.boot)
+	return ended, nil
+}
+
+// stopNode ends a node that runs. It returns ended as it is when the node does not end in time, else nil.
+func (h *holder) stopNode(number id.Node, ended <-chan exit) (<-chan exit, error) {
+	if ended == nil {
+		return nil, nil
+	}
+	h.substrate.stop(number)
+	select {
+	case <-ended:
+		return nil, nil
+	case <-time.After(stopWait):
+		return ended, fmt.Errorf("node%d does not end", number)
+	}
+}
+
+// isUp reports whether a node has registered since its last start.
+func (h *holder) isUp(node id.Node) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.nodes[node].life.up
+}
+
+// tell tells serve something if it is connected. The caller holds h.mu.
+func (h *holder) tell(m proto.Message) {
 	if h.conn != nil {
-		_ = h.conn.Send(s.boot)
+		_ = h.conn.Send(m)
 	}
 }
 
@@ -168,32 +206,62 @@ func (h *holder) nodeStarted(node id.Node, pid int, boots uint32) {
 func (h *holder) nodeStage(node id.Node, status boot.Status) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := h.states[node]
-	if s == nil || h.isUp(node) {
+	if int(node) >= len(h.nodes) {
+		return
+	}
+	n := h.nodes[node]
+	if n.boot == nil || n.life.up {
 		return
 	}
 	text := status.String()
-	if s.stage == nil || s.stage.Stage != text {
+	if n.stage == nil || n.stage.Stage != text {
 		h.log("node%d: %s", node, text)
 	}
-	s.stage = &control.NodeStage{Node: uint32(node), Stage: text, Percent: uint32(status.Percent)}
-	if h.conn != nil {
-		_ = h.conn.Send(s.stage)
-	}
+	n.stage = &control.NodeStage{Node: uint32(node), Stage: text, Percent: uint32(status.Percent)}
+	h.tell(n.stage)
 }
 
-func (h *holder) nodeExited(node id.Node, e exit, again bool) {
-	h.log("node%d: %s", node, e.Reason)
+// nodeExited asks the life of a node that has ended what becomes of it, and tells serve.
+func (h *holder) nodeExited(number id.Node, n *heldNode, e exit) verdict {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := h.states[node]
-	if s == nil {
-		s = &nodeState{boot: &control.NodeBoot{Node: uint32(node)}}
-		h.states[node] = s
+	v := n.life.end(e.Off, time.Now())
+	reason := e.Reason
+	if v.Reason != "" {
+		reason += "; " + v.Reason
 	}
-	s.exit = &control.NodeExit{Node: uint32(node), Reason: e.Reason, Console: e.Console, Retry: again}
-	if h.conn != nil {
-		_ = h.conn.Send(s.exit)
+	h.log("node%d: %s", number, reason)
+	n.exit = &control.NodeExit{Node: uint32(number), Reason: reason, Console: e.Console, Retry: v.Again}
+	h.tell(n.exit)
+	return v
+}
+
+// nodeOrdered notes that a node starts because of an order.
+func (h *holder) nodeOrdered(number id.Node, n *heldNode, o order) {
+	h.log("node%d: %s", number, o.why)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n.life.order()
+	n.exit = &control.NodeExit{Node: uint32(number), Reason: o.why, Retry: true}
+	h.tell(n.exit)
+}
+
+// reboot ends a node and starts it, and returns when it has been started. ctx ends with the holder.
+func (h *holder) reboot(ctx context.Context, m *control.RebootNode) error {
+	if int(m.Node) >= len(h.nodes) {
+		return control.Failf(control.Code_CODE_NOT_FOUND, "the holder has no node%d", m.Node)
+	}
+	o := order{why: m.Why, obeyed: make(chan error, 1)}
+	select {
+	case h.nodes[m.Node].orders <- o:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	select {
+	case err := <-o.obeyed:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 
@@ -261,13 +329,15 @@ func (h *holder) reportOnce(ctx context.Context) error {
 	}
 	h.mu.Lock()
 	h.conn = conn
-	for _, s := range h.states {
-		_ = conn.Send(s.boot)
-		if s.stage != nil {
-			_ = conn.Send(s.stage)
+	for _, n := range h.nodes {
+		if n.boot != nil {
+			_ = conn.Send(n.boot)
 		}
-		if s.exit != nil {
-			_ = conn.Send(s.exit)
+		if n.stage != nil {
+			_ = conn.Send(n.stage)
+		}
+		if n.exit != nil {
+			_ = conn.Send(n.exit)
 		}
 	}
 	h.mu.Unlock()
@@ -277,17 +347,24 @@ func (h *holder) reportOnce(ctx context.Context) error {
 		h.conn = nil
 	}()
 	return conn.Serve(func(f *control.Frame) {
-		if m, ok := f.Message().(*control.NodeUp); ok && int(m.Node) < h.spec.Nodes {
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			if node := id.Node(m.Node); !h.isUp(node) {
-				close(h.ups[node])
-				if s := h.states[node]; s != nil {
-					s.stage = nil
-				}
-			}
+		switch m := f.Message().(type) {
+		case *control.NodeUp:
+			h.nodeUp(m)
+		case *control.RebootNode:
+			h.obeying.Go(func() { conn.Answer(f, &control.Done{}, h.reboot(ctx, m)) })
 		}
 	})
+}
+
+// nodeUp takes the word of serve that a node has registered.
+func (h *holder) nodeUp(m *control.NodeUp) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if int(m.Node) < len(h.nodes) {
+		n := h.nodes[m.Node]
+		n.life.registered()
+		n.stage = nil
+	}
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

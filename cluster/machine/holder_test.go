@@ -161,7 +161,6 @@ func holding(t *testing.T, d Dir, nodes int, p *playedSubstrate, serve ...string
 	p.ends = make(map[id.Node]chan exit)
 	h := &holder{
 		dir: d, spec: Spec{Name: "m", Nodes: nodes}, substrate: p, lifeline: r, serve: append([]string{exe, "serve"}, serve...), log: t.Logf,
-		states: make(map[id.Node]*nodeState), ups: make(map[id.Node]chan struct{}),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
@@ -201,7 +200,7 @@ func TestLockOutlivesHold(t *testing.T) {
 	}
 }
 
-// A node that fails before it was up is started again, one that turns itself off or fails later is not.
+// A node that fails is started again, one that turns itself off is not. An order starts it, and reboots one that runs.
 func TestHolderKeepsNodes(t *testing.T) {
 	base(t)
 	d := created(t, "m")
@@ -209,7 +208,8 @@ func TestHolderKeepsNodes(t *testing.T) {
 	t.Cleanup(s.end)
 	p := new(playedSubstrate)
 	t.Cleanup(func() {
-		if !slices.Equal(p.stopped, []id.Node{1}) {
+		slices.Sort(p.stopped[1:])
+		if !slices.Equal(p.stopped, []id.Node{1, 0, 1, 2}) { // node1 by an order, and all at the end
 			t.Errorf("stopped: %v", p.stopped)
 		}
 	})
@@ -239,14 +239,16 @@ func TestHolderKeepsNodes(t *testing.T) {
 	s.mu.Unlock()
 	check.AwaitFor(t, patience, "nodes that are up", func() bool { return h.isUp(0) && h.isUp(1) })
 	p.end(0, "it fell over again")
-	s.heard(t, "node0 exits: it fell over again, [Oops], retry false")
+	s.heard(t, "node0 exits: it fell over again, [Oops], retry true")
+	s.heard(t, "node0 boots 3")
 
 	// The next serve hears how things are now.
 	s.end()
 	s = serveOn(t, d)
 	t.Cleanup(s.end)
-	s.heard(t, "node0 exits: it fell over again, [Oops], retry false")
+	s.heard(t, "node0 boots 3")
 	s.heard(t, "node1 boots 1")
+	s.heard(t, "node2 exits: it was refused, [], retry false")
 	h.nodeStage(1, boot.Status{Stage: boot.Leased})
 	s.mu.Lock()
 	for _, text := range s.got {
@@ -255,7 +257,18 @@ func TestHolderKeepsNodes(t *testing.T) {
 		}
 	}
 	s.mu.Unlock()
-	if p.started(0) != 2 || p.started(1) != 1 || p.started(2) != 1 {
+
+	for _, node := range []uint32{1, 2} {
+		if _, err := s.conn.Call(t.Context(), &control.RebootNode{Node: node, Why: "somebody wants it"}); err != nil {
+			t.Error(err)
+		}
+		s.heard(t, fmt.Sprintf("node%d exits: somebody wants it, [], retry true", node))
+		s.heard(t, fmt.Sprintf("node%d boots 2", node))
+	}
+	if _, err := s.conn.Call(t.Context(), &control.RebootNode{Node: 77}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
+		t.Errorf("the order for a node that there is not: %v", err)
+	}
+	if p.started(0) != 3 || p.started(1) != 2 || p.started(2) != 2 {
 		t.Errorf("started: %v", p.starts)
 	}
 }

@@ -242,8 +242,5 @@ type substrate interface {
 
 var errUnknownSubstrate = errors.New("unknown substrate")
 
-// bootRetries is how often a node that ends before it is up is started once more, unless it has turned itself off.
-const bootRetries = 2
-
 // stopWait bounds how long the holder waits for what it ends.
 const stopWait = 5 * time.Second

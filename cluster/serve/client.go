@@ -60,6 +60,8 @@ func (c *client) handle(f *control.Frame) {
 		c.conn.Answer(f, drained, err)
 	case *control.ResumeNodes:
 		c.conn.Answer(f, &control.Done{}, s.resume(m))
+	case *control.RebootNodes:
+		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.reboot(m)) })
 	case *control.Status:
 		c.conn.Answer(f, s.status(), nil)
 	case *control.Noise:

@@ -391,7 +391,7 @@ func (j *job) outcome() ledger.State {
 			return ledger.Killed
 		case control.Code_CODE_DOWN:
 			return ledger.Down
-		case control.Code_CODE_NODE_LOST:
+		case control.Code_CODE_NODE_LOST, control.Code_CODE_LAUNCH_LOST:
 			return ledger.NodeLost
 		}
 	} else if j.limit.over {

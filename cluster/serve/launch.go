@@ -207,14 +207,12 @@ func (s *Server) noRoom(spec *control.JobSpec) error {
 func (s *Server) holders(spec *control.JobSpec) (jobs []uint32) {
 	shape := shapeOf(spec)
 	for _, n := range s.nodes {
-		for _, use := range n.uses {
-			if n.inService() && shape.mayUse(n.number) && !slices.Contains(jobs, use.job) {
-				jobs = append(jobs, use.job)
-			}
+		if n.inService() && shape.mayUse(n.number) {
+			jobs = append(jobs, n.jobs()...)
 		}
 	}
 	slices.Sort(jobs)
-	return jobs
+	return slices.Compact(jobs)
 }
 
 // shownJobs bounds how many jobs an error names.

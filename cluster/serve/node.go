@@ -24,6 +24,7 @@ type node struct {
 	number  uint32
 	conn    *control.Conn // nil while it is not connected
 	fresh   *control.Conn // the newest that has shown its token and has not registered; nil when there is none
+	leaving string        // the boot that an order ends; empty: none is
 	health  control.NodeHealth
 	reason  string // why it is not up
 	retry   bool   // reason says how it ended, and it is started once more
@@ -82,6 +83,15 @@ func (n *node) why() string {
 		return text + "\n" + n.remedy
 	}
 	return text + "; " + n.remedy
+}
+
+// jobs returns the jobs that have cores of the node, in order. The caller holds Server.mu.
+func (n *node) jobs() (jobs []uint32) {
+	for _, u := range n.uses {
+		jobs = append(jobs, u.job)
+	}
+	slices.Sort(jobs)
+	return slices.Compact(jobs)
 }
 
 // use gives a core to a rank of a job. The caller holds Server.mu.
@@ -206,6 +216,9 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.nodes[m.Node]
+	if n.leaving != "" && n.leaving == m.Boot {
+		return nil, control.Failf(control.Code_CODE_REFUSED, "it is being rebooted").At(m.Node)
+	}
 	if n.conn != nil && n.conn != conn {
 		n.disconnect()
 	}
@@ -509,7 +522,7 @@ func (s *Server) judge(n *node, silent time.Duration) {
 			if n.stage != nil {
 				last = fmt.Sprintf(" after the last news of its boot (%s, %d %%)", n.stage.Stage, n.stage.Percent)
 			}
-			s.dead(n, fmt.Sprintf("it did not register within %v%s (machine up --boot-timeout gives a slow or busy host longer)%s", t.Boot, last, s.consoleTail(n.number)), "if it stays silent, "+s.anew())
+			s.dead(n, fmt.Sprintf("it did not register within %v%s (machine up --boot-timeout gives a slow or busy host longer)%s", t.Boot, last, s.consoleTail(n.number)), "if it stays silent, "+s.rebooted(n.number))
 		}
 	case control.NodeHealth_NODE_UP:
 		if silent > t.Late {
@@ -518,7 +531,7 @@ func (s *Server) judge(n *node, silent time.Duration) {
 		}
 	case control.NodeHealth_NODE_LATE:
 		if silent > t.Dead {
-			s.dead(n, fmt.Sprintf("it has been silent for %v", t.Dead), "if it stays silent, "+s.anew())
+			s.dead(n, fmt.Sprintf("it has been silent for %v", t.Dead), "if it stays silent, "+s.rebooted(n.number))
 		}
 	case control.NodeHealth_NODE_REFUSED:
 		if silent > t.Dead {
@@ -527,9 +540,9 @@ func (s *Server) judge(n *node, silent time.Duration) {
 	}
 }
 
-// anew says how a machine is made anew, with all its nodes.
-func (s *Server) anew() string {
-	return fmt.Sprintf("margay machine down -m %s and margay machine up make the machine anew", s.config.Machine)
+// rebooted says how a node is rebooted.
+func (s *Server) rebooted(node uint32) string {
+	return fmt.Sprintf("margay node reboot -m %s node%d reboots it", s.config.Machine, node)
 }
 
 // turn changes what a node is, and why it is not up. Server.mu is held.
@@ -548,11 +561,16 @@ func (s *Server) dead(n *node, reason, remedy string) {
 	s.lose(n)
 }
 
-// lose ends the jobs that a node had. The caller holds Server.mu.
+// lose ends the jobs that a node had. Of one that is being launched no rank has run, so it can be launched again. The caller holds
+// Server.mu.
 func (s *Server) lose(n *node) {
 	for _, j := range s.jobs {
 		if j.on(n.number) && !j.records.Complete(n.number) {
-			s.fail(j, control.Failf(control.Code_CODE_NODE_LOST, "%s", n.why()).At(n.number))
+			code := control.Code_CODE_NODE_LOST
+			if j.phase == control.JobPhase_JOB_PREPARED {
+				code = control.Code_CODE_LAUNCH_LOST
+			}
+			s.fail(j, control.Failf(code, "%s", n.why()).At(n.number))
 		}
 	}
 }
@@ -618,7 +636,7 @@ func (s *Server) nodeExit(m *control.NodeExit) {
 	if int(m.Node) >= len(s.nodes) {
 		return
 	}
-	reason, remedy := m.Reason, "it does not come back by itself: "+s.anew()
+	reason, remedy := m.Reason, "it does not come back by itself: "+s.rebooted(m.Node)
 	if m.Retry {
 		reason, remedy = reason+"; it is started once more", ""
 	} else if len(m.Console) > 0 {

@@ -128,10 +128,10 @@ func TestNodeDies(t *testing.T) {
 		{"silence", func(_ *machine, n *playedNode) {
 			n.silence()
 			time.Sleep(13 * time.Second)
-		}, "node1: it has been silent for 10s; if it stays silent, margay machine down -m m and margay machine up make the machine anew"},
+		}, "node1: it has been silent for 10s; if it stays silent, margay node reboot -m m node1 reboots it"},
 		{"exit", func(m *machine, _ *playedNode) {
 			m.local(control.Role_ROLE_HOLDER).tell(&control.NodeExit{Node: 1, Reason: "it was killed", Console: []string{"a", "b"}})
-		}, "node1: it was killed; the last lines of its console:\n    a\n    b\nit does not come back by itself: margay machine down -m m and margay machine up make the machine anew"},
+		}, "node1: it was killed; the last lines of its console:\n    a\n    b\nit does not come back by itself: margay node reboot -m m node1 reboots it"},
 		{"retry", func(m *machine, _ *playedNode) {
 			m.local(control.Role_ROLE_HOLDER).tell(&control.NodeExit{Node: 1, Reason: "it was killed", Console: []string{"a"}, Retry: true})
 		}, "node1: it was killed; it is started once more"},
@@ -319,7 +319,7 @@ func TestNodeReconnectsAtPrepare(t *testing.T) {
 			n.conn.Close()
 			time.Sleep(time.Second)
 			none[*control.JobState](t, &c.recorder, "the node may come back")
-			code, says := control.Code_CODE_NODE_LOST, "node1: it has been silent for 10s; if it stays silent, margay machine down -m m and margay machine up make the machine anew"
+			code, says := control.Code_CODE_LAUNCH_LOST, "node1: it has been silent for 10s; if it stays silent, margay node reboot -m m node1 reboots it"
 			if back {
 				code, says = control.Code_CODE_RESTARTED, "node1: it has connected anew while the job was being launched"
 				n.connect()
@@ -797,7 +797,7 @@ func TestRemedy(t *testing.T) {
 		m := up(t, 2)
 		c := m.client()
 		m.local(control.Role_ROLE_HOLDER).tell(&control.NodeExit{Node: 1, Reason: "it was killed"})
-		const remedy = "it does not come back by itself: margay machine down -m m and margay machine up make the machine anew"
+		const remedy = "it does not come back by itself: margay node reboot -m m node1 reboots it"
 		if state := c.node(1); state.Reason != "it was killed" || state.Remedy != remedy {
 			t.Errorf("node 1 is %v", state)
 		}

@@ -143,6 +143,34 @@ func TestKilledWhileFilesAreCopied(t *testing.T) {
 	m.usable()
 }
 
+// A launch that loses a node goes on without it, and says so; without a retry the job fails.
+func TestNodeLostAtLaunch(t *testing.T) {
+	ownMachine(t, "own")
+	m := up(t, "hosted", 3, 1)
+	large := filepath.Join(t.TempDir(), "large")
+	for i, flag := range []string{"--no-retry", "--label"} {
+		content := make([]byte, 96<<20) // which does not become smaller, and which no node has
+		rand.NewChaCha8([32]byte{byte(i)}).Read(content)
+		if err := os.WriteFile(large, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		m.awaitUp()
+		c := m.start("run", "-n", "2", flag, "--with", large, probe(), "hello")
+		ps := func() string { return m.margay("ps").stdout }
+		eventually(t, "job that starts", func() bool { return strings.Contains(ps(), "starting") }, ps)
+		kill(t, pids(t, m.file("nodes", "node1.json"))[0])
+		switch r := c.wait(); {
+		case flag == "--no-retry":
+			if r.code != 125 || !strings.Contains(r.stderr, "node1: its PID 1 ended") || r.stdout != "" {
+				t.Errorf("with --no-retry: %v", r)
+			}
+		case r.code != 0 || strings.Count(r.stdout, "\n") != 2 || !strings.Contains(r.stderr, "node1: its PID 1 ended") || !strings.Contains(r.stderr, "starting it again"):
+			t.Error(r)
+		}
+	}
+	m.usable()
+}
+
 func TestServeKilledAndDetachedJob(t *testing.T) {
 	m := use(t, "hosted")
 	job := strings.TrimSpace(m.run(0, "--detach", "-n", "4", probe(), "count", "40", "30").stdout)
@@ -504,7 +532,7 @@ func TestVMStoppedForGood(t *testing.T) {
 	m.usable()
 }
 
-// The end of a virtual machine ends its node at once, and the jobs on it; the others go on.
+// The end of a virtual machine ends its node at once, and the jobs on it; the others go on. The node is started once more.
 func TestVMKilled(t *testing.T) {
 	m := use(t, "mortal")
 	other := m.start("run", "-n", "1", probe(), "count", "60", "100")
@@ -516,16 +544,59 @@ func TestVMKilled(t *testing.T) {
 		t.Fatalf("processes of node1: %v", vms)
 	}
 	kill(t, vms[0])
-	if r := c.wait(); r.code != 125 || !strings.Contains(r.stderr, "node1: ") || strings.Contains(r.stderr, "it has been silent") {
+	if r := c.wait(); r.code != 125 || !strings.Contains(r.stderr, "node1: ") || !strings.Contains(r.stderr, "signal 9") || !strings.Contains(r.stderr, "it is started once more") {
 		t.Error(r)
-	}
-	if n := m.awaitHealth(1, "dead"); !strings.Contains(n.Reason, "signal 9") {
-		t.Errorf("node1 %+v", n)
 	}
 	m.run(0, "-n", "1", probe(), "hello")
 	if r := other.wait(); r.code != 0 || strings.Count(r.stdout, "\n") != 60 {
 		t.Errorf("the job on another node: %v", r)
 	}
+	m.usable()
+	if n := m.awaitHealth(1, "up"); n.Boots != 2 {
+		t.Errorf("then node1 is %+v", n)
+	}
+}
+
+// A node that ends is started again a few times, with a root, a RAM disk and connections to others that are new. Then it stays dead until
+// an order. An order for a node with a job needs force, and ends the job.
+func TestReboot(t *testing.T) {
+	ownMachine(t, "own")
+	m := up(t, "hosted", 2, 1)
+	for boots := 2; ; boots++ {
+		nodes := pids(t, m.file("nodes", "node1.json"))
+		if len(nodes) != 1 {
+			t.Fatalf("processes of node1: %v", nodes)
+		}
+		kill(t, nodes[0])
+		if boots > 4 {
+			break
+		}
+		var n nodeState
+		eventually(t, fmt.Sprintf("boot %d of node1", boots), func() bool {
+			n = m.listNodes()[1]
+			return n.Health == "up" && n.Boots == boots
+		}, func() string { return fmt.Sprintf("%+v", n) })
+		m.usable()
+	}
+	if n := m.awaitHealth(1, "dead"); !strings.Contains(n.Reason, "it has ended 4 times within 10m0s") {
+		t.Errorf("node1 %+v", n)
+	}
+	if r := m.margay("node", "reboot", "node1"); r.code != 0 {
+		t.Fatal(r)
+	}
+	m.usable()
+	c := m.start("run", "-n", "1", "-w", "node1", probe(), "sleep")
+	c.awaitRanks("sleeping", 1)
+	if r := m.margay("node", "reboot", "1"); r.code != 125 || !strings.Contains(r.stderr, "drain it and wait, or end them with --force") {
+		t.Error(r)
+	}
+	if r := m.margay("node", "reboot", "1", "--force"); r.code != 0 {
+		t.Error(r)
+	}
+	if r := c.wait(); r.code != 125 || !strings.Contains(r.stderr, "ended by order of ") {
+		t.Error(r)
+	}
+	m.usable()
 }
 
 // A node that boots and never registers is named, with what its console shows, and nothing is left of the machine.

@@ -42,6 +42,7 @@ type Flags struct {
 	Label     bool
 	Detach    bool
 	KeepGoing bool
+	NoRetry   bool
 	HugePages bool
 	Force     bool
 	MPI       string // auto, pmi1 or none
@@ -168,6 +169,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.BoolVarP(&f.Label, "label", "l", false, "begin each line of output with the rank that wrote it")
 	fs.BoolVarP(&f.Detach, "detach", "d", false, "print the job's number and return; margay logs shows its output, "+keptOutput+" at most")
 	fs.BoolVar(&f.KeepGoing, "keep-going", false, "let the other ranks continue when one fails; the lowest rank that failed decides the status")
+	fs.BoolVar(&f.NoRetry, "no-retry", false, "fail when a node is lost before the ranks run, instead of launching on other nodes")
 	fs.BoolVarP(&f.Verbose, "verbose", "v", false, "print the steps of margay")
 	fs.StringVar(&f.Stdin, "stdin", "first", "which ranks read standard input: first, all or none (in loops that read it)")
 	fs.IntVar(&f.MemoryMiB, "memory", 0, "memory for the job on each node, in MiB (default: the share of its cores)")
@@ -239,7 +241,7 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	signals, stop := command.Catch(16, forwarded...)
 	defer stop()
 	o := launch.Options{
-		Socket: socket, Spec: asked, Exec: &control.Exec{Argv: launch.Bytes(args), Env: launch.Bytes(env)}, Files: files, Label: f.Label,
+		Socket: socket, Spec: asked, Exec: &control.Exec{Argv: launch.Bytes(args), Env: launch.Bytes(env)}, Files: files, Label: f.Label, NoRetry: f.NoRetry,
 		OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output), Stdin: command.Foreground(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr, Signals: signals,
 		Status: &launch.Status{W: a.Stderr, Verbose: f.Verbose, Quiet: f.Quiet, Terminal: show.IsTerminal(a.Stderr) && !f.Quiet},
 	}

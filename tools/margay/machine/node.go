@@ -1,7 +1,11 @@
 package machine
 
 import (
+	"context"
+	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -11,8 +15,8 @@ import (
 )
 
 func (a commands) nodeCommand() *cobra.Command {
-	c := &cobra.Command{Use: "node", Short: "Take nodes out of service, and into it again"}
-	c.AddCommand(a.drainCommand(), a.resumeCommand())
+	c := &cobra.Command{Use: "node", Short: "Take nodes out of service, and into it again; reboot them"}
+	c.AddCommand(a.drainCommand(), a.resumeCommand(), a.rebootCommand())
 	return c
 }
 
@@ -74,4 +78,79 @@ func (a commands) resumeCommand() *cobra.Command {
 			return nil
 		},
 	}))
+}
+
+// rebootWait is longer than serve waits for the holder.
+const rebootWait = time.Minute
+
+// upPoll is the pause between two looks at nodes that boot.
+const upPoll = 100 * time.Millisecond
+
+func (a commands) rebootCommand() *cobra.Command {
+	var force, noWait bool
+	c := a.QuietFlag(a.VerboseFlag(&cobra.Command{
+		Use:   "reboot NODE...",
+		Short: "End nodes and boot them again",
+		Long: `End nodes, also those that do not answer or are dead, and boot them again. The virtual machine or the namespaces of a node end with
+all processes in it. The command returns when the nodes are up; with --no-wait, when they have been started.
+
+Nodes that have jobs are refused. Take them out of service first (margay node drain) and wait until they are drained, or end their
+jobs with --force. If one node is refused, none is touched.
+
+A node that ends without an order boots again, three times within ten minutes. Then it stays dead until this command.
+margay machine restart restarts only the kernel of a node, and its jobs continue.`,
+		Example: `  margay node reboot 2
+  margay node reboot node[1-4] --force`,
+		Args: command.Arguments(1, -1),
+		RunE: func(c *cobra.Command, args []string) error {
+			nodes, err := nodeset.Parse(strings.Join(args, ","))
+			if err != nil {
+				return err
+			}
+			request := &control.RebootNodes{Nodes: nodes, Force: force, User: command.UserName()}
+			if _, err := command.AskWithin[*control.Done](c.Context(), a.App, request, rebootWait); err != nil {
+				return err
+			}
+			a.Detail("%s: rebooted", nodeset.Condense(nodes))
+			if noWait {
+				return nil
+			}
+			if err := a.awaitUp(c.Context(), nodes); err != nil {
+				return err
+			}
+			a.Detail("%s: up", nodeset.Condense(nodes))
+			return nil
+		},
+	}))
+	c.Flags().BoolVar(&force, "force", false, "end the jobs of the nodes")
+	c.Flags().BoolVar(&noWait, "no-wait", false, "do not wait until the nodes are up")
+	return c
+}
+
+// awaitUp waits until nodes that were started are up, or one is dead, which serve decides.
+func (a commands) awaitUp(ctx context.Context, nodes []uint32) error {
+	for {
+		list, err := command.Ask[*control.Nodes](ctx, a.App, &control.ListNodes{})
+		if err != nil {
+			return err
+		}
+		waiting := false
+		for _, n := range list.Nodes {
+			switch {
+			case !slices.Contains(nodes, n.Node) || n.Health == control.NodeHealth_NODE_UP:
+			case n.Health == control.NodeHealth_NODE_DEAD && !n.Retry || n.Health == control.NodeHealth_NODE_REFUSED:
+				return fmt.Errorf("node%d did not come up: %s", n.Node, n.Reason)
+			default:
+				waiting = true
+			}
+		}
+		if !waiting {
+			return nil
+		}
+		select {
+		case <-time.After(upPoll):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }

@@ -44,7 +44,7 @@ func TestDrainAndResume(t *testing.T) {
 		"node drain 1 --reason=":  "node drain: --reason is empty",
 		"node drain 4-1":          "the range 4-1 runs backwards",
 		"node resume node[1-3":    "its brackets do not match: node[1-4,10]",
-		"node":                    "node needs a command: drain, resume (margay node --help)",
+		"node":                    "node needs a command: drain, reboot, resume (margay node --help)",
 		"node undrain 1":          "did you mean margay node resume?",
 		"node drain 1 -v --quiet": "node drain: -q and -v exclude each other",
 	} {
@@ -55,6 +55,43 @@ func TestDrainAndResume(t *testing.T) {
 		return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "node1 is not drained")
 	}, "node", "resume", "1")
 	margaytest.Wants(t, status, 125, stderr, "margay: node1 is not drained\n")
+}
+
+// reboot asks for the nodes and waits until they are up, or reports that one is not.
+func TestReboot(t *testing.T) {
+	const booting, up, dead = control.NodeHealth_NODE_BOOTING, control.NodeHealth_NODE_UP, control.NodeHealth_NODE_DEAD
+	for _, c := range []struct {
+		args   string
+		want   *control.RebootNodes
+		lists  [][3]control.NodeHealth // of node0 to node2, one after the other; the last one goes on
+		status int
+		stderr string
+	}{
+		{"node reboot 1-2 -v", &control.RebootNodes{Nodes: []uint32{1, 2}}, [][3]control.NodeHealth{{dead, booting, up}, {dead, up, up}}, 0,
+			"margay: node1-2: rebooted\nmargay: node1-2: up\n"},
+		{"node reboot --force 1", &control.RebootNodes{Nodes: []uint32{1}, Force: true}, [][3]control.NodeHealth{{up, booting, up}, {up, dead, up}}, 125,
+			"margay: node1 did not come up: it fell over\n"},
+		{"node reboot 1 --no-wait", &control.RebootNodes{Nodes: []uint32{1}}, nil, 0, ""},
+	} {
+		c.want.User = command.UserName()
+		status, stdout, stderr := margaytest.Played(t, func(question proto.Message) (proto.Message, error) {
+			if _, ok := question.(*control.ListNodes); !ok {
+				if !proto.Equal(question, c.want) {
+					t.Errorf("%s: serve is asked %v", c.args, question)
+				}
+				return &control.Done{}, nil
+			}
+			list := new(control.Nodes)
+			for node, health := range c.lists[0] {
+				list.Nodes = append(list.Nodes, &control.NodeState{Node: uint32(node), Health: health, Reason: "it fell over"})
+			}
+			if len(c.lists) > 1 {
+				c.lists = c.lists[1:]
+			}
+			return list, nil
+		}, strings.Fields(c.args)...)
+		margaytest.Wants(t, status, c.status, stdout+stderr, c.stderr)
+	}
 }
 
 // The status of a machine counts nodes that are out of service.

@@ -35,6 +35,7 @@ var otherNames = map[string]map[string][]string{
 	"margay node": {
 		"drain":  {"down", "offline", "disable", "out", "evict"},
 		"resume": {"undrain", "up", "online", "enable", "in"},
+		"reboot": {"reset", "restart", "start", "power", "replace"},
 	},
 	"margay ext": {
 		"list":   {"ls", "ps", "show"},

@@ -1,0 +1,107 @@
+package serve
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"margay/cluster/control"
+)
+
+// playHolder connects a holder, which hands each order to reboot a node to obey, and answers with its error.
+func (m *machine) playHolder(obey func(h *playedClient, o *control.RebootNode) error) *playedClient {
+	m.t.Helper()
+	h := &playedClient{m: m, conn: control.NewConn(m.clients.Dial(m.t))}
+	m.t.Cleanup(h.conn.Close)
+	if _, err := h.conn.Greet(&control.Hello{Role: control.Role_ROLE_HOLDER, Program: "a played holder"}); err != nil {
+		m.t.Fatal(err)
+	}
+	go h.conn.Serve(func(f *control.Frame) {
+		h.add(f.Message())
+		if o, ok := f.Message().(*control.RebootNode); ok {
+			go func() { h.conn.Answer(f, &control.Done{}, obey(h, o)) }()
+		}
+	})
+	synctest.Wait()
+	return h
+}
+
+func reboots(force bool, nodes ...uint32) *control.RebootNodes {
+	return &control.RebootNodes{Nodes: nodes, Force: force, User: "op"}
+}
+
+// The holder reboots a node. Until then its old boot cannot come back, then its new one registers like any other. Its jobs end, which
+// needs force.
+func TestReboot(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 3)
+		c, other := m.client(), m.client()
+		other.refused(reboots(false, 1), control.Code_CODE_RESTARTED, "holder is not connected")
+		var ordered []uint32
+		m.playHolder(func(h *playedClient, o *control.RebootNode) error {
+			if o.Why != "ended by order of op" {
+				t.Errorf("the order is %v", o)
+			}
+			// A node that loses its connection connects again at once.
+			conn := m.dial()
+			if _, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: m.token(o.Node), Node: o.Node, Program: "a played node"}); err != nil {
+				t.Error(err)
+			}
+			go conn.Serve(func(*control.Frame) {})
+			if _, err := conn.Call(t.Context(), m.played[o.Node].register()); !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) {
+				t.Errorf("the old boot of node%d registers: %v", o.Node, err)
+			}
+			ordered = append(ordered, o.Node)
+			_ = h.conn.Send(&control.NodeExit{Node: o.Node, Reason: o.Why, Retry: true})
+			_ = h.conn.Send(&control.NodeBoot{Node: o.Node, Boots: 2})
+			return nil
+		})
+		c.run(spec(1)) // on node0
+		other.refused(reboots(false, 1, 9), control.Code_CODE_NOT_FOUND, "no node9")
+		other.refused(reboots(false, 1, 0), control.Code_CODE_REFUSED, "it has job 1: drain it and wait, or end them with --force")
+		if len(ordered) > 0 {
+			t.Fatalf("node%d are rebooted although one is refused", ordered)
+		}
+		must[*control.Done](other, reboots(false, 2))
+		if n := other.node(2); n.Health != control.NodeHealth_NODE_BOOTING || n.Boots != 2 {
+			t.Errorf("node2 is %v", n)
+		}
+		m.played[2].boot = "another boot"
+		m.played[2].connect()
+		if n := other.node(2); n.Health != control.NodeHealth_NODE_UP || n.Boots != 2 {
+			t.Errorf("then node2 is %v", n)
+		}
+		must[*control.Done](other, reboots(true, 0))
+		if s := c.ended(); s.Error == nil || s.Error.Text != "ended by order of op; it is started once more" || s.Error.Node != 0 {
+			t.Errorf("the job of node0 ends as %v", s)
+		}
+		if !slices.Equal(ordered, []uint32{2, 0}) || !m.logged("node0: rebooted by op") {
+			t.Errorf("rebooted are %v", ordered)
+		}
+	})
+}
+
+// When the holder cannot reboot a node, the caller hears why, and a node that still runs comes back.
+func TestRebootFails(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		m.playHolder(func(_ *playedClient, o *control.RebootNode) error {
+			if o.Node == 1 {
+				time.Sleep(2 * rebootTimeout)
+			}
+			return errors.New("it does not end")
+		})
+		c.refused(reboots(false, 0, 1), control.Code_CODE_NODE_LOST, "node0 is not rebooted: it does not end\nnode1 is not rebooted: ")
+		for _, n := range m.played {
+			n.connect()
+		}
+		if n := c.node(0); n.Health != control.NodeHealth_NODE_UP {
+			t.Errorf("node0 is %v", n)
+		}
+		m.end(c, c.run(spec(1)), 1)
+		time.Sleep(rebootTimeout) // the holder's late answer concerns nobody
+	})
+}
