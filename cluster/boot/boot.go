@@ -1,16 +1,16 @@
-// Package boot is what a node without a disk boots from: DHCP gives it its address and the location
-// of an iPXE script, and HTTP gives it the script, the Linux kernel and the node image.
+// Package boot serves nodes that boot without a disk: DHCP gives a node its address and the
+// location of an iPXE script, and HTTP gives it the script, the Linux kernel and the node image.
 //
 //	iPXE  -> DHCP  discover, request      Leases decides; answers only clients of known MAC addresses
 //	iPXE  -> HTTP  GET /boot.ipxe         the same for all nodes
 //	iPXE  -> HTTP  GET /kernel, /image    the same for all nodes
 //
-// Nothing that the services give is secret: every station can read it. A node gets its configuration
-// and its token in another way.
+// Nothing that the services give is secret: every station can read it. A node gets its
+// configuration and its token in another way.
 //
 // Leases and Progress are state machines: packets and times in, answers out. Services does their
-// input and output on any net.PacketConn and net.Listener, those of a host or of a network stack in
-// this process.
+// input and output on any net.PacketConn and net.Listener, of a host or of a network stack in this
+// process.
 //
 // Locks: Services.mu guards Leases and Progress. It is not held during input or output.
 package boot
@@ -35,20 +35,20 @@ const (
 	DHCPPort = 67
 )
 
-// The paths of what there is to fetch.
+// The paths of the files.
 const (
 	ScriptPath = "/boot.ipxe"
 	KernelPath = "/kernel"
 	ImagePath  = "/image"
 )
 
-// File is something to fetch. It must not change while it is served.
+// File is a file that nodes fetch. It must not change while it is served.
 type File struct {
 	io.ReaderAt
 	Size int64 // in bytes
 }
 
-// Config says what the services give to whom.
+// Config holds the hosts to serve, and the answers and files for them.
 type Config struct {
 	Hosts   []Host
 	Server  netip.Prefix // address of the services and the subnet of the hosts
@@ -57,11 +57,11 @@ type Config struct {
 	Image   File
 	// Report receives each new stage of a node. It must not block.
 	Report func(id.Node, Status)
-	// Send sends an Ethernet frame from the MAC address. Nil: that is not possible, and clients wait
-	// for an IPv6 router.
+	// Send sends an Ethernet frame from the MAC address. Nil: frames cannot be sent, and clients
+	// wait for an IPv6 router.
 	Send func(frame []byte) error
 	MAC  MAC // of the services; for Send
-	// Log receives lines about what is refused, at a bounded rate.
+	// Log receives lines about refusals, at a bounded rate.
 	Log func(format string, args ...any)
 }
 

@@ -17,7 +17,7 @@ const maxDatagram = 1500
 // maxMachine bounds a client's identifier of its machine, in bytes: a type and a UUID.
 const maxMachine = 17
 
-// leaseTime is what clients are told. Their addresses never change, so it matters to none.
+// leaseTime is the lease time in answers. It has no effect, because addresses never change.
 const leaseTime = 24 * time.Hour
 
 // errQuestion reports a datagram that no DHCP client sends.
@@ -103,7 +103,7 @@ func parse(datagram []byte) (*dhcpv4.DHCPv4, Question, error) {
 	if err != nil {
 		return nil, Question{}, err
 	}
-	// A relay (giaddr) would have the answer go where there is no node.
+	// The answer to a relay (giaddr) would go to a network without nodes.
 	if in.OpCode != dhcpv4.OpcodeBootRequest || in.HWType != iana.HWTypeEthernet || len(in.ClientHWAddr) != len(MAC{}) ||
 		!in.GatewayIPAddr.IsUnspecified() {
 		return nil, Question{}, errQuestion
@@ -159,8 +159,8 @@ var messageTypes = map[Kind]dhcpv4.MessageType{
 	Offer: dhcpv4.MessageTypeOffer, Ack: dhcpv4.MessageTypeAck, Nak: dhcpv4.MessageTypeNak,
 }
 
-// destination is where an answer goes (RFC 2131, section 4.1): to the client's address, or to all if
-// the client asks for that or is to have no address.
+// destination returns the address for an answer (RFC 2131, section 4.1): the client's, or broadcast
+// if the client asks for that or gets no address.
 func destination(in *dhcpv4.DHCPv4, a Answer) net.Addr {
 	to := &net.UDPAddr{IP: net.IPv4bcast.To4(), Port: dhcpv4.ClientPort}
 	if a.Kind != Nak && !in.IsBroadcast() {

@@ -102,7 +102,7 @@ func TestAnswers(t *testing.T) {
 		{"second server", request(t, 1, dhcpv4.WithOption(dhcpv4.OptServerIdentifier(second.AsSlice()))), 0, "",
 			"node1: its DHCP request was refused: it has chosen another DHCP server, 10.66.0.9"},
 		{"unknown", question(t, 9), 0, "", "no node has the MAC address 525400660009"},
-		{"firmware", question(t, 1, dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionUserClassInformation, []byte("PXE")))), 0, "", "it is no iPXE"},
+		{"firmware", question(t, 1, dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionUserClassInformation, []byte("PXE")))), 0, "", "it is not iPXE"},
 		{"relayed", question(t, 1, dhcpv4.WithGatewayIP(second.AsSlice())), 0, "", "is ignored"},
 		{"an answer", func() []byte { d := question(t, 1); d[0] = 2; return d }(), 0, "", "is ignored"},
 		{"long hardware address", func() []byte { d := question(t, 1); d[2] = 16; return d }(), 0, "", "is ignored"},

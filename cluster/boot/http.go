@@ -18,8 +18,8 @@ import (
 const (
 	headerWait = 20 * time.Second // for a request to arrive
 	idleWait   = 20 * time.Second // for the next one
-	// stallWait bounds the time in which a client takes a piece of a file, which io.Copy makes of at
-	// most 32 KiB. A client that is slower loses its connection, and can go on where it was.
+	// stallWait bounds the time in which a client receives a piece of a file, at most 32 KiB, the
+	// size of io.Copy. A slower client loses its connection, and can continue where it was.
 	stallWait  = 30 * time.Second
 	maxHeader  = 8 << 10
 	maxConns   = 1024
@@ -47,7 +47,7 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
 	node, known := s.nodes[from.Addr().Unmap()]
 	if err != nil || !known {
-		s.log.Printf("boot: %s asks for %.100q, and is no node", r.RemoteAddr, r.URL.Path)
+		s.log.Printf("boot: %s asks for %.100q, and is not a node", r.RemoteAddr, r.URL.Path)
 		http.Error(w, "not a node of this machine", http.StatusForbidden)
 		return
 	}
@@ -122,7 +122,7 @@ type limit struct {
 	closed atomic.Bool
 }
 
-// limited closes the connections of l for which there is no room.
+// limited closes the connections of l that exceed the limits.
 func limited(l net.Listener, log *gate.Log) net.Listener {
 	return &limit{Listener: l, log: log, room: gate.NewRoom(maxConns, maxPerAddr)}
 }
@@ -177,8 +177,8 @@ func (c *limitedConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Close implements net.Conn. It gives a client that has not ended the connection the time of a piece
-// to take the end of an answer. Until then the connection counts.
+// Close implements net.Conn. A client that has not ended the connection has stallWait to receive
+// the end of an answer. Until then the connection counts.
 func (c *limitedConn) Close() (err error) {
 	c.once.Do(func() {
 		half, ok := c.Conn.(interface{ CloseWrite() error })

@@ -137,7 +137,7 @@ func raw(t *testing.T, url, text string) (status int, body string) {
 	return answer.StatusCode, string(all)
 }
 
-// A station that is no node gets nothing.
+// A station that is not a node gets nothing.
 func TestStranger(t *testing.T) {
 	s, _ := services(t, func(c *Config) {
 		local(c)

@@ -65,8 +65,8 @@ type Counts struct {
 // repeats its messages, and shorter than the exchange of a machine takes.
 const holdTime = time.Minute
 
-// Leases decides on the questions of DHCP clients. The state is bounded by the number of hosts: what
-// strangers send is only counted, so they cannot exhaust addresses or memory. It is not safe for
+// Leases decides on the questions of DHCP clients. The number of hosts bounds the state: packets of
+// strangers are only counted, so they cannot exhaust addresses or memory. It is not safe for
 // concurrent use.
 type Leases struct {
 	hosts  map[MAC]Host
@@ -80,8 +80,7 @@ type owner struct {
 	last    time.Time
 }
 
-// NewLeases returns the leases of hosts, each of which needs a MAC address and an address of its
-// own.
+// NewLeases returns the leases of hosts. Each host needs a MAC address and an address of its own.
 func NewLeases(hosts []Host) (*Leases, error) {
 	l := &Leases{hosts: make(map[MAC]Host, len(hosts)), owners: make(map[MAC]owner)}
 	addresses := make(map[netip.Addr]id.Node, len(hosts))
@@ -106,7 +105,7 @@ func NewLeases(hosts []Host) (*Leases, error) {
 // Counts returns what was refused so far.
 func (l *Leases) Counts() Counts { return l.counts }
 
-// Malformed counts a datagram that is no question.
+// Malformed counts a datagram that is not a question.
 func (l *Leases) Malformed() { l.counts.Malformed++ }
 
 // Starting frees the MAC address of a node: another machine may have it now.
@@ -146,7 +145,7 @@ func (l *Leases) Handle(now time.Time, server netip.Addr, q Question) Answer {
 		a.Refusal = fmt.Sprintf("it has found its address %v in use", host.Address)
 	case !q.IPXE:
 		l.counts.NotIPXE++
-		a.Refusal = "it is no iPXE, and there is nothing for other clients"
+		a.Refusal = "it is not iPXE, and there is nothing for other clients"
 	case q.Kind == Discover:
 		a.Kind = Offer
 	case q.Wants != host.Address:

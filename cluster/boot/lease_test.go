@@ -123,7 +123,7 @@ func TestStarvation(t *testing.T) {
 func TestLeasesModel(t *testing.T) {
 	const nodes, machines = 4, 3
 	l, random := leases(t, nodes), seeded(t)
-	last := map[int]map[string]time.Time{} // when a machine was heard under the MAC address of a node
+	last := map[int]map[string]time.Time{} // when a machine has used the MAC address of a node
 	holder := map[int]string{}
 	now := start
 	for step := range 20_000 {

@@ -37,7 +37,7 @@ func linkLocal(m MAC) [16]byte {
 	return [16]byte{0: 0xfe, 1: 0x80, 8: m[0] ^ 2, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5]}
 }
 
-// checksum is that of RFC 1071. The length of b is even.
+// checksum returns the checksum of RFC 1071. The length of b is even.
 func checksum(b []byte) uint16 {
 	var sum uint32
 	for i := 0; i < len(b); i += 2 {

@@ -154,8 +154,8 @@ func (l *Log) writing() (*writing, error) {
 	return &writing{locked, dir}, nil
 }
 
-// Append writes records in this order, in as few writes as possible. After an error some of them may
-// be written; writing them again does no harm.
+// Append writes records in this order, in as few writes as possible. After an error some of them
+// may be written; writing them again does no harm.
 func (l *Log) Append(records ...*Record) error {
 	if len(records) == 0 {
 		return nil

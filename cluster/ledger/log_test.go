@@ -77,7 +77,8 @@ func TestAppend(t *testing.T) {
 	}
 }
 
-// Lost records are counted where there is no room for a byte, and the next record that is written has their number.
+// Lost records are counted on a disk without room for a byte, and the next record that is written
+// has their number.
 func TestLose(t *testing.T) {
 	l := small(t)
 	broken := *l
@@ -148,8 +149,8 @@ func (k *killed) run(f func() error) (ended bool, err error) {
 	return ended, err
 }
 
-// Random writers, some of which are killed at a random byte or between two renames, leave a history
-// that has what was appended, in order, but for the oldest records when there are too many.
+// Random writers leave a history that has all appended records in order, or the newest when there
+// are too many. Some writers are killed at a random byte or between two renames.
 func TestLogModel(t *testing.T) {
 	seed := check.Seed(t)
 	rounds := 30
@@ -252,7 +253,7 @@ func TestWriters(t *testing.T) {
 	}
 }
 
-// A write for which the disk has no room leaves nothing, and the next one that has room succeeds.
+// A write to a disk without room leaves nothing, and the next one that has room succeeds.
 func TestAppendFullDisk(t *testing.T) {
 	l := small(t)
 	if err := l.Append(record(1, 0)); err != nil {
@@ -294,8 +295,8 @@ func TestDamagedLine(t *testing.T) {
 	}
 }
 
-// Nothing is read or written through a link, from a folder that others can write to, or from what is
-// not a file.
+// The ledger reads and writes nothing through a link, in a folder that others can write to, or in
+// something other than a file.
 func TestStrangeFiles(t *testing.T) {
 	for name, prepare := range map[string]func(l *Log) error{
 		"too many levels of symbolic links": func(l *Log) error { return os.Symlink("/etc/hostname", file(l.dir, 0)) },

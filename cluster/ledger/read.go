@@ -98,7 +98,7 @@ func (l *Log) openAll() (all []part, later uint64, err error) {
 }
 
 // backwards calls each with the records of a file, the last one first, until each returns false. It
-// returns how many lines are no record, and whether each wants more.
+// returns how many lines are not a record, and whether each wants more.
 func backwards(data []byte, each func(*Record) bool) (damaged int, more bool) {
 	for end := len(data); end > 0; {
 		begin := bytes.LastIndexByte(data[:end-1], '\n') + 1

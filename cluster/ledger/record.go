@@ -29,7 +29,7 @@ import (
 	"time"
 )
 
-// Record is what is kept of a job.
+// Record describes a job that has ended.
 type Record struct {
 	Machine   string    `json:"machine"`
 	Run       string    `json:"run"` // the life of the machine: job numbers begin at 1 in each
@@ -49,7 +49,7 @@ type Record struct {
 	Status    int32     `json:"status"` // exit status, as margay run has it
 	Reason    string    `json:"reason"` // why it failed as a whole; empty: it did not
 	Failed    uint32    `json:"failed"` // how many ranks did not end with status 0
-	Ends      []End     `json:"ends"`   // how these ended; at most MaxEnds groups: that of the rank that failed first, then the others by their lowest ranks
+	Ends      []End     `json:"ends"`   // how these ended; at most MaxEnds groups: first the group with the rank that failed first, then the others by their lowest ranks
 	Phases    []Phase   `json:"phases"` // of its launch, its run and its end; none if serve was restarted
 	Usage     Usage     `json:"usage"`
 	Lost      uint64    `json:"lost"` // how many records before this one could not be written

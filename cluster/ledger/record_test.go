@@ -74,7 +74,7 @@ func TestLongLine(t *testing.T) {
 	}
 }
 
-// What is read is written as a line that is read as the same.
+// A line that can be read is written as a line that reads as the same record.
 func FuzzParseLine(f *testing.F) {
 	f.Add(line(f, example(7)))
 	f.Add(line(f, new(Record)))

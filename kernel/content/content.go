@@ -1,14 +1,13 @@
-// Package content keeps files that jobs have brought to a node, named by the SHA-256 digests of
-// their contents, so that a later job with the same files need not bring them again.
+// Package content caches the files of jobs on a node under the SHA-256 digests of their contents,
+// so that a later job with the same files need not transfer them again.
 //
-// The files are in a RAM disk that PID 1 keeps a descriptor of, so they survive a restart of the node
-// kernel. It is mounted where only the node's own processes reach it, and job inits show some of the
-// files to their ranks, where nobody can write to them. The store is bounded by a budget, and gives up
-// the files that were used least recently. A file that a job was given stays open, and whole, although
-// the store gives it up.
+// The files are in a RAM disk. PID 1 keeps a descriptor of it, so they survive a restart of the
+// node kernel. Only the node's own processes reach its mount point; job inits give ranks read-only
+// access to single files. A budget bounds the store, which evicts the least recently used files. A
+// file that a job has open stays complete after its eviction.
 //
-// A file is added from a descriptor of the job's own copy, after its data has been copied and its
-// digest computed here. So a job can add any content, but only under its true name, and a job gets a
+// A file is added from a descriptor of the job's own copy. The store copies the data and computes
+// the digest itself, so a job can add any content, but only under its true digest. A job gets a
 // content only if its client knows the digest.
 //
 // Locks, outermost first: Store.adding (held while a file is added), Store.mu.
@@ -29,24 +28,24 @@ import (
 	"margay/kernel/abi/archive"
 )
 
-// page is what the size of a file is rounded up to in a RAM disk, in bytes.
+// page is the unit in which a RAM disk allocates memory, in bytes.
 const page = 4096
 
-// mode is the permissions of each file: any job may read and execute those that it is given.
+// mode is the permissions of each file: a job may read and execute the files that it is given.
 const mode = 0o555
 
 // partial is the name of a file that is being added.
 const partial = "partial"
 
-// ErrRefused reports a file that the store does not take: it is not a regular file in a RAM disk, too
-// large, or has another digest than it should.
+// ErrRefused reports a file that the store does not accept: it is not a regular file in a RAM disk,
+// is too large, or does not match its digest.
 var ErrRefused = errors.New("content: refused")
 
 // Store is the files of a node. It is safe for concurrent use.
 type Store struct {
 	root   *os.File
 	budget int64
-	folder string // where it is mounted; empty: nowhere
+	folder string // mount point; empty: not mounted
 
 	adding  sync.Mutex   // held while a file is added; outermost
 	pending atomic.Int32 // files that AddSoon has not added yet
@@ -63,12 +62,12 @@ type file struct {
 	used uint64 // when, by Store.clock
 }
 
-// DiskSize is how much memory the RAM disk of a store takes at most, in bytes: a file that is being
-// added, and files that jobs have although the store has given them up, are beyond its budget.
+// DiskSize returns the most memory that the RAM disk of a store can take, in bytes. Beyond the
+// budget there are a file that is being added, and evicted files that jobs still have open.
 func DiskSize(budget int64) int64 { return 2*budget + page }
 
-// NewDisk makes an empty RAM disk for a store with a budget in bytes. It exists as long as a
-// descriptor of its root, or Store.Mount has mounted it.
+// NewDisk makes an empty RAM disk for a store with a budget in bytes. It exists while a descriptor
+// of its root is open or Store.Mount has mounted it.
 func NewDisk(budget int64) (*os.File, error) {
 	fd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -90,8 +89,8 @@ func NewDisk(budget int64) (*os.File, error) {
 	return os.NewFile(uintptr(mount), "content"), nil
 }
 
-// New makes the store of a folder, which holds what an earlier store of it has left. The folder is
-// the store's from then on. The budget is in bytes.
+// New makes the store of a folder, with the files that an earlier store has left there. The store
+// owns root from then on. The budget is in bytes.
 func New(root *os.File, budget int64) (*Store, error) {
 	s := &Store{root: root, budget: budget, files: make(map[archive.Digest]*file)}
 	fd, err := unix.Openat(int(root.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -114,7 +113,8 @@ func New(root *os.File, budget int64) (*Store, error) {
 	return s, s.makeRoom(0)
 }
 
-// find takes up a file of an earlier store, and removes one that it was adding.
+// find takes over a file of an earlier store, or removes it if the store had not finished adding
+// it.
 func (s *Store) find(name string) error {
 	digest, err := archive.Parse(name)
 	if err != nil {
@@ -128,9 +128,9 @@ func (s *Store) find(name string) error {
 	return nil
 }
 
-// Mount mounts the store's RAM disk, which NewDisk has made, at path, a folder that is made if it is
-// missing. It does nothing if an earlier store of the disk has done so. It must be called before the
-// store is shared.
+// Mount mounts the store's RAM disk, which NewDisk has made, at the folder path, and makes the
+// folder if it is missing. It does nothing if an earlier store of the disk has mounted it there. It
+// must be called before the store is shared.
 func (s *Store) Mount(path string) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return fmt.Errorf("content: %w", err)
@@ -148,12 +148,12 @@ func (s *Store) Mount(path string) error {
 	return nil
 }
 
-// Folder returns where the store is mounted, or an empty string. The files there have their digests
-// as names.
+// Folder returns the mount point, empty if the store is not mounted. The name of each file there is
+// its digest.
 func (s *Store) Folder() string { return s.folder }
 
-// Open opens the files with the given digests for reading. The files are the caller's; one that the
-// store lacks is nil.
+// Open opens the files with the given digests for reading. A file that the store lacks is nil. The
+// caller closes the others.
 func (s *Store) Open(digests []archive.Digest) []*os.File {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,10 +163,10 @@ func (s *Store) Open(digests []archive.Digest) []*os.File {
 		if f == nil {
 			continue
 		}
-		// It may have a lease of a rank, which must not block the node.
+		// A rank may hold a lease on the file, which must not block the node.
 		fd, err := unix.Openat(int(s.root.Fd()), digest.String(), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 		if err != nil {
-			continue // or out of descriptors: the job brings its own
+			continue // no descriptor is left, for example: the job transfers its own copy
 		}
 		files[i] = os.NewFile(uintptr(fd), digest.String())
 		s.clock++
@@ -175,8 +175,9 @@ func (s *Store) Open(digests []archive.Digest) []*os.File {
 	return files
 }
 
-// Add copies a file in a RAM disk into the store. It may be written to meanwhile: what is added has
-// the digest. Adding a file that is there does nothing. The file stays the caller's.
+// Add copies a file in a RAM disk into the store. A job may write to it during the copy, but a file
+// is only added if the copied data has the digest. If the store has the file, Add does nothing. The
+// caller keeps the file.
 func (s *Store) Add(digest archive.Digest, from *os.File) error {
 	size, err := s.check(from)
 	if err != nil {
@@ -190,7 +191,7 @@ func (s *Store) Add(digest archive.Digest, from *os.File) error {
 	if had {
 		return nil
 	}
-	// There is room beyond the budget, so no file is given up for one that is refused.
+	// There is room beyond the budget, so a file that is refused evicts no other.
 	if err := s.copy(digest, from, size); err != nil {
 		return errors.Join(err, s.remove(partial))
 	}
@@ -209,8 +210,8 @@ func (s *Store) Add(digest archive.Digest, from *os.File) error {
 // mostPending bounds the files that wait to be added. Each has a descriptor.
 const mostPending = 2 * archive.MaxContents
 
-// AddSoon adds a file without waiting for it, unless many wait already. The file is the store's from
-// then on. added receives the result; it is called on a goroutine of its own.
+// AddSoon is Add in the background, and closes the file. If mostPending files wait already, it only
+// closes the file. Otherwise it calls added with the result, on a goroutine of its own.
 func (s *Store) AddSoon(digest archive.Digest, from *os.File, added func(error)) {
 	if s.pending.Add(1) > mostPending {
 		s.pending.Add(-1)
@@ -224,8 +225,8 @@ func (s *Store) AddSoon(digest archive.Digest, from *os.File, added func(error))
 	}()
 }
 
-// check returns the size of a file that can be added. Reading one in another kind of file system
-// might never end.
+// check returns the size of a file, or an error if it cannot be added. Reading a file in another
+// file system than a RAM disk could block for ever.
 func (s *Store) check(from *os.File) (size int64, err error) {
 	var st unix.Stat_t
 	var system unix.Statfs_t
@@ -235,13 +236,13 @@ func (s *Store) check(from *os.File) (size int64, err error) {
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG || system.Type != unix.TMPFS_MAGIC:
 		return 0, fmt.Errorf("%w: a file that is not a regular one in a RAM disk", ErrRefused)
-	case st.Size > s.budget || pages(st.Size) > s.budget: // near 2^63 the second overflows
+	case st.Size > s.budget || pages(st.Size) > s.budget: // pages overflows near 2^63
 		return 0, fmt.Errorf("%w: a file of %d bytes in a store of %d", ErrRefused, st.Size, s.budget)
 	}
 	return st.Size, nil
 }
 
-// copy writes size bytes to the partial file and compares their digest.
+// copy copies size bytes to the partial file and compares their digest.
 func (s *Store) copy(digest archive.Digest, from *os.File, size int64) error {
 	fd, err := unix.Openat(int(s.root.Fd()), partial, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, mode)
 	if err != nil {
@@ -249,7 +250,7 @@ func (s *Store) copy(digest archive.Digest, from *os.File, size int64) error {
 	}
 	to := os.NewFile(uintptr(fd), partial)
 	defer to.Close()
-	if err := to.Chmod(mode); err != nil { // whatever the umask is
+	if err := to.Chmod(mode); err != nil { // the umask may have removed permissions
 		return fmt.Errorf("content: make a file: %w", err)
 	}
 	hash := sha256.New()
@@ -258,12 +259,12 @@ func (s *Store) copy(digest archive.Digest, from *os.File, size int64) error {
 		return fmt.Errorf("content: copy a file: %w", err)
 	}
 	if n != size || archive.Digest(hash.Sum(nil)) != digest {
-		return fmt.Errorf("%w: a file that was said to be %v, and is not", ErrRefused, digest)
+		return fmt.Errorf("%w: a file whose digest is not %v", ErrRefused, digest)
 	}
 	return nil
 }
 
-// makeRoom gives up files until size bytes find room. The caller holds mu.
+// makeRoom evicts files until the budget has room for size bytes. The caller holds mu.
 func (s *Store) makeRoom(size int64) error {
 	if s.used+size <= s.budget {
 		return nil
@@ -286,7 +287,7 @@ func (s *Store) makeRoom(size int64) error {
 	return nil
 }
 
-// enter notes a file. The caller holds mu, or nobody else has the store.
+// enter records a file. The caller holds mu, unless the store is not shared yet.
 func (s *Store) enter(digest archive.Digest, size int64) {
 	s.clock++
 	s.files[digest] = &file{size: pages(size), used: s.clock}

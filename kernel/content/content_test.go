@@ -19,7 +19,7 @@ import (
 
 const budget = 64 << 10
 
-// open makes the store of a folder.
+// open opens the store of a folder.
 func open(t testing.TB, folder string) *Store {
 	t.Helper()
 	root, err := os.Open(folder)
@@ -34,7 +34,7 @@ func open(t testing.TB, folder string) *Store {
 	return s
 }
 
-// inMemory makes a file in a RAM disk, as jobs have them.
+// inMemory makes a file in a RAM disk, like the files of jobs.
 func inMemory(t testing.TB, data []byte) *os.File {
 	t.Helper()
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
@@ -51,10 +51,11 @@ func inMemory(t testing.TB, data []byte) *os.File {
 
 func digestOf(data []byte) archive.Digest { return sha256.Sum256(data) }
 
-// data returns the content number i.
+// data returns content number i.
 func data(i, size int) []byte { return bytes.Repeat([]byte{byte(i)}, size) }
 
-// has reports whether a store has data, and fails the test if it has something else under its name.
+// has reports whether a store has data. It fails the test if the store has other data under its
+// digest.
 func has(t testing.TB, s *Store, data []byte) bool {
 	t.Helper()
 	f := s.Open([]archive.Digest{digestOf(data)})[0]
@@ -68,8 +69,8 @@ func has(t testing.TB, s *Store, data []byte) bool {
 	return true
 }
 
-// A store does what a list of contents in the order of their last use does, over restarts, too. After
-// a restart that order is not known.
+// A store behaves like a list of contents in the order of their last use, also after a restart,
+// which loses that order.
 func TestModel(t *testing.T) {
 	random := rand.New(rand.NewPCG(check.Seed(t), 0))
 	folder := t.TempDir()
@@ -132,7 +133,7 @@ func TestModel(t *testing.T) {
 					t.Fatalf("%d bytes are gone after a restart", len(k.data))
 				}
 			}
-			model = reversed(model) // by the looks above
+			model = reversed(model) // has counted as a use
 		default:
 			if got := has(t, s, content); got != (at >= 0) {
 				t.Fatalf("content %d: in the store %v, in the model at %d", number, got, at)
@@ -156,7 +157,7 @@ func reversed[T any](list []T) []T {
 	return out
 }
 
-// A file that was opened is whole after the store has given it up.
+// A file that was opened stays complete after its eviction.
 func TestOpenFileStays(t *testing.T) {
 	s := open(t, t.TempDir())
 	first := data(1, budget/2)
@@ -178,7 +179,7 @@ func TestOpenFileStays(t *testing.T) {
 	}
 }
 
-// What a killed store was adding is removed, and so is what has no digest for a name.
+// A new store removes the file that a killed store was adding, and files without a digest as name.
 func TestPartial(t *testing.T) {
 	folder := t.TempDir()
 	for _, name := range []string{partial, "other"} {
@@ -220,7 +221,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// A file that becomes shorter while it is added is refused, and leaves nothing.
+// A file that is truncated while it is added is refused.
 func TestAddShorter(t *testing.T) {
 	folder := t.TempDir()
 	s := open(t, folder)

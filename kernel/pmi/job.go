@@ -2,15 +2,15 @@
 // ranks of a job find each other. A Job is the part of one node: it answers the lines of the node's
 // ranks, and exchanges messages with the Jobs of the job's other nodes.
 //
-// Each rank sends lines, such as "cmd=put kvsname=job-7 key=P0-card value=...", and gets one line in
-// answer to each, but none to abort, and one to the lines of spawn together. What ranks put into the
-// key space is seen on their node at once, and on the others after a barrier: the puts are folded up
-// a binary tree of the nodes (package tree), and the root sends all of them down. So get is answered
-// on the node. Names that ranks publish are kept at the root.
+// Each rank sends lines, such as "cmd=put kvsname=job-7 key=P0-card value=...", and gets one line
+// in answer to each, but none to abort, and one to the lines of spawn together. What ranks put into
+// the key space is seen on their node at once, and on the others after a barrier: the puts are
+// folded up a binary tree of the nodes (package tree), and the root sends all of them down. So get
+// is answered on the node. Names that ranks publish are kept at the root.
 //
 // A Job has no clock, lock, goroutine or I/O: lines, messages and the time come in, answers and
-// messages go out. Messages may be lost, duplicated and reordered. Each part of a fold or a table is
-// sent again until it is acknowledged; a node sends one part at a time to another.
+// messages go out. Messages may be lost, duplicated and reordered. Each part of a fold or a table
+// is sent again until it is acknowledged; a node sends one part at a time to another.
 package pmi
 
 import (
@@ -103,9 +103,9 @@ func (t *transfer) message() Message {
 	return Message{t.to, m.encode()}
 }
 
-// arrival is a fold or a table of which parts have arrived.
+// arrival is a fold or a table that arrives in parts.
 type arrival struct {
-	parts uint32 // that have
+	parts uint32 // that have arrived
 	body  []byte
 	done  bool
 	fold  fold
@@ -314,8 +314,8 @@ func (j *Job) Ended(now time.Duration, number id.Rank) (a Actions) {
 	return a
 }
 
-// advance folds the barrier when every rank of this node's part of the tree has entered it, or never
-// will.
+// advance folds the barrier when every rank of this node's part of the tree has entered it, or
+// never will.
 func (j *Job) advance(now time.Duration, a *Actions) {
 	if j.folded {
 		return
@@ -399,8 +399,8 @@ func (j *Job) send(now time.Duration, kind byte, to int, body []byte, a *Actions
 	a.Messages = append(a.Messages, t.message())
 }
 
-// Receive handles a message from the job init on another node of the job, which may be any bytes. An
-// error changes nothing.
+// Receive handles a message from the job init on another node of the job, which may be any bytes.
+// An error changes nothing.
 func (j *Job) Receive(now time.Duration, from int, data []byte) (a Actions, err error) {
 	m, err := decode(data)
 	if err != nil {
@@ -485,7 +485,7 @@ func (j *Job) acknowledged(now time.Duration, from int, m message, a *Actions) {
 	a.Messages = append(a.Messages, t.message())
 }
 
-// Next returns when Tick is to be called; false: not before another event.
+// Next returns when Tick must be called. ok is false if it need not be called before another event.
 func (j *Job) Next() (at time.Duration, ok bool) {
 	for _, t := range j.sending {
 		if !ok || t.due < at {

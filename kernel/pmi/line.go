@@ -17,10 +17,10 @@ const (
 // MaxLine is the longest line that a client may send, in bytes, with its end.
 const MaxLine = 4096
 
-// ErrLine reports a line that is no command.
+// ErrLine reports a line that is not a command.
 var ErrLine = errors.New("not a command of PMI 1")
 
-// command is a line: pairs of a key and a value, of which the first has the key cmd or mcmd.
+// command is a line: pairs of a key and a value. The first key is cmd or mcmd.
 type command struct {
 	name  string
 	multi bool // the first line of several, up to endcmd
@@ -42,7 +42,7 @@ func parse(line []byte) (command, error) {
 		key, value, ok := bytes.Cut(word, []byte{'='})
 		switch {
 		case !ok || len(key) == 0:
-			return c, fmt.Errorf("%w: %.40q is no pair of a key and a value", ErrLine, word)
+			return c, fmt.Errorf("%w: %.40q is not a pair of a key and a value", ErrLine, word)
 		case c.name == "" && (string(key) == "cmd" || string(key) == "mcmd") && len(value) > 0 && len(value) <= maxKey:
 			c.name, c.multi = string(value), string(key) == "mcmd"
 		case c.name == "":

@@ -60,7 +60,7 @@ const MaxMessage = bodyHeader + partSize
 // noRank stands for none in a fold.
 const noRank = 1<<32 - 1
 
-// errMessage reports bytes that are no message, or one that its receiver does not expect.
+// errMessage reports bytes that are not a message, or a message that its receiver does not expect.
 var errMessage = errors.New("pmi: bad message")
 
 type message struct {

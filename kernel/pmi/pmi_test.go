@@ -33,7 +33,7 @@ func alone(ranks int) *Job {
 	return New(c)
 }
 
-// The answers are what MPICH expects, line by line; what is wrong is answered with an error.
+// The answers are those that MPICH expects, line by line. The answer to a wrong line is an error.
 func TestLines(t *testing.T) {
 	long := strings.Repeat("x", maxValue)
 	for _, test := range []struct{ line, want string }{
@@ -63,7 +63,7 @@ func TestLines(t *testing.T) {
 		{"cmd=spawn", "cmd=spawn_result rc=-1 msg=spawn_is_not_supported"},
 		{"cmd=dance", "cmd=dance_result rc=-1 msg=unknown_command"},
 		{"", "cmd=error rc=-1 msg=not_a_command_of_PMI_1:_it_is_empty"},
-		{"garbage", "cmd=error rc=-1 msg=not_a_command_of_PMI_1:_\"garbage\"_is_no_pair_of_a_key_and_a_value"},
+		{"garbage", "cmd=error rc=-1 msg=not_a_command_of_PMI_1:_\"garbage\"_is_not_a_pair_of_a_key_and_a_value"},
 		{"a=b", "cmd=error rc=-1 msg=not_a_command_of_PMI_1:_it_begins_with_\"a_b\""},
 		{"cmd=get\x00", "cmd=error rc=-1 msg=not_a_command_of_PMI_1:_byte_0x0"},
 		{strings.Repeat("x", MaxLine), "cmd=error rc=-1 msg=not_a_command_of_PMI_1:_4096_bytes,_at_most_4095_are_allowed"},

@@ -15,6 +15,9 @@ const (
 	// access, which may miss every cache.
 	sliceWeight = 20_000
 	slow        = 16
+
+	// MinSlice is the least that Slice returns.
+	MinSlice = sliceWeight / slow
 )
 
 // weights holds the weight of each instruction by Op, 0 for isa.Invalid.

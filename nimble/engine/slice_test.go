@@ -32,7 +32,7 @@ func TestSlice(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
-		if got := engine.Slice(p); got != c.want {
+		if got := engine.Slice(p); got != c.want || got < engine.MinSlice {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
 		}
 	}

@@ -36,6 +36,11 @@ func (v *verifier) functions() error {
 		v.program.functions[n] = Function{Start: start, End: end}
 		v.leader(start)
 	}
+	for _, slot := range v.entries {
+		if code[slot].Op == isa.CallLocal {
+			v.program.functionOf(code[slot].Target).Called = true
+		}
+	}
 	return nil
 }
 
@@ -73,15 +78,15 @@ func (v *verifier) targets() error {
 }
 
 // blocks sets the Cost of every leader to the cost of its block, and finds out
-// which functions have a stack frame.
+// which registers are used, and which functions have a stack frame.
 func (v *verifier) blocks() {
 	code := v.program.code
 	for n := range v.program.functions {
 		f := &v.program.functions[n]
-		cost := uint32(0)
+		cost, used := uint32(0), uint16(0)
 		for slot := f.End - 1; slot >= f.Start; slot-- {
 			i := &code[slot]
-			f.Frame = f.Frame || i.Dst == isa.FramePointer || i.Src == isa.FramePointer
+			used |= 1<<i.Dst | 1<<i.Src
 			if i.Op != isa.Invalid {
 				cost++
 			}
@@ -89,5 +94,7 @@ func (v *verifier) blocks() {
 				i.Cost, cost = cost, 0
 			}
 		}
+		f.Frame = used>>isa.FramePointer != 0
+		v.program.registers |= used
 	}
 }

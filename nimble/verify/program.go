@@ -17,6 +17,7 @@ type Program struct {
 	trusted   bool
 	code      []Instruction
 	functions []Function         // ascending, without gaps
+	registers uint16             // see Registers
 	services  []*service.Service // of calls
 	maps      []state.Spec
 	pointers  []Pointer
@@ -47,6 +48,7 @@ type Instruction struct {
 type Function struct {
 	Start, End int
 	Frame      bool // it uses r10, so it has a stack frame of FrameSize bytes
+	Called     bool // there is a local call of it
 }
 
 // Pointer is an address in a map, which is set when the program is inserted: the 8
@@ -80,10 +82,16 @@ func (p *Program) At(slot int) *Instruction { return &p.code[slot] }
 func (p *Program) Functions() []Function { return slices.Clone(p.functions) }
 
 // Function returns the function that a slot in [0, Len) belongs to.
-func (p *Program) Function(slot int) Function {
+func (p *Program) Function(slot int) Function { return *p.functionOf(slot) }
+
+func (p *Program) functionOf(slot int) *Function {
 	after := sort.Search(len(p.functions), func(n int) bool { return p.functions[n].Start > slot })
-	return p.functions[after-1]
+	return &p.functions[after-1]
 }
+
+// Registers returns the registers that instructions use, a bit each. It may include
+// registers that none uses.
+func (p *Program) Registers() uint16 { return p.registers }
 
 // Services returns the called services, by the Target of calls. The caller must
 // not change the slice.

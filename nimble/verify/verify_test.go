@@ -120,7 +120,7 @@ func TestFunctions(t *testing.T) {
 		"exit",
 		"mov r0, r10", // 6
 		"exit")
-	want := []Function{{0, 4, false}, {4, 6, true}, {6, 8, true}}
+	want := []Function{{0, 4, false, false}, {4, 6, true, true}, {6, 8, true, false}}
 	if got := p.Functions(); !reflect.DeepEqual(got, want) {
 		t.Errorf("functions %v, want %v", got, want)
 	}
@@ -128,6 +128,18 @@ func TestFunctions(t *testing.T) {
 		if got := p.Function(slot); got != want[n] {
 			t.Errorf("slot %d is in %v, want %v", slot, got, want[n])
 		}
+	}
+	if !verified(t, "call_local -1", "exit").Function(0).Called {
+		t.Error("a function that calls itself is not called")
+	}
+}
+
+// Registers includes every register that an instruction uses.
+func TestRegisters(t *testing.T) {
+	p := verified(t, "add r3, r7", "call_local +1", "exit", "stdw [r10-8], 1", "stxb [r9], r2", "exit")
+	const want = 1<<3 | 1<<7 | 1<<10 | 1<<9 | 1<<2
+	if got := p.Registers(); got&want != want || got>>11 != 0 {
+		t.Errorf("registers %#b, want %#b", got, want)
 	}
 }
 

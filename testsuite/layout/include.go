@@ -26,10 +26,10 @@ var (
 	toolchain   = []string{"go_asm.h", "textflag.h"} // of Go's assembler
 )
 
-// Includes returns the headers of the tree that its C files include. A header is looked for where
-// the compiler does: beside the file, and in the folders that the Makefiles from the file's folder
-// upward, or the tests of the package whose testdata it is, name by -I. A quoted header that is not
-// found is an error.
+// Includes returns the headers of the tree that its C files include. It searches as the compiler
+// does: beside the file, and in the folders that -I names in the Makefiles from the file's folder
+// upward or, for a file in testdata, in the tests of its package. It returns an error for a quoted
+// header that it does not find.
 func Includes(root fs.FS) ([]Include, error) {
 	var all []Include
 	err := fs.WalkDir(root, ".", func(file string, entry fs.DirEntry, err error) error {
@@ -86,7 +86,7 @@ func packageOf(dir string) string {
 
 func isTest(dir string) bool { return packageOf(dir) != dir }
 
-// searched returns the folders that are named by -I for the files of a folder.
+// searched returns the folders that -I names for the files of a folder.
 func searched(root fs.FS, dir string) ([]string, error) {
 	var folders []string
 	add := func(name string, bases ...string) {
@@ -127,7 +127,7 @@ func searched(root fs.FS, dir string) ([]string, error) {
 	return folders, nil
 }
 
-// expand puts the values of variables into a Makefile.
+// expand replaces the variables of a Makefile by their values.
 func expand(text string) string {
 	for _, m := range makeValue.FindAllStringSubmatch(text, -1) {
 		text = strings.ReplaceAll(text, "$("+m[1]+")", m[2])

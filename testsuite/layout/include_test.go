@@ -7,7 +7,7 @@ import (
 	"testing/fstest"
 )
 
-// Includes finds headers where the compiler does, and refuses those that it does not find.
+// Includes finds the headers that the compiler finds, and returns an error for others.
 func TestIncludesAreFound(t *testing.T) {
 	text := func(s string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(s)} }
 	tree := fstest.MapFS{
@@ -31,6 +31,6 @@ func TestIncludesAreFound(t *testing.T) {
 	}
 	tree["low/x/x.c"] = text("#include \"gone.h\"\n")
 	if _, err := Includes(tree); err == nil || !strings.Contains(err.Error(), `low/x/x.c includes "gone.h"`) {
-		t.Errorf("a header that is not there: %v", err)
+		t.Errorf("a missing header: %v", err)
 	}
 }

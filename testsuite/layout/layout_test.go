@@ -75,8 +75,8 @@ func table(t *testing.T) Table {
 	return table
 }
 
-// Packages and their tests import only what the table allows, with every build tag and on both
-// architectures.
+// Packages and their tests import only packages that the table allows, with every build tag and on
+// both architectures.
 func TestImports(t *testing.T) {
 	rows := table(t)
 	seen := 0
@@ -100,7 +100,7 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// What C files include is allowed to them as an import is.
+// C files include only headers of packages that the table allows their package to import.
 func TestIncludes(t *testing.T) {
 	rows := table(t)
 	all, err := Includes(os.DirFS("../.."))
@@ -154,14 +154,14 @@ func TestLeaves(t *testing.T) {
 	}
 }
 
-// Engines are chosen by main packages, the packages of the command margay, their list and tests,
-// and do not know each other.
+// Only main packages, the packages of the command margay, the list of engines and tests import
+// engines. Engines do not import each other.
 func TestEngines(t *testing.T) {
 	const engines = "margay/nimble/engine/"
 	const all = engines + "list"
 	shared := []string{engines + "enginetest"}
-	// It takes no engine from there, but the translation of programs into parts of one that it
-	// loads itself.
+	// The loader does not run programs on this engine. It imports the translation of programs, and
+	// loads the result itself.
 	const loader, translation = "margay/kernel/sched/schedext", engines + "linux"
 	for _, p := range packages(t) {
 		for _, imported := range p.Imports {
@@ -172,13 +172,13 @@ func TestEngines(t *testing.T) {
 				t.Errorf("%s imports the engine %s", p.ImportPath, imported)
 			}
 			if slices.Contains(shared, imported) {
-				t.Errorf("%s, which is no test, imports %s", p.ImportPath, imported)
+				t.Errorf("%s, which is not a test, imports %s", p.ImportPath, imported)
 			}
 		}
 	}
 }
 
-// Every package says what it is.
+// Every package has a package comment.
 func TestPackageComments(t *testing.T) {
 	for _, p := range packages(t) {
 		found := false
@@ -208,7 +208,7 @@ func lastBlock(text string) string {
 	return strings.Join(lines[at:], "\n")
 }
 
-// There is no cgo, and nothing reaches into other packages by linkname.
+// No package uses cgo, or reaches into another package by linkname.
 func TestNoShortcuts(t *testing.T) {
 	linkname := regexp.MustCompile(`(?m)^//go:linkname`)
 	for _, p := range packages(t) {
@@ -225,7 +225,7 @@ func TestNoShortcuts(t *testing.T) {
 				t.Errorf("%s/%s uses go:linkname", p.ImportPath, file)
 			}
 			if unsafe && strings.Contains(string(text), "\n\t\"unsafe\"\n") && !strings.Contains(file, "_unsafe") {
-				t.Errorf("%s/%s imports unsafe: its name does not say so", p.ImportPath, file)
+				t.Errorf("%s/%s imports unsafe, but its name does not contain _unsafe", p.ImportPath, file)
 			}
 		}
 	}

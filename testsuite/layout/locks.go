@@ -14,9 +14,9 @@ import (
 // locksParagraph begins the paragraph of a package comment that names the package's locks.
 var locksParagraph = regexp.MustCompile(`(?m)^(# )?Locks\b`)
 
-// LocksOf returns the mutexes that the given files of a package declare, as Type.field or as the
-// name of a variable, and the text of the package comment from the word Locks on, empty if there is
-// none.
+// LocksOf returns the mutexes that the given files of a package declare, each as Type.field or as
+// the name of a variable. paragraph is the package comment from the word Locks on, empty without
+// that word.
 func LocksOf(files []string) (locks []string, paragraph string, err error) {
 	for _, name := range files {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// The package comment of a package with several locks names them all, so that their order can be
-// said.
+// The package comment of a package with several locks names all of them, so that it can state their
+// order.
 func TestLocks(t *testing.T) {
 	several := 0
 	for _, p := range packages(t) {

@@ -1,4 +1,4 @@
-// Package layout holds the tree to the rules that ARCHITECTURE.md states.
+// Package layout checks that the tree keeps the rules of ARCHITECTURE.md.
 package layout
 
 import (
@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Words of the table that stand for many packages.
+// Cells of the table that stand for many packages or for none.
 const (
 	everything    = "everything"
 	butTestsuite  = "everything but testsuite"
@@ -19,7 +19,7 @@ const (
 // forTests is the package that every test may import.
 const forTests = "internal/check"
 
-// Row says what a package, or each package of a folder, may import.
+// Row lists the packages that a package, or each package of a folder, may import.
 type Row struct {
 	Of    string   // a package, or FOLDER/... for a folder and all below it
 	May   []string // packages, FOLDER/..., or one of the words above
@@ -69,7 +69,7 @@ func words(cell string) []string {
 	return list
 }
 
-// covers reports whether a word of the table means a package.
+// covers reports whether a word of the table includes a package.
 func covers(word, pkg string) bool {
 	switch folder, tree := strings.CutSuffix(word, "/..."); {
 	case word == everything:
@@ -82,8 +82,8 @@ func covers(word, pkg string) bool {
 	return word == pkg
 }
 
-// row returns the place of the row of a package, the one with the longest name that covers it, or
-// -1.
+// row returns the index of the row of a package: of the rows that cover it, the one with the
+// longest name. It returns -1 if there is none.
 func (t Table) row(pkg string) int {
 	best := -1
 	for i, r := range t {
@@ -94,7 +94,8 @@ func (t Table) row(pkg string) int {
 	return best
 }
 
-// Check returns an error if a package or, if test is set, its tests must not import another one.
+// Check returns an error if a package must not import another one. With test it checks an import by
+// the package's tests.
 func (t Table) Check(from, to string, test bool) error {
 	own := t.row(from)
 	if own < 0 {
@@ -114,8 +115,8 @@ func (t Table) Check(from, to string, test bool) error {
 	return fmt.Errorf("%s imports %s, which the row of %s does not allow", from, to, t[own].Of)
 }
 
-// CheckOrder returns the errors of the table itself: a package has two rows, or a row names one
-// that does not stand above it, so that imports could run up.
+// CheckOrder returns the errors of the table itself: a package with two rows, or a row that names a
+// package of a later row, which would let imports run up the tree.
 func (t Table) CheckOrder() error {
 	var errs []error
 	for i, r := range t {

@@ -46,16 +46,16 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// What tasks have had before the scheduler came does not count.
+// Processor time before the insertion of the scheduler does not count.
 func TestChange(t *testing.T) {
 	c := simulator.New(t, portable.New(), infinite.Object, nil, simulator.Task{}, simulator.Task{})
-	c.Run(time.Hour) // all of it the first one's
+	c.Run(time.Hour) // the first task takes all of it
 	for range 2 {
 		c.Replace(portable.New(), weighted.Object, nil)
 		before := [2]time.Duration{c.Ran(0), c.Ran(1)}
 		c.Run(80 * time.Second)
 		if a, b := c.Ran(0)-before[0], c.Ran(1)-before[1]; a != 60*time.Second || b != 20*time.Second {
-			t.Errorf("of 80 s they had %v and %v", a, b)
+			t.Errorf("of 80 s the tasks had %v and %v", a, b)
 		}
 	}
 }

@@ -1,10 +1,11 @@
-// Package outbox sends messages to a process that may not take them: a job init that is stopped,
+// Package outbox sends messages to a process that may not receive them: a job init that is stopped,
 // starved or stuck must not hold up the node kernel.
 //
-// A message that the socket has room for is sent at once, by the caller. Otherwise it joins a queue,
-// and a goroutine sends the queue in order while there is one. Put never waits; what it queues is
-// bounded, and lost when this process ends. Send waits until its message is in the socket, so it
-// suits what must outlive this process, and bulk data, which then flows as fast as it is read.
+// A message that the socket has room for is sent at once, by the caller. Otherwise it joins a
+// queue, and a goroutine sends the queue in order while there is one. Put never waits; what it
+// queues is bounded, and lost when this process ends. Send waits until its message is in the
+// socket, so it suits messages that must outlive this process, and bulk data, which then flows as
+// fast as it is read.
 //
 // If the other end takes no message for too long, the outbox is broken for good.
 package outbox
@@ -74,8 +75,8 @@ func New(conn *link.Conn, l Limits, broken func(error)) *Outbox {
 	return &Outbox{conn: conn, limits: l, broken: broken}
 }
 
-// Put sends m, or queues it. It never waits, and returns ErrFull if there is no room. The files stay
-// the caller's.
+// Put sends m, or queues it. It never waits, and returns ErrFull if there is no room. The files
+// stay the caller's.
 func (o *Outbox) Put(m link.Message) error { return o.put(m, o.limits.Bytes) }
 
 // Offer is Put for a message that may be lost. It leaves most of the room to others.
@@ -214,7 +215,7 @@ func (o *Outbox) sent(e *entry, err error) error {
 	return ErrBroken
 }
 
-// take removes the queue's first entry, of which err is the result. The caller holds o.mu.
+// take removes the queue's first entry, with err as its result. The caller holds o.mu.
 func (o *Outbox) take(err error) {
 	e := o.queue[0]
 	o.queue = o.queue[1:]

@@ -54,8 +54,8 @@ func fill(t *testing.T, o *Outbox) (n int) {
 	}
 }
 
-// Messages arrive whole, in order, with their files, whoever sends them in whichever way and however
-// slowly they are taken.
+// Messages arrive whole, in order and with their files from several senders, by Put and by Send,
+// also at a slow receiver.
 func TestOrder(t *testing.T) {
 	check.Leaks(t)
 	seed := check.Seed(t)

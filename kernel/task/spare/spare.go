@@ -1,5 +1,5 @@
 // Package spare decides when a node starts a job init ahead of its job, and which launch gets it.
-// It starts nothing itself: events and the time go in, and what is to be done comes out.
+// It starts nothing itself: events and the time go in, actions come out.
 //
 // A node keeps one spare. Its life:
 //
@@ -55,7 +55,7 @@ type Machine struct {
 // New returns the machine of a node without a spare.
 func New(l Limits) *Machine { return &Machine{limits: l} }
 
-// Action is what has to be done.
+// Action is a change that the caller must make.
 type Action struct {
 	Start Serial    // a spare with this number
 	Kill  Serial    // this spare, which no launch will get
@@ -125,7 +125,7 @@ func (m *Machine) Failures() int { return m.failures }
 // Close ends the machine: it starts no spare again.
 func (m *Machine) Close() { m.closed = true }
 
-// Step returns what has to be done now.
+// Step returns the action that is due now.
 func (m *Machine) Step(now time.Time) (a Action) {
 	if m.state == starting && !m.closed {
 		a.Wake = m.since.Add(m.limits.Start)

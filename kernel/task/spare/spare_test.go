@@ -8,8 +8,8 @@ import (
 	"margay/internal/check"
 )
 
-// world is a node as a plain model: processes that start, die and are given to jobs, and what must
-// hold of them.
+// world is a node as a plain model, with its invariants: processes that start, die and are given to
+// jobs.
 type world struct {
 	t   *testing.T
 	r   *rand.Rand

@@ -69,10 +69,8 @@ type threader struct {
 	slots    []int32 // slot of each cell
 	at       []int32 // cell of each slot, after one that pays for a block
 	jumps    []jump
-	start    int     // first slot of the block
-	block    int32   // its first cell
-	exits    []int32 // cells that end the first function
-	again    bool    // the first function is also called
+	start    int   // first slot of the block
+	block    int32 // its first cell
 	trusted  bool
 	guarded  bool // there are unchecked accesses
 }
@@ -86,7 +84,7 @@ var threaders = sync.Pool{New: func() any { return new(threader) }}
 
 // recycle ends the use of a threader.
 func (t *threader) recycle() {
-	*t = threader{at: t.at, jumps: t.jumps[:0], exits: t.exits[:0]}
+	*t = threader{at: t.at, jumps: t.jumps[:0]}
 	threaders.Put(t)
 }
 
@@ -132,20 +130,13 @@ func (t *threader) add(slot, number int) *cell {
 	return c
 }
 
-// link resolves jumps to cells, and makes exits of the first function the end of
-// the run if no function calls it.
+// link resolves jumps to cells.
 func (t *threader) link() {
 	for _, each := range t.jumps {
 		c := &t.cells[each.cell]
 		target := t.at[c.extra]
 		c.extra = (target - each.cell) * int32(cellSize)
 		t.cells[each.block].ahead = (target - each.block) * int32(cellSize)
-	}
-	if t.again {
-		return
-	}
-	for _, n := range t.exits {
-		t.cells[n].handler = t.handlers[handleFinish]
 	}
 }
 
@@ -177,15 +168,15 @@ func (t *threader) instruction(slot int, i *verify.Instruction) (ends bool) {
 	case isa.FormCallLocal:
 		ends = true
 		t.jumps = append(t.jumps, jump{int32(len(t.cells)), t.block})
-		t.again = t.again || i.Target == 0
 		if !t.program.Function(i.Target).Frame {
 			number = handlePlainLocal
 		}
 	case isa.FormNone:
 		ends = true
-		if f := t.program.Function(slot); f.Start == 0 {
-			t.exits = append(t.exits, int32(len(t.cells)))
-		} else if !f.Frame {
+		switch f := t.program.Function(slot); {
+		case f.Start == 0 && !f.Called:
+			number = handleFinish
+		case f.Start > 0 && !f.Frame:
 			number = handlePlainExit
 		}
 	}

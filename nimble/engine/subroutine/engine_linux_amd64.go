@@ -41,7 +41,7 @@ func (e subroutine) Thread(p *verify.Program, maps []*state.Map) (engine.Code, e
 		memory:   memory,
 		base:     addressOf(memory),
 		frame:    p.Function(0).Frame,
-		short:    !t.back && !t.local && uint64(p.Len()) <= engine.Slice(p),
+		short:    !t.back && !t.local && fits(p),
 	}
 	for way, offset := range t.ways {
 		c.addresses[way] = c.base + uintptr(offset)
@@ -51,6 +51,12 @@ func (e subroutine) Thread(p *verify.Program, maps []*state.Map) (engine.Code, e
 		return nil, errors.Join(fmt.Errorf("%s: %w", e.Name(), err), c.Close())
 	}
 	return c, nil
+}
+
+// fits reports whether one execution of each instruction takes at most one slice.
+func fits(p *verify.Program) bool {
+	n := uint64(p.Len())
+	return n <= engine.MinSlice || n <= engine.Slice(p)
 }
 
 // Entries of emitted code.

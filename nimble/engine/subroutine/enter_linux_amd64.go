@@ -37,7 +37,7 @@ func (t *threader) border() {
 	if t.trusted {
 		t.borderOfStrays()
 	}
-	if t.serviced {
+	if t.callsServices() {
 		t.borderOfServices()
 	}
 
@@ -45,7 +45,7 @@ func (t *threader) border() {
 	t.ways[start] = t.here()
 	t.enter()
 	t.arguments(0x8b, offArgs)
-	if t.serviced {
+	if t.callsServices() {
 		t.constantArguments()
 	}
 	t.zero(machineRegister[0])
@@ -90,6 +90,9 @@ func (t *threader) borderOfServices() {
 	t.keep(0x8b)
 	t.reg(false, 0xff, 4, scratch)
 }
+
+// callsServices reports whether there are calls of services.
+func (t *threader) callsServices() bool { return len(t.program.Services()) > 0 }
 
 // names reports whether any instruction names a register.
 func (t *threader) names(r isa.Register) bool { return t.named>>r&1 != 0 }

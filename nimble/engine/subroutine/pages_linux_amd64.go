@@ -195,12 +195,18 @@ func (b *block) empty(offset, length int) error {
 			return fmt.Errorf("take pages of code back: %w", err)
 		}
 	}
-	code := written[offset : offset+length]
-	for i := range code {
-		code[i] = trap
-	}
+	fillTraps(written[offset : offset+length])
 	b.mark(offset/os.Getpagesize(), length/os.Getpagesize(), false)
 	return nil
+}
+
+// fillTraps fills memory with traps. It copies what it has filled: a loop over bytes
+// takes longer than all the rest of a removal.
+func fillTraps(memory []byte) {
+	memory[0] = trap
+	for n := 1; n < len(memory); n *= 2 {
+		copy(memory[n:], memory[:n])
+	}
 }
 
 // unmap removes the writable view.

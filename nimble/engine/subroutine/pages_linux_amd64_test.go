@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 )
@@ -51,11 +52,11 @@ func testArena(t *testing.T, a *arena) {
 		t.Errorf("the views are not those of an arena with single=%v", a.single)
 	}
 	first := addressOf(a.blocks[0].memory)
-	memory, err := a.add([]byte{1})
+	memory, err := a.add(bytes.Repeat([]byte{1}, 3*page-7))
 	if err != nil || addressOf(memory) != first {
 		t.Errorf("free pages were not used: %v", err)
 	}
-	if err := a.remove(memory); err != nil || a.blocks[0].memory[0] != trap {
+	if err := a.remove(memory); err != nil || slices.ContainsFunc(a.blocks[0].memory[:3*page], func(b byte) bool { return b != trap }) {
 		t.Errorf("code that was removed is still there: %v", err)
 	}
 	if err := a.remove(make([]byte, 1)); err == nil {

@@ -61,8 +61,7 @@ type threader struct {
 
 	function verify.Function // of the current instruction
 	body     bool            // the code being emitted is called
-	named    uint            // a bit for each register that any instruction names
-	serviced bool            // services are called
+	named    uint16          // a bit for each register that any instruction names
 	local    bool            // there are local calls
 	again    bool            // the first function is also called
 	back     bool            // there are backward jumps
@@ -97,18 +96,10 @@ func thread(p *verify.Program, maps []*state.Map, calls bool) *threader {
 	t := threaders.Get().(*threader)
 	t.program, t.maps, t.calls, t.trusted = p, maps, calls, p.Trusted()
 	t.at = slices.Grow(t.at[:0], p.Len())[:p.Len()]
-	for slot := range p.Len() {
-		i := p.At(slot)
-		t.named |= 1<<i.Dst | 1<<i.Src
-		switch i.Op {
-		case isa.CallLocal:
-			t.local, t.again = true, t.again || i.Target == 0
-		case isa.Call, isa.CallNamed:
-			t.serviced = true
-		}
-	}
-	t.border()
 	functions := p.Functions()
+	t.named, t.again = p.Registers(), functions[0].Called
+	t.local = slices.ContainsFunc(functions, func(f verify.Function) bool { return f.Called })
+	t.border()
 	for slot := range p.Len() {
 		if len(functions) > 0 && functions[0].Start == slot {
 			t.function, functions = functions[0], functions[1:]
@@ -182,30 +173,9 @@ func (t *threader) enterBlock(slot int, cost uint32) {
 
 // instruction emits the code of one instruction.
 func (t *threader) instruction(slot int, i *verify.Instruction) {
-	switch i.Op {
-	case isa.LdDW:
-		t.constant(machineRegister[i.Dst], i.Const())
-		return
-	case isa.LdMap, isa.LdMapFD:
-		t.constant(machineRegister[i.Dst], service.MapHandle(int(i.Imm)))
-		return
-	case isa.LdValue, isa.LdValueFD:
-		t.constant(machineRegister[i.Dst], t.maps[i.Imm].Region().Base+uint64(i.High))
-		return
-	case isa.LdCode:
-		t.constant(machineRegister[i.Dst], service.CodeAddress(i.Target))
-		return
-	case isa.Call, isa.CallNamed:
-		t.callService(slot, i)
-		return
-	case isa.CallLocal:
-		t.callLocal(slot, i)
-		return
-	case isa.Exit:
-		t.end(slot)
-		return
-	}
 	switch i.Op.Form() {
+	case isa.FormDst, isa.FormDstImm, isa.FormDstSrc:
+		t.compute(i)
 	case isa.FormLoad:
 		t.load(slot, i)
 	case isa.FormStore, isa.FormStoreImm:
@@ -217,8 +187,20 @@ func (t *threader) instruction(slot int, i *verify.Instruction) {
 	case isa.FormCondImm, isa.FormCondSrc:
 		t.compare(i)
 		t.branch(slot, i)
-	case isa.FormDst, isa.FormDstImm, isa.FormDstSrc:
-		t.compute(i)
+	case isa.FormCall:
+		t.callService(slot, i)
+	case isa.FormCallLocal:
+		t.callLocal(slot, i)
+	case isa.FormNone:
+		t.end(slot)
+	case isa.FormWide:
+		t.constant(machineRegister[i.Dst], i.Const())
+	case isa.FormWideIndex:
+		t.constant(machineRegister[i.Dst], service.MapHandle(int(i.Imm)))
+	case isa.FormWideValue:
+		t.constant(machineRegister[i.Dst], t.maps[i.Imm].Region().Base+uint64(i.High))
+	case isa.FormWideCode:
+		t.constant(machineRegister[i.Dst], service.CodeAddress(i.Target))
 	default:
 		panic("subroutine: no code for " + i.Op.String())
 	}

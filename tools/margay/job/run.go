@@ -174,7 +174,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.StringVar(&f.Stdin, "stdin", "first", "which ranks read standard input: first, all or none (in loops that read it)")
 	fs.IntVar(&f.MemoryMiB, "memory", 0, "memory for the job on each node, in MiB (default: the share of its cores)")
 	fs.BoolVar(&f.HugePages, "huge-pages", false, "keep what the program allocates in huge pages (2 MiB) where it is large enough")
-	fs.StringVar(&f.MPI, "mpi", "auto", "how ranks of MPI find each other: `pmi1`, none, or auto, by the libraries of the program")
+	fs.StringVar(&f.MPI, "mpi", "auto", "`how` ranks of MPI find each other: pmi1, none, or auto, by the libraries of the program")
 	fs.BoolVar(&f.Network, "network", false, "give the job a network of its own between its nodes (MPI on several nodes has one)")
 	fs.BoolVar(&f.Force, "force", false, "run a program that is linked with Open MPI, PMIx or PMI 2; its ranks do not find each other")
 	fs.StringVar(&f.Timing, "timing", "", "print, at the end, how long each phase of the job took: as a `table`, or with =json for programs")

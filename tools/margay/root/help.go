@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -25,7 +26,17 @@ func fitHelp(root *cobra.Command, out io.Writer) {
 	usage = strings.Replace(usage, "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1)
 	root.SetUsageTemplate(usage)
 	root.SetHelpFunc(func(c *cobra.Command, _ []string) {
-		fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", reflow(cmp.Or(c.Long, c.Short), width), c.UsageString())
+		fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", reflow(cmp.Or(c.Long, c.Short), width), optionalValues(c.UsageString()))
+	})
+}
+
+// optional matches a flag with an optional value as pflag writes it: --wait time[="forever"].
+var optional = regexp.MustCompile(`(--[\w-]+) (\w+)\[="?[\w.]+"?\]`)
+
+// optionalValues writes such flags as users do, --wait[=time], without a change of the columns.
+func optionalValues(usage string) string {
+	return optional.ReplaceAllStringFunc(usage, func(flag string) string {
+		return fmt.Sprintf("%-*s", len(flag), optional.ReplaceAllString(flag, "$1[=$2]"))
 	})
 }
 

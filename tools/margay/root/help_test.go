@@ -2,11 +2,13 @@ package root
 
 import (
 	"bytes"
+	"maps"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"margay/tools/margay/command"
 )
@@ -27,6 +29,27 @@ func TestHelpFits(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A flag with an optional value is shown as it is given.
+func TestOptionalValues(t *testing.T) {
+	var out bytes.Buffer
+	root := newRoot(&command.App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &out}, nil)
+	shown := make(map[string]int)
+	walk(root, func(c *cobra.Command) {
+		out.Reset()
+		if err := c.Help(); err != nil {
+			t.Fatal(err)
+		}
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if value, _ := pflag.UnquoteUsage(f); value != "" && f.NoOptDefVal != "" {
+				shown[f.Name] = strings.Count(out.String(), "--"+f.Name+"[="+value+"] ")
+			}
+		})
+	})
+	if want := map[string]int{"noise": 1, "timing": 1, "wait": 1}; !maps.Equal(shown, want) {
+		t.Errorf("shown %v, want %v", shown, want)
+	}
 }
 
 func TestReflow(t *testing.T) {

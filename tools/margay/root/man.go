@@ -89,7 +89,10 @@ func manFlags(b *bytes.Buffer, title string, flags *pflag.FlagSet) {
 		if f.Shorthand != "" {
 			text = "-" + f.Shorthand + ", " + text
 		}
-		if value != "" {
+		switch {
+		case value != "" && f.NoOptDefVal != "":
+			text += "[=" + value + "]"
+		case value != "":
 			text += " " + value
 		}
 		fmt.Fprintf(b, ".TP\n.B %s\n%s\n", roff(text), roff(usage))

@@ -25,7 +25,7 @@ func TestManPages(t *testing.T) {
 		return string(text)
 	}
 	margaytest.Wants(t, 0, 0, page("margay.1"), ".SH COMMANDS\n", ".BR margay\\-run (1)\n", ".SH EXAMPLES\n")
-	margaytest.Wants(t, 0, 0, page("margay-run.1"), ".SH NAME\nmargay\\-run \\- Run a program", ".B \\-n, \\-\\-ranks int\n", ".SH SEE ALSO\n.BR margay (1)\n")
+	margaytest.Wants(t, 0, 0, page("margay-run.1"), ".SH NAME\nmargay\\-run \\- Run a program", ".B \\-n, \\-\\-ranks int\n", ".B \\-\\-wait[=time]\n", ".SH SEE ALSO\n.BR margay (1)\n")
 	margaytest.Wants(t, 0, 0, page("margay-ext-insert.1"), ".B margay ext insert [JOB] OBJECT [flags]\n", ".BR margay\\-ext (1)\n")
 	for _, hidden := range []string{"margay-holder.1", "margay-man.1"} {
 		if _, err := os.Stat(filepath.Join(dir, hidden)); err == nil {
