@@ -33,7 +33,7 @@ deps-run:
 	@tools/deps run
 
 .PHONY: build
-build: bin/margay bin/nodekernel bin/jobinit bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/latency bin/fabric bin/fabric-sockets ## build everything into bin/
+build: bin/margay bin/nodekernel bin/jobinit bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/offload bin/offload-c bin/latency bin/fabric bin/fabric-sockets ## build everything into bin/
 
 .PHONY: run
 run: deps-run build ## boot a machine of 4 virtual nodes, run the histogram on it, print it, and end the machine
@@ -127,6 +127,9 @@ bin/hello: FORCE
 bin/histogram: FORCE
 	@$(GO_STATIC) build -o $@ ./examples/histogram/go
 
+bin/offload: FORCE
+	@$(GO_STATIC) build -o $@ ./examples/offload/go
+
 bin/plain: FORCE
 	@$(GO_STATIC) build -o $@ ./examples/histogram/plain
 
@@ -144,6 +147,9 @@ bin/hello-c: examples/hello/c/hello.c
 
 bin/histogram-c: examples/histogram/c/histogram.c lib/c/margay.h bin/libmargay.a ext/message/accumulate/accumulate.o
 	$(CC) $(CFLAGS) -static -I lib/c -DACCUMULATE='"ext/message/accumulate/accumulate.o"' $< bin/libmargay.a -o $@
+
+bin/offload-c: examples/offload/c/offload.c lib/c/margay.h bin/libmargay.a ext/message/allreduce/allreduce.o
+	$(CC) $(CFLAGS) -static -I lib/c $< bin/libmargay.a -o $@
 
 bin/latency: examples/latency/latency.c lib/c/margay.h bin/libmargay.a ext/message/stamp/stamp.o ext/sched/messagefirst/messagefirst.o ext/sched/roundrobin/roundrobin.o
 	$(CC) $(CFLAGS) -static -I lib/c $< bin/libmargay.a -o $@

@@ -1,6 +1,7 @@
 package endpoint
 
 import (
+	"fmt"
 	"slices"
 
 	"margay/kernel/abi/frame"
@@ -53,21 +54,24 @@ func (in *inbox) look() {
 func (e *Endpoint) Deliver(to Inbox, m *frame.Message, o flow.Origin, t Taker) (waits uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	r := wire.Record{
+		Handler: m.Handler, Peer: uint32(m.Source), Node: uint32(e.config.Nodes[m.Source]), After: uint32(m.After),
+		Args: m.Args, Payload: m.Payload,
+	}
+	if m.Extension {
+		r.Node |= wire.NodeExtension
+	}
 	if e.gone {
 		if m.Handler == wire.HandlerBarrier {
 			t.Take(o)
 		} else {
-			e.undeliverable(m.Source)
+			e.undeliverable(r)
 		}
 		return 0
 	}
 	in := &e.ordinary
 	if to == Upcalls {
 		in = &e.upcalls
-	}
-	r := wire.Record{
-		Handler: m.Handler, Peer: uint32(m.Source), Node: uint32(e.config.Nodes[m.Source]), After: uint32(m.After),
-		Args: m.Args, Payload: m.Payload,
 	}
 	if len(in.overflow) == 0 && len(e.upcalls.overflow) == 0 && e.push(in, r) {
 		t.Take(o)
@@ -113,8 +117,12 @@ func (e *Endpoint) Overflow() (n int, bytes uint64) {
 }
 
 // undeliverable reports a message to a rank that has ended.
-func (e *Endpoint) undeliverable(source id.Rank) {
-	e.config.Owner.Fault("rank %d has sent a message to rank %d on node%d, which has ended", source, e.rank, e.config.Header.Node)
+func (e *Endpoint) undeliverable(r wire.Record) {
+	by := fmt.Sprintf("rank %d", r.Peer)
+	if r.Node&wire.NodeExtension != 0 {
+		by = fmt.Sprintf("an extension on node%d, for a message to rank %d,", r.Node&^wire.NodeExtension, r.Peer)
+	}
+	e.config.Owner.Fault("%s has sent a message to rank %d on node%d, which has ended", by, e.rank, e.config.Header.Node)
 }
 
 // push puts a record into a ring and wakes the rank. The caller holds the lock.
@@ -212,7 +220,7 @@ func (e *Endpoint) Leave() {
 	e.gone = true
 	for _, in := range []*inbox{&e.upcalls, &e.ordinary} {
 		if len(in.overflow) > 0 {
-			e.undeliverable(id.Rank(in.overflow[0].record.Peer))
+			e.undeliverable(in.overflow[0].record)
 		}
 	}
 }

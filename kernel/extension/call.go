@@ -25,7 +25,8 @@ var callService = service.Service{
 }
 
 func call(c *service.Call) (uint64, error) {
-	caller := c.Data.(*Extension)
+	by := c.Data.(*run)
+	caller := by.extension
 	x, err := caller.set.Find(id.Handle(c.Args[0]))
 	if err != nil {
 		if err := caller.set.Stray(id.Handle(c.Args[0])); err != nil {
@@ -38,7 +39,7 @@ func call(c *service.Call) (uint64, error) {
 	}
 	begin := x.set.manager.recorder.Begin()
 	r0, err := x.Invoke(c, &nimble.Event{
-		Context: memory.Region{Base: c.Args[1], Length: c.Args[2], Readable: true, Writable: true}, Data: x,
+		Context: memory.Region{Base: c.Args[1], Length: c.Args[2], Readable: true, Writable: true}, Data: &run{x, by.handling},
 	})
 	_, fault := errors.AsType[*engine.Fault](err)
 	if fault || err == nil || errors.Is(err, nimble.ErrBudget) {

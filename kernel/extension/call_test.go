@@ -33,10 +33,10 @@ func called(t testing.TB, caller *Extension, handle uint64, budget *fuel, depth 
 	t.Helper()
 	context := event(t)
 	c := &service.Call{
-		Args: [5]uint64{handle, context.Base, context.Length}, Data: caller, Space: anyMemory{}, Budget: budget, Depth: depth,
+		Args: [5]uint64{handle, context.Base, context.Length}, Data: &caller.alone, Space: anyMemory{}, Budget: budget, Depth: depth,
 	}
 	r0, err := offered(caller).Call(c)
-	if c.Data != caller {
+	if c.Data != &caller.alone {
 		t.Error("the caller is forgotten")
 	}
 	return r0, err
@@ -79,7 +79,7 @@ func TestCall(t *testing.T) {
 	if broken.Stats().Faults != 1 || caller.Stats().Faults != 0 {
 		t.Error("the fault counts against the wrong one")
 	}
-	short := &service.Call{Args: [5]uint64{uint64(callee.handle), event(t).Base, slot.MessageSize - 1}, Data: caller, Space: anyMemory{}, Budget: new(fuel)}
+	short := &service.Call{Args: [5]uint64{uint64(callee.handle), event(t).Base, slot.MessageSize - 1}, Data: &caller.alone, Space: anyMemory{}, Budget: new(fuel)}
 	if r0, err := offered(caller).Call(short); r0 != service.Errno(unix.EINVAL) || err != nil || callee.Stats().Faults != 0 {
 		t.Errorf("with less memory than a message: %d, %v", int64(r0), err)
 	}
@@ -171,7 +171,7 @@ func BenchmarkCall(b *testing.B) {
 		context, budget := event(b), fuel(1<<60)
 		offer := offered(caller)
 		c := &service.Call{
-			Args: [5]uint64{uint64(callee.handle), context.Base, context.Length}, Data: caller, Space: anyMemory{}, Budget: &budget,
+			Args: [5]uint64{uint64(callee.handle), context.Base, context.Length}, Data: &caller.alone, Space: anyMemory{}, Budget: &budget,
 		}
 		b.Run(map[bool]string{false: "off", true: "on"}[recorded], func(b *testing.B) {
 			for b.Loop() {

@@ -74,22 +74,36 @@ func (s *Set) Empty() bool {
 	return len(s.chains[slot.Message].load()) == 0 && len(s.manager.machine.chains[slot.Message].load()) == 0
 }
 
+// Burst is a nimble.Burst of runs for messages that arrive together.
+type Burst struct {
+	nimble.Burst
+	run run
+}
+
 // Message runs the extensions for a message, whose context is a slot.MessageContext, and returns
-// the first verdict that is not the default. A verdict that allow refuses with an error is a fault;
-// a nil allow allows all. Messages that arrive together share a burst.
-func (s *Set) Message(burst *nimble.Burst, context memory.Region, allow func(slot.Verdict) error) slot.Verdict {
+// the first verdict that is not the default. A verdict that h does not allow is a fault; a nil h
+// allows all, and then no service is about the message. Messages that arrive together share a
+// burst.
+func (s *Set) Message(burst *Burst, context memory.Region, h Handling) slot.Verdict {
 	event := nimble.Event{Context: context}
+	burst.run.handling = h
 	for _, set := range [...]*Set{s.manager.machine, s} {
 		for _, x := range set.chains[slot.Message].load() {
 			v, err := x.ask(burst, &event)
+			if h != nil {
+				if err == nil {
+					if err = h.Allow(v); err != nil {
+						x.Fault(err)
+					}
+				}
+				if err != nil {
+					h.Discard()
+				} else {
+					h.Keep()
+				}
+			}
 			if err != nil || v == slot.Deliver {
 				continue
-			}
-			if allow != nil {
-				if err := allow(v); err != nil {
-					x.Fault(err)
-					continue
-				}
 			}
 			if v == slot.Drop {
 				x.drops.Add(1)
@@ -103,15 +117,16 @@ func (s *Set) Message(burst *nimble.Burst, context memory.Region, allow func(slo
 // Ask runs the extension for an event of its slot. An error is a fault, which has been counted, or
 // nimble.ErrClosed.
 func (x *Extension) Ask(e nimble.Event) (slot.Verdict, error) {
-	e.Data = x
+	e.Data = &x.alone
 	begin := x.set.manager.recorder.Begin()
 	r0, err := x.Run(&e)
 	return x.answered(begin, &e, r0, err)
 }
 
 // ask is Ask as part of a burst.
-func (x *Extension) ask(burst *nimble.Burst, e *nimble.Event) (slot.Verdict, error) {
-	e.Data = x
+func (x *Extension) ask(burst *Burst, e *nimble.Event) (slot.Verdict, error) {
+	burst.run.extension = x
+	e.Data = &burst.run
 	begin := x.set.manager.recorder.Begin()
 	r0, err := burst.Run(x.Extension, e)
 	return x.answered(begin, e, r0, err)

@@ -105,7 +105,7 @@ func (m *Manager) RecordTo(r *record.Recorder) { m.recorder = r }
 // services makes the table of services that extensions in a slot may call.
 func services(row slot.Row) (*service.Table, error) {
 	var offered []service.Service
-	for _, s := range append(service.Linux(), callService) {
+	for _, s := range append(append(service.Linux(), callService), handlingServices...) {
 		if slices.Contains(row.Services, s.Name) {
 			offered = append(offered, s)
 		}
@@ -223,6 +223,7 @@ type Extension struct {
 	maps   []string         // names of its maps
 	lent   []*memory.Memory // adopted memory of its maps, closed at its release
 	own    int64            // bytes of its maps that are not regions
+	alone  run              // of it, for other events than messages
 	faults atomic.Uint64    // including answers that are not verdicts
 	drops  atomic.Uint64
 
@@ -386,6 +387,7 @@ func (s *Set) insert(r Request) (*Extension, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
 	}
+	x.alone.extension = x
 	x.Extension, x.handle, x.given = inner, s.manager.newHandle(r.Handle), options
 	for _, m := range spec.Maps {
 		x.maps = append(x.maps, m.Name)

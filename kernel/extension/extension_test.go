@@ -18,7 +18,6 @@ import (
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 	"margay/kernel/keep"
-	"margay/nimble"
 	"margay/nimble/engine/portable"
 	"margay/nimble/memory"
 	"margay/nimble/state"
@@ -251,7 +250,7 @@ func TestChain(t *testing.T) {
 
 // message runs the extensions for a message that arrives alone.
 func message(s *Set, context memory.Region) slot.Verdict {
-	var burst nimble.Burst
+	var burst Burst
 	defer burst.End()
 	return s.Message(&burst, context, nil)
 }

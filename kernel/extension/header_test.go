@@ -42,7 +42,7 @@ func TestHeaderDeclaresServices(t *testing.T) {
 			offered[name] = true
 		}
 	}
-	for _, s := range append(service.Linux(), callService) {
+	for _, s := range append(append(service.Linux(), callService), handlingServices...) {
 		if !offered[s.Name] {
 			continue
 		}

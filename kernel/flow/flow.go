@@ -23,6 +23,10 @@
 // and a sender, return in the order in which their messages were handled: a total then stands for
 // certain messages. So a forwarded message delays the credits behind it.
 //
+// Messages that this node sends because of one that has arrived (Cause) are forwarded messages,
+// too: the credit of the one that caused them does not return before they are taken. What waits for
+// credits is bounded: see Room.
+//
 // # Quiescence
 //
 // Flush notes what the node has sent to each node. Each node is asked to acknowledge: a message is
@@ -139,9 +143,10 @@ type Flow struct {
 	asked []uint64 // by member: messages that it wants to know settled; 0: it knows
 
 	// Forwarded messages.
-	queues map[Channel][]Forward // without credits yet
-	onward map[Channel][]onward  // sent and not taken, in order
-	held   map[Stream][]*held    // credits not returned, in order; the first is being forwarded
+	queues map[Channel]*queue   // without credits yet
+	queued uint64               // bytes in them
+	onward map[Channel][]onward // sent and not taken, in order
+	held   map[Stream][]*held   // credits not returned, in order; the first is being forwarded
 }
 
 // arrivals counts the bytes that have arrived in a stream. It is not persistent: messages that
@@ -159,7 +164,7 @@ func New(c Config, counters Counters) *Flow {
 		config: c, counters: counters, local: slices.Repeat([]int{-1}, len(c.Place)),
 		granted: make([]uint64, channels), reserved: make([]uint64, channels),
 		flushed: make([]uint64, c.Members), acknowledged: make([]uint64, c.Members), asked: make([]uint64, c.Members),
-		queues: make(map[Channel][]Forward), onward: make(map[Channel][]onward), held: make(map[Stream][]*held),
+		queues: make(map[Channel]*queue), onward: make(map[Channel][]onward), held: make(map[Stream][]*held),
 	}
 	for index, rank := range c.Local {
 		f.local[rank] = index
@@ -232,8 +237,10 @@ func (f *Flow) grant(c Channel, total uint64, a *Actions) {
 		if f.onward[c] = f.onward[c][1:]; len(f.onward[c]) == 0 {
 			delete(f.onward, c)
 		}
-		h.done = true
-		a.Placed = append(a.Placed, h.source)
+		h.waits--
+		if h.forward {
+			a.Placed = append(a.Placed, h.source)
+		}
 		f.release(h.Stream, a)
 		*f.counters.Forwarding--
 	}
@@ -264,7 +271,7 @@ func (f *Flow) Receive(member int, n uint64) { f.counters.Received[member] += n 
 // Take notes that an admitted message is finished at this node, so that its credit can return.
 func (f *Flow) Take(o Origin, a *Actions) {
 	if list := f.held[o.Stream]; len(list) > 0 {
-		f.held[o.Stream] = append(list, &held{Origin: o, done: true})
+		f.held[o.Stream] = append(list, &held{Origin: o})
 		return
 	}
 	f.giveBack(o, a)

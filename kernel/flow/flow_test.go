@@ -29,15 +29,25 @@ type letter struct {
 	node     int     // that sends it
 	number   uint64  // among all from there to the next node
 	position uint64  // of its end among the bytes of its channel; 0 until it is sent
-	settled  bool    // it has come to where it stays
-	before   *letter // the same message on its way to this node; nil at its source
-	next     *letter // the same message on its way from the node that forwards it; nil where it stays
+	before   *letter // the same message on its way to this node, or the one that caused it; nil at its source
+	open     int     // itself, until it has come to where it stays, and those that it causes, until they are settled
+}
+
+// settled reports whether the letter, and all that it causes, have come to where they stay.
+func (l *letter) settled() bool { return l.open == 0 }
+
+// entry is a credit of a stream that may return when letters are taken.
+type entry struct {
+	cost uint64
+	next []*letter
 }
 
 // settle notes that a letter has come to where it stays.
 func (l *letter) settle() {
 	for ; l != nil; l = l.before {
-		l.settled = true
+		if l.open--; l.open > 0 {
+			return
+		}
 	}
 }
 
@@ -64,7 +74,7 @@ type modelNode struct {
 	counters Counters
 	flow     *Flow
 	overflow []pending
-	order    map[Stream][]*letter  // all messages that were taken or forwarded, in order
+	order    map[Stream][]entry    // of all messages that were taken or forwarded, in order
 	queued   map[Channel][]*letter // the same as in the Flow
 	flushed  []uint64              // messages sent to each member before the last flush
 	unplaced map[id.Rank]int       // forwarded messages that have not come to their targets, by source
@@ -95,7 +105,7 @@ func newModel(t *testing.T, seed uint64) *model {
 		}
 	}
 	for node := range nodes {
-		n := &modelNode{order: make(map[Stream][]*letter), queued: make(map[Channel][]*letter), flushed: make([]uint64, nodes)}
+		n := &modelNode{order: make(map[Stream][]entry), queued: make(map[Channel][]*letter), flushed: make([]uint64, nodes)}
 		n.counters = newCounters(nodes, len(m.place), len(m.local(node)))
 		m.nodes = append(m.nodes, n)
 	}
@@ -147,7 +157,7 @@ func (m *model) post(node int) {
 	batch := make([][]*letter, len(m.nodes))
 	spent := make(map[Channel]uint64)
 	for range 1 + m.random.IntN(8) {
-		l := &letter{node: node, Message: frame.Message{
+		l := &letter{node: node, open: 1, Message: frame.Message{
 			Source: ranks[m.random.IntN(len(ranks))], Target: id.Rank(m.random.IntN(len(m.place))),
 			Payload: make([]byte, m.random.IntN(20000)), // long ones, so that windows fill
 		}}
@@ -241,14 +251,16 @@ func (m *model) arrive(way [2]int) {
 func (m *model) handle(node int, o Origin, l *letter, a *Actions) {
 	n := m.nodes[node]
 	switch choice := m.random.IntN(10); {
+	case choice < 3 && l.Hops < slot.MaxHops && m.random.IntN(2) == 0:
+		m.cause(node, o, l)
+		m.handle(node, o, l, a)
 	case choice < 3 && l.Hops < slot.MaxHops && len(m.place) > 1:
-		on := &letter{Message: l.Message, node: node, before: l}
-		l.next = on
+		on := &letter{Message: l.Message, node: node, before: l, open: 1}
 		on.Hops++
 		for on.Target == l.Target {
 			on.Target = id.Rank(m.random.IntN(len(m.place)))
 		}
-		n.order[o.Stream] = append(n.order[o.Stream], l)
+		n.order[o.Stream] = append(n.order[o.Stream], entry{l.Cost(), []*letter{on}})
 		n.queued[Of(&on.Message)] = append(n.queued[Of(&on.Message)], on)
 		n.flow.Forward(o, on.Message)
 		n.unplaced[on.Source]++
@@ -256,15 +268,47 @@ func (m *model) handle(node int, o Origin, l *letter, a *Actions) {
 		l.settle()
 		n.overflow = append(n.overflow, pending{o, l})
 	default:
+		l.settle()
 		m.take(node, o, l, a)
 	}
+}
+
+// cause sends messages because of a letter, where there is room.
+func (m *model) cause(node int, o Origin, l *letter) {
+	n := m.nodes[node]
+	var sent []*letter
+	var messages []frame.Message
+	for range 1 + m.random.IntN(3) {
+		on := &letter{node: node, before: l, open: 1, Message: frame.Message{
+			Source: l.Target, Target: id.Rank(m.random.IntN(len(m.place))), Hops: l.Hops + 1, Payload: make([]byte, m.random.IntN(20000)),
+		}}
+		c := Of(&on.Message)
+		var bytes uint64
+		for _, waits := range n.queued[c] {
+			bytes += waits.Cost()
+		}
+		if room := bytes < c.Window(); n.flow.Room(c) != room {
+			m.t.Fatalf("node %d, channel %d: room beside %d bytes: %v", node, c, bytes, !room)
+		} else if !room {
+			continue
+		}
+		l.open++
+		sent, messages = append(sent, on), append(messages, on.Message)
+	}
+	if len(sent) == 0 {
+		return
+	}
+	for _, on := range sent {
+		n.queued[Of(&on.Message)] = append(n.queued[Of(&on.Message)], on)
+	}
+	n.order[o.Stream] = append(n.order[o.Stream], entry{0, sent})
+	n.flow.Cause(o, messages)
 }
 
 // take finishes a message.
 func (m *model) take(node int, o Origin, l *letter, a *Actions) {
 	n := m.nodes[node]
-	l.settle()
-	n.order[o.Stream] = append(n.order[o.Stream], l)
+	n.order[o.Stream] = append(n.order[o.Stream], entry{cost: l.Cost()})
 	n.flow.Take(o, a)
 }
 
@@ -301,7 +345,7 @@ func (m *model) news(way [2]int) {
 // claims checks that the first n messages on a way are settled.
 func (m *model) claims(way [2]int, n uint64) {
 	for _, l := range m.sent[way][:n] {
-		if l.Hops == 0 && !l.settled {
+		if l.Hops == 0 && !l.settled() {
 			m.t.Fatalf("%d messages from node %d to node %d are claimed to be settled, number %d is not", n, way[0], way[1], l.number)
 		}
 	}
@@ -372,9 +416,14 @@ func (m *model) step() {
 	m.check()
 }
 
-// returns reports whether the credit of a handled letter may return.
-func (m *model) returns(l *letter) bool {
-	return l.next == nil || l.next.position > 0 && m.taken(Stream{Of(&l.next.Message), l.next.node}) >= l.next.position
+// returns reports whether a credit may return.
+func (m *model) returns(e entry) bool {
+	for _, l := range e.next {
+		if l.position == 0 || m.taken(Stream{Of(&l.Message), l.node}) < l.position {
+			return false
+		}
+	}
+	return true
 }
 
 // taken returns the bytes of a stream that its target has taken.
@@ -385,11 +434,11 @@ func (m *model) check() {
 	for node, n := range m.nodes {
 		for s, order := range n.order {
 			var most uint64
-			for _, l := range order {
-				if !m.returns(l) {
+			for _, e := range order {
+				if !m.returns(e) {
 					break
 				}
-				most += l.Cost()
+				most += e.cost
 			}
 			if got := m.taken(s); got > most {
 				m.t.Fatalf("node %d has returned %d bytes of %v, %d may return", node, got, s, most)

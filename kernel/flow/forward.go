@@ -8,12 +8,23 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// held is a message whose credit has not returned: it is being forwarded, or one before it in its
-// stream is.
+// MaxQueued is how many bytes of messages may wait for credits at this node when an extension sends
+// another one.
+const MaxQueued = 4 << 20
+
+// held is a credit that has not returned: its message is being forwarded, or one before it in its
+// stream is. A message that causes others has one of no bytes, besides its own behind that.
 type held struct {
 	Origin
-	source id.Rank // of the message, if it is being forwarded
-	done   bool
+	waits   int     // messages that are not taken where they were sent to
+	forward bool    // the message itself is being forwarded
+	source  id.Rank // of it, in that case
+}
+
+// queue holds messages of a channel that have no credits yet, in order.
+type queue struct {
+	list  []Forward
+	bytes uint64
 }
 
 // Forward is a message on its way to another rank than the one that it came to.
@@ -22,7 +33,8 @@ type Forward struct {
 	held    *held
 }
 
-// From returns the rank that forwards the message.
+// From returns the rank that forwards the message. One that an extension sends is forwarded by the
+// rank that the message came to that caused it.
 func (f *Forward) From() id.Rank { return f.held.Channel.Rank() }
 
 // onward is a forwarded message that was sent. It is taken once that many bytes of its channel are.
@@ -34,11 +46,40 @@ type onward struct {
 // Forward notes that an admitted message goes on to another rank: m, with the new target, and one
 // hop more. The payload is the Flow's until the message is sent (Next).
 func (f *Flow) Forward(o Origin, m frame.Message) {
-	h := &held{Origin: o, source: m.Source}
-	*f.counters.Forwarding++
-	f.held[o.Stream] = append(f.held[o.Stream], h)
-	c := Of(&m)
-	f.queues[c] = append(f.queues[c], Forward{m, h})
+	f.hold(&held{Origin: o, forward: true, source: m.Source}, m)
+}
+
+// Cause notes that this node sends messages because of an admitted one, which must be taken or
+// forwarded after that. Each has one hop more than the admitted one. The payloads are the Flow's
+// until the messages are sent (Next).
+func (f *Flow) Cause(o Origin, messages []frame.Message) {
+	o.Cost = 0
+	f.hold(&held{Origin: o}, messages...)
+}
+
+// hold queues messages and holds credits until they are taken.
+func (f *Flow) hold(h *held, messages ...frame.Message) {
+	h.waits = len(messages)
+	f.held[h.Stream] = append(f.held[h.Stream], h)
+	*f.counters.Forwarding += uint64(len(messages))
+	for _, m := range messages {
+		c := Of(&m)
+		q := f.queues[c]
+		if q == nil {
+			q = new(queue)
+			f.queues[c] = q
+		}
+		q.list = append(q.list, Forward{m, h})
+		q.bytes += m.Cost()
+		f.queued += m.Cost()
+	}
+}
+
+// Room reports whether an extension may send into a channel: less than the channel's window waits
+// there for credits, and less than MaxQueued in all channels.
+func (f *Flow) Room(c Channel) bool {
+	q := f.queues[c]
+	return f.queued < MaxQueued && (q == nil || q.bytes < c.Window())
 }
 
 // Next reserves credits for queued forwards and returns those that have them, in order within each
@@ -46,13 +87,16 @@ func (f *Flow) Forward(o Origin, m frame.Message) {
 func (f *Flow) Next(limit uint64) (next []Forward) {
 	bytes := make([]uint64, f.config.Members)
 	for _, c := range slices.Sorted(maps.Keys(f.queues)) {
-		queue, member := f.queues[c], f.config.Place[c.Rank()]
-		for len(queue) > 0 && bytes[member] < limit && f.Reserve(c, queue[0].Message.Cost()) {
-			bytes[member] += queue[0].Message.Cost()
-			next = append(next, queue[0])
-			queue = queue[1:]
+		q, member := f.queues[c], f.config.Place[c.Rank()]
+		for len(q.list) > 0 && bytes[member] < limit && f.Reserve(c, q.list[0].Message.Cost()) {
+			cost := q.list[0].Message.Cost()
+			bytes[member] += cost
+			q.bytes -= cost
+			f.queued -= cost
+			next = append(next, q.list[0])
+			q.list = q.list[1:]
 		}
-		if f.queues[c] = queue; len(queue) == 0 {
+		if len(q.list) == 0 {
 			delete(f.queues, c)
 		}
 	}
@@ -70,7 +114,7 @@ func (f *Flow) SendOn(fw Forward) {
 // release returns the credits of a stream up to the first message that is still being forwarded.
 func (f *Flow) release(s Stream, a *Actions) {
 	list := f.held[s]
-	for len(list) > 0 && list[0].done {
+	for len(list) > 0 && list[0].waits == 0 {
 		f.giveBack(list[0].Origin, a)
 		list = list[1:]
 	}

@@ -9,6 +9,7 @@ import (
 
 	"margay/internal/check"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 )
 
@@ -161,14 +162,14 @@ func TestForwardFaults(t *testing.T) {
 		at      int
 		faults  int
 	}{
-		"no such rank":    {byArgument, 6, 1, 1},
+		"no such rank":    {byArgument, 10, 1, 1},
 		"a far rank":      {byArgument, 1<<32 - 1, 1, 1},
 		"where it is":     {extensiontest.Answer("same", "3"), 0, 1, 1},
-		"too many times":  {aroundTo(6), 0, 5, 1},
-		"as often as can": {aroundTo(6), 5, 5, 0},
+		"too many times":  {aroundTo(10), 0, 1 + slot.MaxHops, 1},
+		"as often as can": {aroundTo(10), 1 + slot.MaxHops, 1 + slot.MaxHops, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			j := open(t, 3, 2)
+			j := open(t, 5, 2)
 			j.insertEverywhere(c.program)
 			a, b := j.join(0), j.join(c.at)
 			a.post(1, 1, c.arg, []byte("x"))

@@ -70,7 +70,7 @@ func (e *Engine) newJob(c JobConfig) (*Job, error) {
 	if j.receiver.event, err = memory.Map("message", slot.MessageSize); err != nil {
 		return nil, err
 	}
-	j.receiver.returns.job = j
+	j.receiver.returns.job, j.receiver.handled.job = j, j
 	j.mirroring = j.newMirroring()
 	j.context, j.cancel = context.WithCancel(e.context)
 	c.Set.KeepWith(c.Keeper)

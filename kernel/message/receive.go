@@ -2,7 +2,6 @@ package message
 
 import (
 	"encoding/binary"
-	"fmt"
 	"slices"
 	"sync"
 
@@ -11,8 +10,8 @@ import (
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/endpoint"
+	"margay/kernel/extension"
 	"margay/kernel/flow"
-	"margay/nimble"
 	"margay/nimble/memory"
 )
 
@@ -20,8 +19,8 @@ import (
 type receiver struct {
 	mu       sync.Mutex     // held while messages are handled
 	event    *memory.Memory // a slot.MessageContext
-	judged   *frame.Message // the message in it
-	burst    nimble.Burst
+	handled  handling       // of the message in it
+	burst    extension.Burst
 	arrivals []arrival // of the messages that are being handled
 	returns  returns
 }
@@ -183,9 +182,8 @@ func (j *Job) handle(a arrival, m *frame.Message) {
 		return
 	}
 	if m.Handler < wire.MaxHandlers && !j.config.Set.Empty() { // others are the libraries'
-		j.fill(m)
-		in.judged = m
-		verdict = j.config.Set.Message(&in.burst, in.event.Region(true), j.allow)
+		verdict = in.handled.ask(m)
+		j.cause(a.origin, in.handled.sent)
 	}
 	a.rank.recordArrived(begin, a.origin, m, verdict)
 	switch verdict {
@@ -227,24 +225,6 @@ func (j *Job) namedTarget() id.Rank {
 	return id.Rank(binary.LittleEndian.Uint32(j.receiver.event.Bytes()[12:]))
 }
 
-// allow returns an error if an extension must not give that verdict about the message in the
-// context.
-func (j *Job) allow(v slot.Verdict) error {
-	if v != slot.Forward {
-		return nil
-	}
-	judged := j.receiver.judged
-	switch target := j.namedTarget(); {
-	case int(target) >= len(j.place):
-		return fmt.Errorf("it forwards a message to rank %d of %d", target, len(j.place))
-	case target == judged.Target:
-		return fmt.Errorf("it forwards a message to rank %d, which it has come to", target)
-	case judged.Hops >= slot.MaxHops:
-		return fmt.Errorf("it forwards a message to rank %d that has been forwarded %d times", target, judged.Hops)
-	}
-	return nil
-}
-
 // forward queues a message for another rank. It does not wait.
 func (j *Job) forward(o flow.Origin, m frame.Message, target id.Rank) {
 	m.Payload = slices.Clone(m.Payload)
@@ -254,6 +234,11 @@ func (j *Job) forward(o flow.Origin, m frame.Message, target id.Rank) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.flow.Forward(o, m)
+	j.passOnSoon()
+}
+
+// passOnSoon wakes passOn, and starts it first if need be. The caller holds Job.mu.
+func (j *Job) passOnSoon() {
 	if !j.forwarding {
 		j.forwarding = true
 		j.running.Go(j.passOn)

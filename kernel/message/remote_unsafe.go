@@ -24,6 +24,12 @@ func (j *Job) serve(begin id.Time, a arrival, m *frame.Message) bool {
 	if q.Kind == wire.RemoteReply {
 		return false
 	}
+	if m.Extension {
+		a.rank.recordArrived(begin, a.origin, m, slot.Consume)
+		j.put(q, m)
+		j.receiver.returns.Take(a.origin)
+		return true
+	}
 	a.rank.recordArrived(begin, a.origin, m, slot.Forward)
 	answer := wire.Remote{Token: q.Token, Kind: wire.RemoteReply, Window: q.Window, Offset: q.Offset}
 	data, status := j.access(q, m)
@@ -35,6 +41,18 @@ func (j *Job) serve(begin id.Time, a arrival, m *frame.Message) bool {
 	reply.Args, reply.Payload = answer.Args(), data
 	j.forward(a.origin, reply, m.Source)
 	return true
+}
+
+// put carries out a put of an extension, which awaits no answer.
+func (j *Job) put(q wire.Remote, m *frame.Message) {
+	if q.Kind != wire.RemotePut {
+		j.fault("an extension on node%d has sent rank %d a message: %w", j.config.Nodes[m.Source], m.Target, wire.ErrRemote)
+		return
+	}
+	if _, status := j.access(q, m); status != wire.RemoteOK {
+		j.fault("an extension on node%d has put %d bytes at offset %d into window %d of rank %d, which does not have them",
+			j.config.Nodes[m.Source], q.Length, q.Offset, q.Window, m.Target)
+	}
 }
 
 // access carries out a request in the memory of a window, and returns the data of the answer. Ranks

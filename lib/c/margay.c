@@ -990,8 +990,9 @@ static void handle(const struct margay_am *message)
 /* run_handler handles the message of a record. */
 static void run_handler(const struct wire_record *r)
 {
-	struct margay_am message = {.source = r->peer, .node = r->node, .handler = r->handler, .args = {r->args[0], r->args[1]},
-				    .payload = r + 1, .length = r->size};
+	struct margay_am message = {.source = r->peer, .node = r->node & ~WIRE_NODE_EXTENSION, .handler = r->handler,
+				    .args = {r->args[0], r->args[1]}, .payload = r + 1, .length = r->size,
+				    .extension = (r->node & WIRE_NODE_EXTENSION) != 0};
 	handle(&message);
 }
 

@@ -78,6 +78,7 @@ struct margay_am {
 	uint64_t args[2];
 	const void *payload; /* valid until the handler returns */
 	size_t length;
+	int extension; /* an extension on that node has sent it, for a message to that rank; no rank can set this */
 };
 
 typedef void (*margay_handler)(const struct margay_am *message, void *data);

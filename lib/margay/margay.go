@@ -125,11 +125,12 @@ type Job struct {
 
 // Message is an active message, as passed to its handler.
 type Message struct {
-	Source  int // rank that sent it; the system vouches for it
-	Node    int // where that rank is
-	Handler int
-	Args    [2]uint64
-	Payload []byte // valid until the handler returns
+	Source    int // rank that sent it; the system vouches for it
+	Node      int // where that rank is
+	Handler   int
+	Args      [2]uint64
+	Payload   []byte // valid until the handler returns
+	Extension bool   // an extension on that node has sent it, for a message to that rank; no rank can set this
 }
 
 // Init joins this process to its job. All ranks of a job must call it, or none. One process of each
@@ -367,7 +368,10 @@ func (j *Job) run(r *wire.Record) {
 	if handler == nil {
 		panic(fmt.Sprintf("margay: rank %d got a message for handler %d from rank %d, and has no such handler", j.Rank(), r.Handler, r.Peer))
 	}
-	handler(Message{Source: int(r.Peer), Node: int(r.Node), Handler: int(r.Handler), Args: r.Args, Payload: r.Payload})
+	handler(Message{
+		Source: int(r.Peer), Node: int(r.Node &^ wire.NodeExtension), Handler: int(r.Handler), Args: r.Args, Payload: r.Payload,
+		Extension: r.Node&wire.NodeExtension != 0,
+	})
 }
 
 // WaitFor handles messages until done returns true. It calls done first, and again after any

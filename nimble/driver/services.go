@@ -51,12 +51,34 @@ func test() []service.Service {
 }
 
 // node returns the services of a node. The extension is the only one, so it
-// finds none that it could call.
+// finds none that it could call, and handles no message, so it cannot send any.
 func node() []service.Service {
-	return append(service.Linux(), service.Service{
-		Name: "extension_call", Args: []service.Kind{service.Scalar, service.Writable, service.Length},
-		Func: func(*service.Call) (uint64, error) { return service.Errno(unix.ENOENT), nil },
-	})
+	var (
+		call  = []service.Kind{service.Scalar, service.Writable, service.Length}
+		sends = []service.Kind{service.Readable, service.Length, service.Readable, service.Length}
+		one   = []service.Kind{service.Scalar}
+	)
+	services := service.Linux()
+	for _, s := range []struct {
+		name  string
+		args  []service.Kind
+		errno unix.Errno
+	}{
+		{"extension_call", call, unix.ENOENT},
+		{"message_send", sends, unix.ENOTSUP},
+		{"message_reply", sends, unix.ENOTSUP},
+		{"message_put", sends, unix.ENOTSUP},
+		{"message_change", one, unix.ENOTSUP},
+		{"message_room", one, unix.ENOTSUP},
+		{"message_sender", nil, unix.ENOTSUP},
+		{"job_rank", call, unix.ENOTSUP},
+		{"job_node", call, unix.ENOTSUP},
+	} {
+		services = append(services, service.Service{Name: s.name, Args: s.args, Func: func(*service.Call) (uint64, error) {
+			return service.Errno(s.errno), nil
+		}})
+	}
+	return services
 }
 
 // memfrob does what the function of that name in the C library does: it xors

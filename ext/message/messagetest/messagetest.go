@@ -1,4 +1,5 @@
-// Package messagetest tests extensions in slot message: it runs one on made-up messages.
+// Package messagetest tests extensions in slot message: it runs one on made-up messages, or one on
+// each node of a made-up job.
 package messagetest
 
 import (
@@ -18,6 +19,7 @@ type Extension struct {
 	*nimble.Extension
 	t       testing.TB
 	context *memory.Memory
+	data    any // for services
 }
 
 // Insert inserts the one program of an object on an engine, with maps and variables as options say.
@@ -29,7 +31,7 @@ func Insert(t testing.TB, e engine.Engine, objectFile []byte, options nimble.Opt
 		t.Fatalf("the object holds %d programs, or none for slot %s: %v", len(specs), slot.Message, err)
 	}
 	options.Engine = e
-	if options.Services, err = service.NewTable(service.Linux()...); err != nil {
+	if options.Services, err = service.NewTable(append(service.Linux(), services()...)...); err != nil {
 		t.Fatal(err)
 	}
 	x := &Extension{t: t}
@@ -55,7 +57,7 @@ func (x *Extension) Ask(m *slot.MessageContext) slot.Verdict {
 		binary.LittleEndian.PutUint64(b[24+8*i:], v)
 	}
 	copy(b[40:], m.Data[:])
-	r0, err := x.Run(&nimble.Event{Context: x.context.Region(true)})
+	r0, err := x.Run(&nimble.Event{Context: x.context.Region(true), Data: x.data})
 	if err != nil {
 		x.t.Fatalf("handler %d, %d bytes: %v", m.Handler, m.Length, err)
 	}

@@ -40,8 +40,8 @@
 //	4  u32 target rank
 //	8  u16 handler
 //	10 u16 bytes of payload, at most wire.MaxPayload
-//	12 u16 times that it was forwarded, at most slot.MaxHops
-//	14 u16 wire.Record.After
+//	12 u16 times that it was forwarded, at most slot.MaxHops; bit 15 is set if an extension has sent it
+//	14 u16 wire.Record.After; if it was forwarded, the messages that it may not cause any more
 //	16 u64 first argument
 //	24 u64 second argument
 //	32 payload
@@ -96,12 +96,17 @@ const (
 	MaxMessage = MessageHeader + wire.MaxPayload
 )
 
+// byExtension is the bit of a message that an extension has sent.
+const byExtension = 1 << 15
+
 // Message is an active message between two nodes.
 type Message struct {
 	Source, Target id.Rank
 	Handler        uint16
 	Hops           uint8  // times that it was forwarded, at most slot.MaxHops
-	After          uint16 // wire.Record.After
+	Extension      bool   // an extension has sent it, for a message to Source
+	After          uint16 // wire.Record.After; 0 if it was forwarded
+	Used           uint16 // messages of slot.MaxCaused that it may not cause any more; 0 if it was not forwarded
 	Args           [2]uint64
 	Payload        []byte
 }
@@ -199,8 +204,15 @@ func AppendMessage(b []byte, m *Message) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(m.Target))
 	b = binary.LittleEndian.AppendUint16(b, m.Handler)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(m.Payload)))
-	b = binary.LittleEndian.AppendUint16(b, uint16(m.Hops))
-	b = binary.LittleEndian.AppendUint16(b, m.After)
+	hops, last := uint16(m.Hops), m.After
+	if m.Extension {
+		hops |= byExtension
+	}
+	if m.Hops > 0 {
+		last = m.Used
+	}
+	b = binary.LittleEndian.AppendUint16(b, hops)
+	b = binary.LittleEndian.AppendUint16(b, last)
 	b = binary.LittleEndian.AppendUint64(b, m.Args[0])
 	b = binary.LittleEndian.AppendUint64(b, m.Args[1])
 	return append(b, m.Payload...)
@@ -284,19 +296,29 @@ func (f *Frame) parseMessages(body []byte) error {
 		if size > wire.MaxPayload || len(body) < MessageHeader+size {
 			return fmt.Errorf("payload of %d bytes in a rest of %d", size, len(body))
 		}
-		hops, err := checkHops(uint32(binary.LittleEndian.Uint16(body[12:])))
+		flags, last := binary.LittleEndian.Uint16(body[12:]), binary.LittleEndian.Uint16(body[14:])
+		hops, err := checkHops(uint32(flags &^ byExtension))
 		if err != nil {
 			return err
 		}
-		f.Messages = append(f.Messages, Message{
+		m := Message{
 			Source:  id.Rank(binary.LittleEndian.Uint32(body)),
 			Target:  id.Rank(binary.LittleEndian.Uint32(body[4:])),
 			Handler: binary.LittleEndian.Uint16(body[8:]),
 			Hops:    hops,
-			After:   binary.LittleEndian.Uint16(body[14:]),
 			Args:    [2]uint64{binary.LittleEndian.Uint64(body[16:]), binary.LittleEndian.Uint64(body[24:])},
 			Payload: body[MessageHeader : MessageHeader+size],
-		})
+		}
+		m.Extension = flags&byExtension != 0
+		switch {
+		case hops == 0 && m.Extension, hops > 0 && last > slot.MaxCaused:
+			return fmt.Errorf("message with flags %#x, %d", flags, last)
+		case hops == 0:
+			m.After = last
+		default:
+			m.Used = last
+		}
+		f.Messages = append(f.Messages, m)
 		body = body[MessageHeader+size:]
 	}
 	return nil

@@ -43,7 +43,9 @@ func goodFrames() map[string]*Frame {
 	return map[string]*Frame{
 		"no messages": {Kind: Messages, Job: job, Key: key, Number: 1 << 63},
 		"messages": {Kind: Messages, Job: job, Key: key, Number: 3, Messages: []Message{
-			{Source: 1, Target: 2, Handler: 3, Hops: slot.MaxHops, After: 1<<16 - 1, Args: [2]uint64{4, 1 << 63}, Payload: []byte("payload")},
+			{Source: 1, Target: 2, Handler: 3, After: 1<<16 - 1, Args: [2]uint64{4, 1 << 63}, Payload: []byte("payload")},
+			{Source: 1, Hops: 1, Payload: []byte{}},
+			{Source: 1, Target: 2, Hops: slot.MaxHops, Extension: true, Used: slot.MaxCaused, Payload: []byte("more")},
 			{Source: 1<<32 - 1, Target: 0, Handler: 1<<16 - 1, Payload: []byte{}},
 			{Payload: bytes.Repeat([]byte{0xff}, wire.MaxPayload)},
 		}},
@@ -101,6 +103,8 @@ func TestBadFrames(t *testing.T) {
 		"ended, who knows":  New(Ended, 1, 2, 3, 4),
 		"last, who knows":   New(Last, 1, 2, 3),
 		"too many hops":     AppendMessage(New(Messages, 1, 2, 0), &Message{Hops: slot.MaxHops + 1}),
+		"nothing to cause":  AppendMessage(New(Messages, 1, 2, 0), &Message{Hops: 1, Used: slot.MaxCaused + 1}),
+		"of an extension":   AppendMessage(New(Messages, 1, 2, 0), &Message{Extension: true}),
 		"grant of such":     AppendCredit(New(Credits, 1, 2), Credit{1, slot.MaxHops + 1, 2}),
 		"half a grant":      New(Credits, 1, 2, 3),
 		"a grant and half":  New(Credits, 1, 2, 3, 4, 5),

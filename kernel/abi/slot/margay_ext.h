@@ -54,8 +54,8 @@ static __u32 (*const this_core)(void) = (void *)8;
  * its handle is the result of that insertion. The memory must be as long as its slot's context. */
 extern long extension_call(__u64 handle, void *context, __u64 length) __attribute__((section(".ksyms")));
 
-/* The message slot. The message itself cannot be changed: only the following extensions see changes
- * made here, except target_rank, the destination of MARGAY_FORWARD. */
+/* The message slot. Changes made here are seen by the following extensions only, except
+ * target_rank, the destination of MARGAY_FORWARD, and what message_change takes. */
 #define MARGAY_MESSAGE_MAX 1024
 
 struct margay_message {
@@ -75,7 +75,107 @@ struct margay_message {
 #define MARGAY_FORWARD 3 /* send it on to the rank that is now in target_rank; at most MARGAY_MAX_HOPS times */
 #define MARGAY_UPCALL 4  /* have its target rank handle it at once, whatever that does */
 
-#define MARGAY_MAX_HOPS 4
+#define MARGAY_MAX_HOPS 8
+
+/* Messages of an extension. They are sent when the run has ended without a fault. Their source is
+ * the rank that the handled message came to, with a mark that an extension has sent it, which no
+ * rank can set. A message that was sent for another one has been forwarded once more than that.
+ * Nothing waits: a call returns 0, or
+ *
+ *	-EAGAIN   too many messages to that rank wait for credits on this node
+ *	-EDQUOT   MARGAY_MAX_SENDS were sent for this message, or all that it may cause: one of a
+ *	          rank may cause MARGAY_MAX_CAUSED, and those that are sent for it share the rest,
+ *	          except for the last ones
+ *	-ELOOP    the handled message has been forwarded MARGAY_MAX_HOPS times
+ *	-EMSGSIZE the payload has more than MARGAY_MESSAGE_MAX bytes
+ *	-EINVAL   no such rank, handler or window, or the size of the structure is wrong
+ *
+ * The mark is margay_am.extension in C and Message.Extension in Go. */
+#define MARGAY_MAX_SENDS 128
+#define MARGAY_MAX_CAUSED 32767
+#define MARGAY_SEND_FUEL 500 /* instructions, and one more for each byte of payload */
+
+#define MARGAY_EAGAIN 11
+#define MARGAY_EINVAL 22
+#define MARGAY_ELOOP 40
+#define MARGAY_EMSGSIZE 90
+#define MARGAY_EDQUOT 122
+
+#define SERVICE __attribute__((section(".ksyms")))
+
+struct margay_send {
+	__u32 rank; /* ignored in a reply */
+	__u32 handler;
+	__u64 args[2];
+	__u64 last; /* not 0: no extension sends a message for this one */
+};
+
+/* message_send sends a message to a rank of the job, and message_reply to the rank that the system
+ * knows as the source of the handled message. The target's node runs its extensions for it. */
+extern long message_send(const struct margay_send *to, __u64 size, const void *payload, __u64 length) SERVICE;
+extern long message_reply(const struct margay_send *to, __u64 size, const void *payload, __u64 length) SERVICE;
+
+struct margay_put {
+	__u32 rank;   /* whose window it is */
+	__u32 window; /* its number */
+	__u64 offset; /* bytes */
+};
+
+/* message_put starts a put into a window of a rank. The window's node kernel carries it out, after
+ * what this run has sent to that rank before, and wakes no process. If there is no such memory, the
+ * job ends with an error. */
+extern long message_put(const struct margay_put *to, __u64 size, const void *data, __u64 length) SERVICE;
+
+/* message_change makes the args of the handled message, and length bytes of its data, what they are
+ * in the context when the run ends. A message can become shorter and not longer (-EMSGSIZE). */
+extern long message_change(__u64 length) SERVICE;
+
+/* message_room returns how many messages this run may still send to a rank, or a negative error. A
+ * run that finds room for a message has room for all that it may send. */
+extern long message_room(__u32 rank) SERVICE;
+
+/* message_sender returns whether a rank or an extension has sent the handled message. */
+extern long message_sender(void) SERVICE;
+
+#define MARGAY_FROM_RANK 0
+#define MARGAY_FROM_EXTENSION 1
+
+/* job_rank and job_node describe a rank and a node of the job, which is named by its place among
+ * the job's nodes. They return 0 or -EINVAL. */
+struct margay_job_rank {
+	__u32 ranks; /* of the job */
+	__u32 nodes; /* of the job */
+	__u32 node;  /* place of the rank's node */
+	__u32 next;  /* the next rank on that node, or MARGAY_NO_RANK */
+};
+
+struct margay_job_node {
+	__u32 number; /* in the machine */
+	__u32 first;  /* its lowest rank, or MARGAY_NO_RANK */
+	__u32 ranks;  /* number of its ranks */
+	__u32 unused;
+};
+
+#define MARGAY_NO_RANK 0xffffffffu
+
+extern long job_rank(__u32 rank, struct margay_job_rank *out, __u64 size) SERVICE;
+extern long job_node(__u32 place, struct margay_job_node *out, __u64 size) SERVICE;
+
+/* send sends a message with payload to a rank. */
+static inline_always long send(__u32 rank, __u32 handler, __u64 arg0, __u64 arg1, const void *payload, __u64 length)
+{
+	struct margay_send to = {.rank = rank, .handler = handler, .args = {arg0, arg1}};
+
+	return message_send(&to, sizeof to, payload, length);
+}
+
+/* reply sends a message to the source of the handled one. */
+static inline_always long reply(__u32 handler, __u64 arg0, __u64 arg1, const void *payload, __u64 length)
+{
+	struct margay_send to = {.handler = handler, .args = {arg0, arg1}};
+
+	return message_reply(&to, sizeof to, payload, length);
+}
 
 /* The boot slot: whether a node becomes part of the machine. */
 struct margay_boot {

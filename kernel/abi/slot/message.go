@@ -22,3 +22,58 @@ type MessageContext struct {
 
 // MessageSize is the size of MessageContext, in bytes.
 const MessageSize = 40 + MaxMessage
+
+// Bounds of what extensions send while they handle messages.
+const (
+	// MaxSends is how many messages the extensions of a node send for one message at most.
+	MaxSends = 128
+
+	// MaxCaused is how many messages a message of a rank causes at most, on all nodes: those that
+	// were sent for it, those that were sent for these, and so on. What one message may still cause
+	// is shared evenly among those that were sent for it, except those that are the last.
+	MaxCaused = 1<<15 - 1
+
+	// SendFuel is what a message costs that an extension sends, in instructions, besides one for
+	// each byte of its payload.
+	SendFuel = 500
+)
+
+// Send says where a message goes that an extension sends: struct margay_send.
+type Send struct {
+	Rank    uint32 // ignored in a reply
+	Handler uint32
+	Args    [2]uint64
+	Last    uint64 // not 0: nothing is sent for this message
+}
+
+// Put says where the data of a put go that an extension starts: struct margay_put.
+type Put struct {
+	Rank   uint32 // whose window it is
+	Window uint32 // its number
+	Offset uint64 // bytes
+}
+
+// JobRank describes a rank: struct margay_job_rank.
+type JobRank struct {
+	Ranks uint32 // of the job
+	Nodes uint32 // of the job
+	Node  uint32 // place of the rank's node among the job's nodes, from 0
+	Next  uint32 // the next rank on that node; NoRank: there is none
+}
+
+// JobNode describes a node of a job: struct margay_job_node.
+type JobNode struct {
+	Number uint32 // of the node in the machine
+	First  uint32 // its lowest rank; NoRank: it has none
+	Ranks  uint32 // number of its ranks
+	Unused uint32
+}
+
+// NoRank stands for no rank.
+const NoRank = 1<<32 - 1
+
+// Senders of messages, as the service message_sender returns them.
+const (
+	FromRank      = 0
+	FromExtension = 1
+)

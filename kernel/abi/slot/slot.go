@@ -51,9 +51,10 @@ const (
 	End  Verdict = 1 // the job has failed, and the rest of it is ended
 )
 
-// MaxHops is how often a message can be forwarded. To forward it once more, to a rank that the job
-// does not have, or to the rank that it has come to, is a fault.
-const MaxHops = 4
+// MaxHops is how often a message can be forwarded, where a message that an extension sends has been
+// forwarded once more than the one that it was sent for. To forward a message once more, to a rank
+// that the job does not have, or to the rank that it has come to, is a fault.
+const MaxHops = 8
 
 // Row declares a slot.
 type Row struct {
@@ -84,6 +85,12 @@ const (
 // plain are the services that touch nothing but the extension's own state.
 var plain = []string{
 	"map_lookup_elem", "map_update_elem", "map_delete_elem", "ktime_get_ns", "trace_printk", "get_prandom_u32", "get_smp_processor_id",
+}
+
+// sending are the services with which an extension handles a message.
+var sending = []string{
+	"extension_call", "message_send", "message_reply", "message_put", "message_change", "message_room", "message_sender",
+	"job_rank", "job_node",
 }
 
 // Table declares all slots.
@@ -126,10 +133,10 @@ var Table = []Row{
 		Name: Message, What: "when an active message arrives for a rank on this node", Ready: true,
 		Owners:   machineFirst,
 		Context:  MessageSize,
-		Out:      "the target rank, with FORWARD; the message itself does not change",
+		Out:      "the target rank, with FORWARD; arguments and payload, after message_change",
 		Verdicts: map[Verdict]string{Deliver: "DELIVER", Consume: "CONSUME", Drop: "DROP", Forward: "FORWARD", Upcall: "UPCALL"},
 		Default:  Deliver,
-		Services: append([]string{"extension_call"}, plain...),
+		Services: append(sending, plain...),
 		Fuel:     100_000,
 		Time:     20 * time.Millisecond,
 	},

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
 )
 
 // The C structures of the contexts, as the compiler laid them out, are the Go structures.
@@ -22,6 +23,10 @@ func TestContextsAgree(t *testing.T) {
 		size         int
 	}{
 		{"message/accumulate", "margay_message", reflect.TypeFor[MessageContext](), MessageSize},
+		{"message/allreduce", "margay_send", reflect.TypeFor[Send](), 32},
+		{"message/put", "margay_put", reflect.TypeFor[Put](), 16},
+		{"message/allreduce", "margay_job_rank", reflect.TypeFor[JobRank](), 16},
+		{"message/allreduce", "margay_job_node", reflect.TypeFor[JobNode](), 16},
 		{"sched/roundrobin", "margay_sched", reflect.TypeFor[SchedContext](), SchedSize},
 		{"sched/roundrobin", "margay_task", reflect.TypeFor[SchedTask](), (SchedSize - 40) / MaxTasks},
 		{"boot/minimum", "margay_boot", reflect.TypeFor[BootContext](), BootSize},
@@ -94,6 +99,9 @@ var constants = map[string]uint64{
 	"TICK": uint64(Tick), "BLOCK": uint64(Block), "WAKE": uint64(Wake), "ARRIVAL": uint64(Arrival), "ENDING": uint64(Ending),
 	"CHANGE": uint64(Change), "READY": uint64(Ready), "RUNNING": uint64(Running), "BLOCKED": uint64(Blocked), "HELD": uint64(Held),
 	"TASKS": MaxTasks, "MESSAGE_MAX": MaxMessage, "MAX_HOPS": MaxHops,
+	"MAX_SENDS": MaxSends, "MAX_CAUSED": MaxCaused, "SEND_FUEL": SendFuel, "FROM_RANK": FromRank, "FROM_EXTENSION": FromExtension,
+	"EAGAIN": uint64(unix.EAGAIN), "EINVAL": uint64(unix.EINVAL), "ELOOP": uint64(unix.ELOOP), "EMSGSIZE": uint64(unix.EMSGSIZE),
+	"EDQUOT": uint64(unix.EDQUOT),
 }
 
 // The header declares each constant with the number that it has here, and no other.
@@ -118,12 +126,12 @@ func TestConstantsAgree(t *testing.T) {
 	for name, value := range want {
 		t.Errorf("the header has no MARGAY_%s, which is %d", name, value)
 	}
-	for _, line := range []string{"#define MARGAY_NO_TASK 0xffffffffu\n", "#define MARGAY_INFINITE (~0ull)\n"} {
+	for _, line := range []string{"#define MARGAY_NO_TASK 0xffffffffu\n", "#define MARGAY_NO_RANK 0xffffffffu\n", "#define MARGAY_INFINITE (~0ull)\n"} {
 		if !bytes.Contains(header, []byte(line)) {
 			t.Errorf("the header has no %q", line)
 		}
 	}
-	if uint32(NoTask) != 0xffffffff || Infinite != ^uint64(0) {
+	if uint32(NoTask) != 0xffffffff || uint32(NoRank) != 0xffffffff || Infinite != ^uint64(0) {
 		t.Errorf("NoTask is %#x, Infinite %#x", uint32(NoTask), uint64(Infinite))
 	}
 }

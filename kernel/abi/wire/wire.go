@@ -240,7 +240,8 @@ func ringsOffset(ranks int) int { return (HeaderSize + 4*ranks + 4095) &^ 4095 }
 //	4  u16 kind: 1 message, 2 pad
 //	6  u16 handler
 //	8  u32 peer: the target rank in the send ring, the source rank in the others
-//	12 u32 node: 0 in the send ring, the source node in the others
+//	12 u32 node: 0 in the send ring, the source node in the others, + NodeExtension if an extension has
+//	   sent it
 //	16 u32 size of the payload in bytes
 //	20 u32 after: how far the channel from its source to its target had been filled when it was sent (Mark), 0 if
 //	   there was none
@@ -255,6 +256,10 @@ type Record struct {
 	Args    [2]uint64
 	Payload []byte
 }
+
+// NodeExtension is the bit of Record.Node of a message that an extension has sent for one to the
+// peer.
+const NodeExtension = 1 << 31
 
 // RecordHeader is the size of a record without its payload, in bytes.
 const RecordHeader = 40

@@ -91,6 +91,8 @@
 #define WIRE_MESSAGE 1
 #define WIRE_PAD 2
 
+#define WIRE_NODE_EXTENSION 0x80000000u /* in node: an extension has sent the message */
+
 struct wire_record {
 	uint32_t length;
 	uint16_t kind;
