@@ -106,6 +106,7 @@ type job struct {
 	phase      Phase               // guarded by Node.mu
 	running    map[id.Rank]bool    // ranks that have not ended; guarded by Node.mu
 	tasks      map[id.Rank]process // by rank: those that run; guarded by Node.mu
+	files      collection          // what its client reads of its files
 	ready      chan struct{}       // closed when Prepare or adoption is over
 	forgetting sync.Once
 	forgotten  error
@@ -419,6 +420,7 @@ func (j *job) end() error {
 		j.phase = Ending
 		j.node.mu.Unlock()
 		err := j.container.End()
+		j.files.close()
 		j.leaveAll()
 		if j.messages != nil {
 			j.messages.Close()

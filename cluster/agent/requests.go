@@ -39,6 +39,8 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 	case *control.Forget:
 		a.giveUp(id.Job(m.Job))
 		a.inTurn(ctx, id.Job(m.Job), func(context.Context) { a.forget(conn, f, m) })
+	case *control.ReadFiles:
+		go a.answerWith(ctx, conn, f, func(ctx context.Context) (proto.Message, error) { return a.readFiles(ctx, m) })
 	case *control.Noise:
 		go a.noise(ctx, conn, f, m)
 	case *control.ListExtensions:
@@ -242,6 +244,15 @@ func (a *Agent) start(ctx context.Context, job id.Job) (*control.Started, error)
 		return nil, err
 	}
 	return &control.Started{StartNs: int64(time.Since(begun))}, nil
+}
+
+// readFiles returns a piece of the files that the ranks of a job have written.
+func (a *Agent) readFiles(ctx context.Context, m *control.ReadFiles) (proto.Message, error) {
+	piece, last, err := a.node.ReadFiles(ctx, id.Job(m.Job), m.Offset, m.Paths)
+	if errors.Is(err, kernel.ErrNoData) {
+		err = control.Failf(control.Code_CODE_TIMEOUT, "%v", err)
+	}
+	return &control.FilesPiece{Data: piece, Last: last}, err
 }
 
 // digests reads the digests of contents.

@@ -656,6 +656,9 @@ type Frame struct {
 	//	*Frame_RestartKernel
 	//	*Frame_SetDuties
 	//	*Frame_DutiesSet
+	//	*Frame_ReadFiles
+	//	*Frame_FilesPiece
+	//	*Frame_FilesRead
 	Body          isFrame_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1270,6 +1273,33 @@ func (x *Frame) GetDutiesSet() *DutiesSet {
 	return nil
 }
 
+func (x *Frame) GetReadFiles() *ReadFiles {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ReadFiles); ok {
+			return x.ReadFiles
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetFilesPiece() *FilesPiece {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_FilesPiece); ok {
+			return x.FilesPiece
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetFilesRead() *FilesRead {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_FilesRead); ok {
+			return x.FilesRead
+		}
+	}
+	return nil
+}
+
 type isFrame_Body interface {
 	isFrame_Body()
 }
@@ -1528,6 +1558,19 @@ type Frame_DutiesSet struct {
 	DutiesSet *DutiesSet `protobuf:"bytes,97,opt,name=duties_set,json=dutiesSet,proto3,oneof"`
 }
 
+type Frame_ReadFiles struct {
+	// The files that a job's ranks have written: its client asks serve, serve asks nodes.
+	ReadFiles *ReadFiles `protobuf:"bytes,146,opt,name=read_files,json=readFiles,proto3,oneof"`
+}
+
+type Frame_FilesPiece struct {
+	FilesPiece *FilesPiece `protobuf:"bytes,147,opt,name=files_piece,json=filesPiece,proto3,oneof"`
+}
+
+type Frame_FilesRead struct {
+	FilesRead *FilesRead `protobuf:"bytes,148,opt,name=files_read,json=filesRead,proto3,oneof"`
+}
+
 func (*Frame_Hello) isFrame_Body() {}
 
 func (*Frame_Welcome) isFrame_Body() {}
@@ -1651,6 +1694,12 @@ func (*Frame_RestartKernel) isFrame_Body() {}
 func (*Frame_SetDuties) isFrame_Body() {}
 
 func (*Frame_DutiesSet) isFrame_Body() {}
+
+func (*Frame_ReadFiles) isFrame_Body() {}
+
+func (*Frame_FilesPiece) isFrame_Body() {}
+
+func (*Frame_FilesRead) isFrame_Body() {}
 
 // Hello opens a connection.
 type Hello struct {
@@ -2486,6 +2535,7 @@ type JobSpec struct {
 	Mpi           MPI                    `protobuf:"varint,29,opt,name=mpi,proto3,enum=margay.control.MPI" json:"mpi,omitempty"`      // how the ranks find each other, if they are of MPI
 	Network       bool                   `protobuf:"varint,30,opt,name=network,proto3" json:"network,omitempty"`                      // a network of the job's own; with PMI on several nodes it has one without asking
 	WaitMs        int64                  `protobuf:"varint,28,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`          // how long the job may wait in the queue for cores; 0: not at all, -1: for ever
+	Out           [][]byte               `protobuf:"bytes,71,rep,name=out,proto3" json:"out,omitempty"`                               // absolute paths of files and folders that its client reads when the ranks have ended
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2714,6 +2764,13 @@ func (x *JobSpec) GetWaitMs() int64 {
 		return x.WaitMs
 	}
 	return 0
+}
+
+func (x *JobSpec) GetOut() [][]byte {
+	if x != nil {
+		return x.Out
+	}
+	return nil
 }
 
 // Exec is what each rank gets from execve besides its program: byte strings without a NUL.
@@ -3540,6 +3597,173 @@ func (x *FileTaken) GetOffset() uint64 {
 	return 0
 }
 
+// ReadFiles asks for a piece of the archive of the files that a job's ranks have written on a node. The node first ends all of the job's
+// processes. Answer: FilesPiece or Error.
+type ReadFiles struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Node          uint32                 `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"`
+	Offset        uint64                 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"` // of the piece in the archive: the end of the last one, or that of the last one once more
+	Paths         [][]byte               `protobuf:"bytes,4,rep,name=paths,proto3" json:"paths,omitempty"`    // JobSpec.out, which serve adds
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadFiles) Reset() {
+	*x = ReadFiles{}
+	mi := &file_control_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadFiles) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadFiles) ProtoMessage() {}
+
+func (x *ReadFiles) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadFiles.ProtoReflect.Descriptor instead.
+func (*ReadFiles) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ReadFiles) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *ReadFiles) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *ReadFiles) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *ReadFiles) GetPaths() [][]byte {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+type FilesPiece struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`  // of a tar archive, as package archive describes it
+	Last          bool                   `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"` // nothing comes after data
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FilesPiece) Reset() {
+	*x = FilesPiece{}
+	mi := &file_control_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FilesPiece) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FilesPiece) ProtoMessage() {}
+
+func (x *FilesPiece) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FilesPiece.ProtoReflect.Descriptor instead.
+func (*FilesPiece) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *FilesPiece) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *FilesPiece) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
+}
+
+// FilesRead says that the client of a job needs no more of its files.
+type FilesRead struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FilesRead) Reset() {
+	*x = FilesRead{}
+	mi := &file_control_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FilesRead) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FilesRead) ProtoMessage() {}
+
+func (x *FilesRead) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FilesRead.ProtoReflect.Descriptor instead.
+func (*FilesRead) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *FilesRead) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
 // Record is one numbered piece of what a job says on one node.
 type Record struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3559,7 +3783,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3571,7 +3795,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3584,7 +3808,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -3670,7 +3894,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3682,7 +3906,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3695,7 +3919,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -3748,7 +3972,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3760,7 +3984,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3773,7 +3997,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -3830,7 +4054,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3842,7 +4066,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3855,7 +4079,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -3894,7 +4118,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3906,7 +4130,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3919,7 +4143,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -3975,7 +4199,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3987,7 +4211,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4000,7 +4224,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -4036,7 +4260,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4048,7 +4272,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4061,7 +4285,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -4097,7 +4321,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4109,7 +4333,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4122,7 +4346,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -4158,7 +4382,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4170,7 +4394,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4183,7 +4407,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -4225,7 +4449,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4237,7 +4461,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4250,7 +4474,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -4277,7 +4501,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4289,7 +4513,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4302,7 +4526,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -4322,7 +4546,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4334,7 +4558,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4347,7 +4571,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -4375,13 +4599,14 @@ type JobState struct {
 	FirstFailed   int32                  `protobuf:"varint,6,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that decides the status: the first that failed, or the lowest; -1 while none has
 	Unkept        []*Unkept              `protobuf:"bytes,7,rep,name=unkept,proto3" json:"unkept,omitempty"`                               // when done: by node, where there are any
 	Times         []*PhaseTime           `protobuf:"bytes,8,rep,name=times,proto3" json:"times,omitempty"`                                 // to the job's client, from the serve that has launched the job: its phases so far, in order
+	Collect       bool                   `protobuf:"varint,49,opt,name=collect,proto3" json:"collect,omitempty"`                           // its ranks have ended, and its client reads JobSpec.out from its nodes now
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4393,7 +4618,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4406,7 +4631,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -4465,6 +4690,13 @@ func (x *JobState) GetTimes() []*PhaseTime {
 	return nil
 }
 
+func (x *JobState) GetCollect() bool {
+	if x != nil {
+		return x.Collect
+	}
+	return false
+}
+
 // PhaseTime is how long a job was in a phase, by the clock of serve.
 type PhaseTime struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4478,7 +4710,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4490,7 +4722,7 @@ func (x *PhaseTime) String() string {
 func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4503,7 +4735,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -4547,7 +4779,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4559,7 +4791,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4572,7 +4804,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -4618,7 +4850,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4630,7 +4862,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4643,7 +4875,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 type Nodes struct {
@@ -4655,7 +4887,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4667,7 +4899,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4680,7 +4912,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -4712,7 +4944,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4724,7 +4956,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4737,7 +4969,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -4851,7 +5083,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4863,7 +5095,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4876,7 +5108,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -4918,7 +5150,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4930,7 +5162,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4943,7 +5175,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -4980,7 +5212,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4992,7 +5224,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5005,7 +5237,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -5038,7 +5270,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5050,7 +5282,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5063,7 +5295,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -5083,7 +5315,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5095,7 +5327,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5108,7 +5340,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -5128,7 +5360,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5140,7 +5372,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5153,7 +5385,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -5180,7 +5412,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5192,7 +5424,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5205,7 +5437,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -5236,7 +5468,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5248,7 +5480,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5261,7 +5493,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -5322,7 +5554,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5334,7 +5566,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5347,7 +5579,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -5473,7 +5705,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5485,7 +5717,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5498,7 +5730,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -5577,7 +5809,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5589,7 +5821,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5602,7 +5834,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -5644,7 +5876,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5656,7 +5888,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5669,7 +5901,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -5695,7 +5927,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5707,7 +5939,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5720,7 +5952,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -5743,7 +5975,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5755,7 +5987,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5768,7 +6000,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -5816,7 +6048,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5828,7 +6060,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5841,7 +6073,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -5866,7 +6098,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5878,7 +6110,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5891,7 +6123,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 type MachineStatus struct {
@@ -5915,7 +6147,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5927,7 +6159,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5940,7 +6172,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -6044,7 +6276,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6056,7 +6288,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6069,7 +6301,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -6088,7 +6320,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6100,7 +6332,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6113,7 +6345,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -6148,7 +6380,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6160,7 +6392,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6173,7 +6405,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -6312,7 +6544,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6324,7 +6556,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6337,7 +6569,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -6400,7 +6632,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6412,7 +6644,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6425,7 +6657,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -6453,7 +6685,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6465,7 +6697,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6478,7 +6710,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -6504,7 +6736,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6516,7 +6748,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6529,7 +6761,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -6554,7 +6786,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6566,7 +6798,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6579,7 +6811,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -6644,7 +6876,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6656,7 +6888,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6669,7 +6901,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -6711,7 +6943,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6723,7 +6955,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6736,7 +6968,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -6768,7 +7000,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6780,7 +7012,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6793,7 +7025,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -6854,7 +7086,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6866,7 +7098,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6879,7 +7111,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -6948,7 +7180,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6960,7 +7192,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6973,7 +7205,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -6992,7 +7224,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7004,7 +7236,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7017,7 +7249,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -7037,7 +7269,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7049,7 +7281,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7062,7 +7294,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -7082,7 +7314,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7094,7 +7326,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7107,7 +7339,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -7139,7 +7371,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7151,7 +7383,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7164,7 +7396,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -7223,7 +7455,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7235,7 +7467,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7248,7 +7480,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -7314,7 +7546,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7326,7 +7558,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7339,7 +7571,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -7446,7 +7678,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7458,7 +7690,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7471,7 +7703,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -7514,7 +7746,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7526,7 +7758,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7539,7 +7771,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -7575,7 +7807,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7587,7 +7819,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7600,7 +7832,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -7634,7 +7866,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7646,7 +7878,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7659,7 +7891,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -7680,7 +7912,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7692,7 +7924,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7705,7 +7937,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -7728,7 +7960,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7740,7 +7972,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7753,7 +7985,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -7787,7 +8019,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7799,7 +8031,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7812,7 +8044,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -7826,7 +8058,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xa7\x1c\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xe1\x1d\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -7907,7 +8139,13 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"set_duties\x18` \x01(\v2\x19.margay.control.SetDutiesH\x00R\tsetDuties\x12:\n" +
 	"\n" +
-	"duties_set\x18a \x01(\v2\x19.margay.control.DutiesSetH\x00R\tdutiesSetB\x06\n" +
+	"duties_set\x18a \x01(\v2\x19.margay.control.DutiesSetH\x00R\tdutiesSet\x12;\n" +
+	"\n" +
+	"read_files\x18\x92\x01 \x01(\v2\x19.margay.control.ReadFilesH\x00R\treadFiles\x12>\n" +
+	"\vfiles_piece\x18\x93\x01 \x01(\v2\x1a.margay.control.FilesPieceH\x00R\n" +
+	"filesPiece\x12;\n" +
+	"\n" +
+	"files_read\x18\x94\x01 \x01(\v2\x19.margay.control.FilesReadH\x00R\tfilesReadB\x06\n" +
 	"\x04body\"\x8f\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12(\n" +
@@ -7973,7 +8211,7 @@ const file_control_proto_rawDesc = "" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\xf8\x05\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\x8a\x06\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -8007,7 +8245,8 @@ const file_control_proto_rawDesc = "" +
 	"warning_ms\x18\x1b \x01(\x03R\twarningMs\x12%\n" +
 	"\x03mpi\x18\x1d \x01(\x0e2\x13.margay.control.MPIR\x03mpi\x12\x18\n" +
 	"\anetwork\x18\x1e \x01(\bR\anetwork\x12\x17\n" +
-	"\await_ms\x18\x1c \x01(\x03R\x06waitMsJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"H\n" +
+	"\await_ms\x18\x1c \x01(\x03R\x06waitMs\x12\x10\n" +
+	"\x03out\x18G \x03(\fR\x03outJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"H\n" +
 	"\x04Exec\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x10\n" +
 	"\x03env\x18\x02 \x03(\fR\x03env\x12\x1a\n" +
@@ -8057,7 +8296,18 @@ const file_control_proto_rawDesc = "" +
 	"\x04last\x18\x03 \x01(\bR\x04last\"5\n" +
 	"\tFileTaken\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x86\x02\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"_\n" +
+	"\tReadFiles\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\rR\x04node\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x14\n" +
+	"\x05paths\x18\x04 \x03(\fR\x05paths\"4\n" +
+	"\n" +
+	"FilesPiece\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\bR\x04last\"\x1d\n" +
+	"\tFilesRead\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\"\x86\x02\n" +
 	"\x06Record\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x10\n" +
@@ -8121,7 +8371,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04jobs\x18\x01 \x03(\rR\x04jobs\"9\n" +
 	"\rOutputRemoved\x12\x12\n" +
 	"\x04jobs\x18\x01 \x03(\rR\x04jobs\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\xcb\x02\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\xe5\x02\n" +
 	"\bJobState\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\x12+\n" +
@@ -8130,7 +8380,8 @@ const file_control_proto_rawDesc = "" +
 	"\x05ranks\x18\x05 \x03(\v2\x19.margay.control.RankStateR\x05ranks\x12!\n" +
 	"\ffirst_failed\x18\x06 \x01(\x05R\vfirstFailed\x12.\n" +
 	"\x06unkept\x18\a \x03(\v2\x16.margay.control.UnkeptR\x06unkept\x12/\n" +
-	"\x05times\x18\b \x03(\v2\x19.margay.control.PhaseTimeR\x05times\"~\n" +
+	"\x05times\x18\b \x03(\v2\x19.margay.control.PhaseTimeR\x05times\x12\x18\n" +
+	"\acollect\x181 \x01(\bR\acollect\"~\n" +
 	"\tPhaseTime\x12+\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x15.margay.control.PhaseR\x05phase\x12\x17\n" +
 	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12\x17\n" +
@@ -8499,7 +8750,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 90)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 93)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -8539,68 +8790,71 @@ var file_control_proto_goTypes = []any{
 	(*Finish)(nil),           // 35: margay.control.Finish
 	(*FileChunk)(nil),        // 36: margay.control.FileChunk
 	(*FileTaken)(nil),        // 37: margay.control.FileTaken
-	(*Record)(nil),           // 38: margay.control.Record
-	(*ExitStatus)(nil),       // 39: margay.control.ExitStatus
-	(*Usage)(nil),            // 40: margay.control.Usage
-	(*Ack)(nil),              // 41: margay.control.Ack
-	(*Stdin)(nil),            // 42: margay.control.Stdin
-	(*StdinTaken)(nil),       // 43: margay.control.StdinTaken
-	(*Signal)(nil),           // 44: margay.control.Signal
-	(*RunRequest)(nil),       // 45: margay.control.RunRequest
-	(*RunReply)(nil),         // 46: margay.control.RunReply
-	(*Attach)(nil),           // 47: margay.control.Attach
-	(*RemoveOutput)(nil),     // 48: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 49: margay.control.OutputRemoved
-	(*JobState)(nil),         // 50: margay.control.JobState
-	(*PhaseTime)(nil),        // 51: margay.control.PhaseTime
-	(*RankState)(nil),        // 52: margay.control.RankState
-	(*ListNodes)(nil),        // 53: margay.control.ListNodes
-	(*Nodes)(nil),            // 54: margay.control.Nodes
-	(*NodeState)(nil),        // 55: margay.control.NodeState
-	(*Drain)(nil),            // 56: margay.control.Drain
-	(*CoreUse)(nil),          // 57: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 58: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 59: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 60: margay.control.ResumeNodes
-	(*ListJobs)(nil),         // 61: margay.control.ListJobs
-	(*Jobs)(nil),             // 62: margay.control.Jobs
-	(*WaitingJob)(nil),       // 63: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 64: margay.control.JobSummary
-	(*StoredJob)(nil),        // 65: margay.control.StoredJob
-	(*Kill)(nil),             // 66: margay.control.Kill
-	(*Noise)(nil),            // 67: margay.control.Noise
-	(*NoiseReport)(nil),      // 68: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 69: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 70: margay.control.InterruptRow
-	(*Status)(nil),           // 71: margay.control.Status
-	(*MachineStatus)(nil),    // 72: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 73: margay.control.ListExtensions
-	(*Extensions)(nil),       // 74: margay.control.Extensions
-	(*ExtensionState)(nil),   // 75: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 76: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 77: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 78: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 79: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 80: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 81: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 82: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 83: margay.control.ReadEvents
-	(*Events)(nil),           // 84: margay.control.Events
-	(*ReadClock)(nil),        // 85: margay.control.ReadClock
-	(*Clock)(nil),            // 86: margay.control.Clock
-	(*TakeSamples)(nil),      // 87: margay.control.TakeSamples
-	(*Samples)(nil),          // 88: margay.control.Samples
-	(*NodeSample)(nil),       // 89: margay.control.NodeSample
-	(*CoreSample)(nil),       // 90: margay.control.CoreSample
-	(*RankSample)(nil),       // 91: margay.control.RankSample
-	(*NodeExit)(nil),         // 92: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 93: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 94: margay.control.NodeStage
-	(*NodeUp)(nil),           // 95: margay.control.NodeUp
-	(*RestartKernel)(nil),    // 96: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 97: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 98: margay.control.DutiesSet
-	nil,                      // 99: margay.control.ExtensionLog.AfterEntry
+	(*ReadFiles)(nil),        // 38: margay.control.ReadFiles
+	(*FilesPiece)(nil),       // 39: margay.control.FilesPiece
+	(*FilesRead)(nil),        // 40: margay.control.FilesRead
+	(*Record)(nil),           // 41: margay.control.Record
+	(*ExitStatus)(nil),       // 42: margay.control.ExitStatus
+	(*Usage)(nil),            // 43: margay.control.Usage
+	(*Ack)(nil),              // 44: margay.control.Ack
+	(*Stdin)(nil),            // 45: margay.control.Stdin
+	(*StdinTaken)(nil),       // 46: margay.control.StdinTaken
+	(*Signal)(nil),           // 47: margay.control.Signal
+	(*RunRequest)(nil),       // 48: margay.control.RunRequest
+	(*RunReply)(nil),         // 49: margay.control.RunReply
+	(*Attach)(nil),           // 50: margay.control.Attach
+	(*RemoveOutput)(nil),     // 51: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 52: margay.control.OutputRemoved
+	(*JobState)(nil),         // 53: margay.control.JobState
+	(*PhaseTime)(nil),        // 54: margay.control.PhaseTime
+	(*RankState)(nil),        // 55: margay.control.RankState
+	(*ListNodes)(nil),        // 56: margay.control.ListNodes
+	(*Nodes)(nil),            // 57: margay.control.Nodes
+	(*NodeState)(nil),        // 58: margay.control.NodeState
+	(*Drain)(nil),            // 59: margay.control.Drain
+	(*CoreUse)(nil),          // 60: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 61: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 62: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 63: margay.control.ResumeNodes
+	(*ListJobs)(nil),         // 64: margay.control.ListJobs
+	(*Jobs)(nil),             // 65: margay.control.Jobs
+	(*WaitingJob)(nil),       // 66: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 67: margay.control.JobSummary
+	(*StoredJob)(nil),        // 68: margay.control.StoredJob
+	(*Kill)(nil),             // 69: margay.control.Kill
+	(*Noise)(nil),            // 70: margay.control.Noise
+	(*NoiseReport)(nil),      // 71: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 72: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 73: margay.control.InterruptRow
+	(*Status)(nil),           // 74: margay.control.Status
+	(*MachineStatus)(nil),    // 75: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 76: margay.control.ListExtensions
+	(*Extensions)(nil),       // 77: margay.control.Extensions
+	(*ExtensionState)(nil),   // 78: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 79: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 80: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 81: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 82: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 83: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 84: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 85: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 86: margay.control.ReadEvents
+	(*Events)(nil),           // 87: margay.control.Events
+	(*ReadClock)(nil),        // 88: margay.control.ReadClock
+	(*Clock)(nil),            // 89: margay.control.Clock
+	(*TakeSamples)(nil),      // 90: margay.control.TakeSamples
+	(*Samples)(nil),          // 91: margay.control.Samples
+	(*NodeSample)(nil),       // 92: margay.control.NodeSample
+	(*CoreSample)(nil),       // 93: margay.control.CoreSample
+	(*RankSample)(nil),       // 94: margay.control.RankSample
+	(*NodeExit)(nil),         // 95: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 96: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 97: margay.control.NodeStage
+	(*NodeUp)(nil),           // 98: margay.control.NodeUp
+	(*RestartKernel)(nil),    // 99: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 100: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 101: margay.control.DutiesSet
+	nil,                      // 102: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	11,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -8622,113 +8876,116 @@ var file_control_proto_depIdxs = []int32{
 	24,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
 	28,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
 	36,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	38,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	41,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	42,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	43,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	44,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	41,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	44,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	45,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	46,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	47,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
 	37,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	45,  // 25: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	46,  // 26: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	47,  // 27: margay.control.Frame.attach:type_name -> margay.control.Attach
-	50,  // 28: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	53,  // 29: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	54,  // 30: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	61,  // 31: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	62,  // 32: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	66,  // 33: margay.control.Frame.kill:type_name -> margay.control.Kill
-	67,  // 34: margay.control.Frame.noise:type_name -> margay.control.Noise
-	68,  // 35: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	71,  // 36: margay.control.Frame.status:type_name -> margay.control.Status
-	72,  // 37: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	48,  // 38: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	49,  // 39: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	58,  // 40: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	59,  // 41: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	60,  // 42: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	73,  // 43: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	74,  // 44: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	76,  // 45: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	82,  // 46: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	78,  // 47: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	79,  // 48: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	83,  // 49: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	84,  // 50: margay.control.Frame.events:type_name -> margay.control.Events
-	85,  // 51: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	86,  // 52: margay.control.Frame.clock:type_name -> margay.control.Clock
-	87,  // 53: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	88,  // 54: margay.control.Frame.samples:type_name -> margay.control.Samples
-	92,  // 55: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	93,  // 56: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	95,  // 57: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	94,  // 58: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	96,  // 59: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	97,  // 60: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	98,  // 61: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	0,   // 62: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 63: margay.control.Error.code:type_name -> margay.control.Code
-	17,  // 64: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	18,  // 65: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 66: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	17,  // 67: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	22,  // 68: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	25,  // 69: margay.control.Prepare.places:type_name -> margay.control.Place
-	26,  // 70: margay.control.Prepare.members:type_name -> margay.control.Member
-	23,  // 71: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 72: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 73: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	31,  // 74: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	13,  // 75: margay.control.Loaded.error:type_name -> margay.control.Error
-	13,  // 76: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 77: margay.control.Record.stream:type_name -> margay.control.Stream
-	39,  // 78: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	40,  // 79: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	22,  // 80: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	23,  // 81: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	25,  // 82: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 83: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 84: margay.control.JobState.error:type_name -> margay.control.Error
-	52,  // 85: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	31,  // 86: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	51,  // 87: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 88: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	39,  // 89: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	55,  // 90: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 91: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 92: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	57,  // 93: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	56,  // 94: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	7,   // 95: margay.control.Drain.state:type_name -> margay.control.DrainState
-	64,  // 96: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	63,  // 97: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 98: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	52,  // 99: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	31,  // 100: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	22,  // 101: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	25,  // 102: margay.control.StoredJob.places:type_name -> margay.control.Place
-	26,  // 103: margay.control.StoredJob.members:type_name -> margay.control.Member
-	64,  // 104: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	50,  // 105: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	69,  // 106: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	70,  // 107: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	75,  // 108: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	77,  // 109: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	99,  // 110: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	80,  // 111: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	76,  // 112: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	75,  // 113: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	89,  // 114: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	90,  // 115: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	91,  // 116: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	75,  // 117: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 118: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 119: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 120: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	121, // [121:121] is the sub-list for method output_type
-	121, // [121:121] is the sub-list for method input_type
-	121, // [121:121] is the sub-list for extension type_name
-	121, // [121:121] is the sub-list for extension extendee
-	0,   // [0:121] is the sub-list for field type_name
+	48,  // 25: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	49,  // 26: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	50,  // 27: margay.control.Frame.attach:type_name -> margay.control.Attach
+	53,  // 28: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	56,  // 29: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	57,  // 30: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	64,  // 31: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	65,  // 32: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	69,  // 33: margay.control.Frame.kill:type_name -> margay.control.Kill
+	70,  // 34: margay.control.Frame.noise:type_name -> margay.control.Noise
+	71,  // 35: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	74,  // 36: margay.control.Frame.status:type_name -> margay.control.Status
+	75,  // 37: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	51,  // 38: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	52,  // 39: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	61,  // 40: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	62,  // 41: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	63,  // 42: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	76,  // 43: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	77,  // 44: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	79,  // 45: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	85,  // 46: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	81,  // 47: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	82,  // 48: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	86,  // 49: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	87,  // 50: margay.control.Frame.events:type_name -> margay.control.Events
+	88,  // 51: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	89,  // 52: margay.control.Frame.clock:type_name -> margay.control.Clock
+	90,  // 53: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	91,  // 54: margay.control.Frame.samples:type_name -> margay.control.Samples
+	95,  // 55: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	96,  // 56: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	98,  // 57: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	97,  // 58: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	99,  // 59: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	100, // 60: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	101, // 61: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	38,  // 62: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	39,  // 63: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	40,  // 64: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	0,   // 65: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 66: margay.control.Error.code:type_name -> margay.control.Code
+	17,  // 67: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	18,  // 68: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 69: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	17,  // 70: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	22,  // 71: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	25,  // 72: margay.control.Prepare.places:type_name -> margay.control.Place
+	26,  // 73: margay.control.Prepare.members:type_name -> margay.control.Member
+	23,  // 74: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 75: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 76: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	31,  // 77: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	13,  // 78: margay.control.Loaded.error:type_name -> margay.control.Error
+	13,  // 79: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 80: margay.control.Record.stream:type_name -> margay.control.Stream
+	42,  // 81: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	43,  // 82: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	22,  // 83: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	23,  // 84: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	25,  // 85: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 86: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 87: margay.control.JobState.error:type_name -> margay.control.Error
+	55,  // 88: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	31,  // 89: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	54,  // 90: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 91: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	42,  // 92: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	58,  // 93: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 94: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 95: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	60,  // 96: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	59,  // 97: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	7,   // 98: margay.control.Drain.state:type_name -> margay.control.DrainState
+	67,  // 99: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	66,  // 100: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 101: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	55,  // 102: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	31,  // 103: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	22,  // 104: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	25,  // 105: margay.control.StoredJob.places:type_name -> margay.control.Place
+	26,  // 106: margay.control.StoredJob.members:type_name -> margay.control.Member
+	67,  // 107: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	53,  // 108: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	72,  // 109: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	73,  // 110: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	78,  // 111: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	80,  // 112: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	102, // 113: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	83,  // 114: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	79,  // 115: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	78,  // 116: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	92,  // 117: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	93,  // 118: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	94,  // 119: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	78,  // 120: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 121: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 122: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 123: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	124, // [124:124] is the sub-list for method output_type
+	124, // [124:124] is the sub-list for method input_type
+	124, // [124:124] is the sub-list for extension type_name
+	124, // [124:124] is the sub-list for extension extendee
+	0,   // [0:124] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -8799,6 +9056,9 @@ func file_control_proto_init() {
 		(*Frame_RestartKernel)(nil),
 		(*Frame_SetDuties)(nil),
 		(*Frame_DutiesSet)(nil),
+		(*Frame_ReadFiles)(nil),
+		(*Frame_FilesPiece)(nil),
+		(*Frame_FilesRead)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -8806,7 +9066,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   90,
+			NumMessages:   93,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

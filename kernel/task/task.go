@@ -168,6 +168,7 @@ const (
 	Ack      = "ack"      // AckBody; not answered
 	Rewind   = "rewind"   // send all unacknowledged records and input positions again; not answered
 	Finish   = "finish"   // end what the ranks, which have all ended, have left behind; not answered, but output ends
+	Collect  = "collect"  // CollectBody and a pipe -> (empty), and the archive of the files into the pipe; ends all processes of the job
 	Resync   = "resync"   // from a new node kernel -> the kept items, then Resync with State, then each Process
 	Process  = "process"  // from the init: ProcessBody and a pidfd of a running rank; sent at its start and after a Resync
 	Content  = "content"  // from the init: ContentsBody and a file that was unpacked
@@ -228,6 +229,9 @@ type ContentsBody struct {
 	Digests []archive.Digest
 	Folder  string // where the node has the files mounted, under the names of their digests; empty: nowhere
 }
+
+// CollectBody names files and folders that ranks may have written: absolute paths.
+type CollectBody struct{ Paths [][]byte }
 
 // AckBody acknowledges every record up to Seq.
 type AckBody struct{ Seq uint64 }

@@ -4,6 +4,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -35,6 +36,7 @@ var given = map[string]bool{"/etc/passwd": true, "/etc/group": true, "/etc/hostn
 type brought struct {
 	mu    sync.Mutex
 	files map[place]stamp
+	taken []string // paths of files and folders that have travelled back
 }
 
 // place identifies a file.
@@ -59,6 +61,13 @@ func (b *brought) add(f *os.File) error {
 	}
 	b.files[place{st.Dev, st.Ino}] = stamp{st.Size, st.Mtim}
 	return nil
+}
+
+// take notes that what ranks have written at the paths has travelled back.
+func (b *brought) take(paths []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.taken = paths
 }
 
 // has reports whether a file came with the job and is as it was.
@@ -114,6 +123,11 @@ func (w *search) walk(from, but string) {
 		switch {
 		case err != nil:
 			return nil // it cannot be read, and nothing is known of it
+		case slices.Contains(w.brought.taken, name):
+			if e.IsDir() {
+				return filepath.SkipDir
+			}
+			return nil
 		case e.IsDir() && (name == but || isScratch(name) || e.Name() == compiled):
 			return filepath.SkipDir
 		case !e.Type().IsRegular() || given[name]:

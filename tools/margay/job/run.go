@@ -64,6 +64,8 @@ type Flags struct {
 	Chdir     string
 	Env       []string // NAME=VALUE
 	Export    string
+	Out       []string
+	Overwrite bool   // by Out
 	Timing    string // how the phases are printed; empty: not at all
 }
 
@@ -178,6 +180,8 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.StringVar(&f.Timing, "timing", "", "print, at the end, how long each phase of the job took: as a `table`, or with =json for programs")
 	fs.Lookup("timing").NoOptDefVal = timingTable
 	fs.IntVar(&f.Pids, "pids", 0, "processes and threads of the job on each node (default 1024)")
+	fs.StringArrayVar(&f.Out, "out", nil, "bring back what the ranks have written at `PATH[=DEST]`, a file or folder (may be repeated)")
+	fs.BoolVar(&f.Overwrite, "out-overwrite", false, "let --out replace files that are here already")
 	addFlags(fs, &f)
 	fs.DurationVar(&f.InitWait, "init-timeout", 0, "how long ranks that use messages wait for one that does not join (default 30s)")
 	return c
@@ -236,11 +240,18 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 		return fmt.Errorf("run %s: %w", args[0], err)
 	}
 	describe(asked, files)
+	out, err := targets(f.Out, string(asked.Dir))
+	if err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	for _, t := range out {
+		asked.Out = append(asked.Out, []byte(t.Path))
+	}
 	signals, stop := command.Catch(16, forwarded...)
 	defer stop()
 	o := launch.Options{
 		Socket: socket, Spec: asked, Exec: &control.Exec{Argv: launch.Bytes(args), Env: launch.Bytes(env)}, Files: files, Label: f.Label,
-		OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output), Stdin: command.Foreground(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr, Signals: signals,
+		Out: out, Overwrite: f.Overwrite, OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output), Stdin: command.Foreground(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr, Signals: signals,
 		Status: &launch.Status{W: a.Stderr, Verbose: f.Verbose, Quiet: f.Quiet, Terminal: show.IsTerminal(a.Stderr) && !f.Quiet},
 	}
 	if f.Detach {
@@ -398,6 +409,10 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 		return errors.New("run: ranks that have cores of their own (-c) share none: --per-core and -c exclude each other")
 	case f.Detach && f.Output+f.Error != "":
 		return errors.New("run: the output of a detached job is kept on the machine: margay logs JOB >FILE; -o and -e are for jobs that margay run waits for")
+	case f.Detach && len(f.Out) > 0:
+		return errors.New("run: --out brings files back to a margay run that waits for the end of its job: --out and -d exclude each other")
+	case f.Overwrite && len(f.Out) == 0:
+		return errors.New("run: --out-overwrite says how --out brings files back, and there is no --out")
 	case f.Timing != "" && f.Timing != timingTable && f.Timing != timingJSON:
 		return fmt.Errorf("run: --timing=%s: it is table or json", f.Timing)
 	case !slices.Contains([]string{mpiAuto, mpiPMI1, mpiNone}, f.MPI):
