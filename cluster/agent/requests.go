@@ -203,7 +203,7 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 		},
 		Job: id.Job(m.Job), Umask: int(m.Spec.Umask), User: m.Spec.User, Stdin: kernel.StdinMode(m.Spec.Stdin),
 		Files: m.Spec.RamDisk, Contents: contents, Memory: m.Spec.Memory,
-		PMI: m.Spec.Mpi == control.MPI_MPI_PMI1, Network: m.Spec.Network,
+		PMI: m.Spec.Mpi == control.MPI_MPI_PMI1, Network: m.Spec.Network, HostRoot: m.Spec.HostRoot,
 		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
 	}
 	for _, p := range m.Places {

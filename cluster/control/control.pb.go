@@ -2536,6 +2536,7 @@ type JobSpec struct {
 	Network       bool                   `protobuf:"varint,30,opt,name=network,proto3" json:"network,omitempty"`                      // a network of the job's own; with PMI on several nodes it has one without asking
 	WaitMs        int64                  `protobuf:"varint,28,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`          // how long the job may wait in the queue for cores; 0: not at all, -1: for ever
 	Out           [][]byte               `protobuf:"bytes,71,rep,name=out,proto3" json:"out,omitempty"`                               // absolute paths of files and folders that its client reads when the ranks have ended
+	HostRoot      bool                   `protobuf:"varint,72,opt,name=host_root,json=hostRoot,proto3" json:"host_root,omitempty"`    // the ranks see the programs and the configuration of the node's host; only hosted nodes have one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2771,6 +2772,13 @@ func (x *JobSpec) GetOut() [][]byte {
 		return x.Out
 	}
 	return nil
+}
+
+func (x *JobSpec) GetHostRoot() bool {
+	if x != nil {
+		return x.HostRoot
+	}
+	return false
 }
 
 // Exec is what each rank gets from execve besides its program: byte strings without a NUL.
@@ -8211,7 +8219,7 @@ const file_control_proto_rawDesc = "" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\x8a\x06\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\xa7\x06\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -8246,7 +8254,8 @@ const file_control_proto_rawDesc = "" +
 	"\x03mpi\x18\x1d \x01(\x0e2\x13.margay.control.MPIR\x03mpi\x12\x18\n" +
 	"\anetwork\x18\x1e \x01(\bR\anetwork\x12\x17\n" +
 	"\await_ms\x18\x1c \x01(\x03R\x06waitMs\x12\x10\n" +
-	"\x03out\x18G \x03(\fR\x03outJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"H\n" +
+	"\x03out\x18G \x03(\fR\x03out\x12\x1b\n" +
+	"\thost_root\x18H \x01(\bR\bhostRootJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"H\n" +
 	"\x04Exec\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x10\n" +
 	"\x03env\x18\x02 \x03(\fR\x03env\x12\x1a\n" +

@@ -24,6 +24,7 @@ import (
 	"margay/cluster/launch/ldso"
 	"margay/cluster/launch/regular"
 	"margay/kernel/abi/archive"
+	"margay/kernel/abi/node"
 )
 
 // File is a file that a job takes along. Its name in the job's root is its absolute path here.
@@ -52,6 +53,7 @@ type Files struct {
 	Parallel string
 	PMI1     bool
 
+	host   bool // ranks see the folders of this host in which programs are: nothing in them goes along
 	have   map[string]bool
 	elves  []string // the program, and the interpreters of scripts: all that the processor executes
 	loader string   // that they need; empty: none
@@ -77,12 +79,18 @@ var arches = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm
 // Collect finds the program as a shell does, and everything it needs to run where there is nothing
 // else: its libraries, its interpreter when it is a script, and the files and folders in with, with
 // the libraries that programs and libraries among them need.
-func Collect(program string, with []string) (*Files, error) {
+func Collect(program string, with []string) (*Files, error) { return collect(program, with, false) }
+
+// CollectHost is Collect for a job whose ranks see the host's programs, libraries and configuration
+// (node.HostFolders). Other files go along.
+func CollectHost(program string, with []string) (*Files, error) { return collect(program, with, true) }
+
+func collect(program string, with []string, host bool) (*Files, error) {
 	path, err := LookUp(program)
 	if err != nil {
 		return nil, err
 	}
-	f := &Files{Program: path, have: make(map[string]bool), most: maxFiles}
+	f := &Files{Program: path, host: host, have: make(map[string]bool), most: maxFiles}
 	f.search.LibraryPath, f.search.Preload = os.Getenv("LD_LIBRARY_PATH"), os.Getenv("LD_PRELOAD")
 	if err := f.addProgram(path, 0); err != nil {
 		return nil, err
@@ -219,6 +227,9 @@ func (f *Files) addInterpreter(script string, words []string, depth int) error {
 	if err := f.addProgram(interpreter, depth+1); err != nil {
 		return err
 	}
+	if f.host {
+		return nil // env finds its program on the node
+	}
 	if filepath.Base(words[0]) == "env" && len(words) > 1 && !strings.HasPrefix(words[1], "-") {
 		path, err := LookUp(words[1])
 		if err != nil {
@@ -312,8 +323,21 @@ func (f *Files) add(path string) error {
 		return fmt.Errorf("cannot take %s along: it is neither a file nor a folder", path)
 	}
 	f.have[name] = true
+	if f.host && ofHost(name) {
+		real, err := filepath.EvalSymlinks(path)
+		if err != nil || ofHost(real) {
+			return err
+		}
+		return f.add(real) // the host's link leads there
+	}
 	f.List = append(f.List, File{Path: path, Mode: info.Mode(), Size: size(info)})
 	return nil
+}
+
+// ofHost reports whether a path without ".." is in a folder of node.HostFolders.
+func ofHost(path string) bool {
+	top, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	return slices.Contains(node.HostFolders, top)
 }
 
 func size(info fs.FileInfo) int64 {

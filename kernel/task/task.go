@@ -42,6 +42,7 @@ type Spec struct {
 	RAMDisk int64 // bytes of the job's root file system
 	Pids    int   // processes and threads; 0: no bound
 	Small   bool  // decline huge pages for programs that do not ask for them
+	Host    bool  // the ranks see the programs and the configuration of the node's host, which a hosted node has at node.HostRoot
 	Rlimits bool  // no control group enforces the bounds: let resource limits do what they can
 
 	PMI        *pmi.Config // its ranks find each other by PMI 1, at descriptor PMIFD; nil: they do not

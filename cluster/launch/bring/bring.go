@@ -135,8 +135,9 @@ func fatal(err error) bool {
 
 // place is where something of the archive is here.
 type place struct {
-	root *os.Root
-	name string // below it
+	root   *os.Root
+	name   string // below it
+	folder bool   // it is a folder, and no link to one
 }
 
 // nodeFiles are the files of one node.
@@ -262,7 +263,7 @@ func (n *nodeFiles) find(target int, rest string, isFolder bool) (located, error
 		return at, err
 	}
 	parent, ok := n.places[path.Dir(at.key)]
-	if !ok {
+	if !ok || !parent.folder {
 		return at, &leftError{"its folder was not brought back"}
 	}
 	at.root, at.name = parent.root, path.Join(parent.name, path.Base(rest))
@@ -293,7 +294,7 @@ func (n *nodeFiles) open(target int, isFolder bool) (at place, err error) {
 		return at, err
 	}
 	n.roots[target], err = os.OpenRoot(dir)
-	return place{n.roots[target], name}, err
+	return place{root: n.roots[target], name: name}, err
 }
 
 // freePath returns a path beside one that is taken.
@@ -333,7 +334,7 @@ func (n *nodeFiles) settle(at located, make, replace func(name string) error) er
 	name := at.name
 	for try := 1; ; try++ {
 		err := make(name)
-		if errors.Is(err, fs.ErrExist) && replace != nil && n.Overwrite && !n.made[place{at.root, name}.path()] {
+		if errors.Is(err, fs.ErrExist) && replace != nil && n.Overwrite && !n.made[place{root: at.root, name: name}.path()] {
 			if info, found := at.root.Lstat(name); found == nil && !info.IsDir() {
 				err = replace(name)
 			}
@@ -347,7 +348,7 @@ func (n *nodeFiles) settle(at located, make, replace func(name string) error) er
 		}
 		break
 	}
-	got := place{at.root, name}
+	got := place{root: at.root, name: name, folder: at.folder}
 	if name != at.name {
 		n.collide(at.path(), got.path())
 	}
@@ -358,6 +359,7 @@ func (n *nodeFiles) settle(at located, make, replace func(name string) error) er
 
 // folder makes a folder, or takes the one that is there.
 func (n *nodeFiles) folder(at located, h *tar.Header) error {
+	at.folder = true
 	if at.name == "." {
 		n.places[at.key] = at.place
 		return nil
@@ -399,7 +401,7 @@ func setTime(p place, t time.Time) error {
 
 // file writes a file under a name of its own, and then gives it its name.
 func (n *nodeFiles) file(at located, h *tar.Header, r io.Reader) (err error) {
-	temp := place{at.root, path.Join(path.Dir(at.name), fmt.Sprintf(".margay-%d-%d", os.Getpid(), len(n.made)))}
+	temp := place{root: at.root, name: path.Join(path.Dir(at.name), fmt.Sprintf(".margay-%d-%d", os.Getpid(), len(n.made)))}
 	f, err := temp.root.OpenFile(temp.name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err

@@ -109,7 +109,7 @@ func (c *collector) collect(root, name, as string) error {
 // openBelow opens a file below a folder, in the same mount, without following a link.
 func openBelow(dir *os.File, name string, flags uint64) (*os.File, error) {
 	fd, err := unix.Openat2(int(dir.Fd()), name, &unix.OpenHow{
-		Flags:   flags | unix.O_CLOEXEC | unix.O_NOFOLLOW,
+		Flags:   flags | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
 	})
 	if err != nil {

@@ -77,12 +77,16 @@ func (b *brought) has(st *unix.Stat_t) bool {
 }
 
 // unkept looks for the files that ranks have written: those that are new or changed, from the
-// working directory on. Links are not followed. root is prefixed to all names; it is empty but in
+// working directory on, in the file system of the root. Links are not followed. root is prefixed to all names; it is empty but in
 // tests.
 func (b *brought) unkept(root, dir string) task.Unkept {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := &search{brought: b, root: root, dir: filepath.Clean(dir), left: unkeptEntries + len(b.files), until: time.Now().Add(unkeptTime)}
+	var st unix.Stat_t
+	if unix.Lstat(root+"/", &st) == nil {
+		w.device = st.Dev
+	}
 	if w.dir != "/" && !isScratch(w.dir) {
 		w.walk(w.dir, "")
 		w.walk("/", w.dir)
@@ -107,7 +111,8 @@ type search struct {
 	brought *brought
 	root    string
 	dir     string
-	left    int // entries
+	device  uint64 // of the root
+	left    int    // entries
 	until   time.Time
 	found   task.Unkept
 }
@@ -128,7 +133,7 @@ func (w *search) walk(from, but string) {
 				return filepath.SkipDir
 			}
 			return nil
-		case e.IsDir() && (name == but || isScratch(name) || e.Name() == compiled):
+		case e.IsDir() && (name == but || !w.own(path) || isScratch(name) || e.Name() == compiled):
 			return filepath.SkipDir
 		case !e.Type().IsRegular() || given[name]:
 			return nil
@@ -139,6 +144,12 @@ func (w *search) walk(from, but string) {
 		}
 		return nil
 	})
+}
+
+// own reports whether a folder is in the job's RAM disk, and not one of the host.
+func (w *search) own(path string) bool {
+	var st unix.Stat_t
+	return unix.Lstat(path, &st) == nil && st.Dev == w.device
 }
 
 func (w *search) add(name string) {

@@ -64,6 +64,7 @@ type Flags struct {
 	Chdir     string
 	Env       []string // NAME=VALUE
 	Export    string
+	Root      string // of the ranks: host
 	Out       []string
 	Overwrite bool   // by Out
 	Timing    string // how the phases are printed; empty: not at all
@@ -180,6 +181,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.StringVar(&f.Timing, "timing", "", "print, at the end, how long each phase of the job took: as a `table`, or with =json for programs")
 	fs.Lookup("timing").NoOptDefVal = timingTable
 	fs.IntVar(&f.Pids, "pids", 0, "processes and threads of the job on each node (default 1024)")
+	fs.StringVar(&f.Root, "root", "", "the root of the ranks: `host`, the programs and the configuration of the host, on hosted nodes")
 	fs.StringArrayVar(&f.Out, "out", nil, "bring back what the ranks have written at `PATH[=DEST]`, a file or folder (may be repeated)")
 	fs.BoolVar(&f.Overwrite, "out-overwrite", false, "let --out replace files that are here already")
 	addFlags(fs, &f)
@@ -232,7 +234,11 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	if err := launch.CheckStrings(args, env); err != nil {
 		return command.Failed(launch.ExitStatus(err), fmt.Errorf("run %s: %w", args[0], err))
 	}
-	files, err := launch.Collect(args[0], f.With)
+	collect := launch.Collect
+	if f.Root != "" {
+		collect = launch.CollectHost
+	}
+	files, err := collect(args[0], f.With)
 	if err != nil {
 		return command.Failed(launch.ExitStatus(err), err)
 	}
@@ -272,6 +278,9 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	}
 	return command.Failed(code, err)
 }
+
+// rootHost is a value of --root.
+const rootHost = "host"
 
 // The values of --mpi.
 const (
@@ -324,7 +333,7 @@ func (f *Flags) spec() (*control.JobSpec, error) {
 	s := &control.JobSpec{
 		Ranks: uint32(f.Ranks), Stdin: mode, KeepGoing: f.KeepGoing, Detach: f.Detach, Memory: int64(f.MemoryMiB) << 20, Pids: uint32(f.Pids),
 		InitTimeoutMs: uint32(f.InitWait.Milliseconds()), HugePages: f.HugePages, PerNode: uint32(f.PerNode), PerCore: uint32(f.PerCore),
-		Nodes: uint32(f.Nodes), CoresEach: uint32(f.CoresEach), Network: f.Network,
+		Nodes: uint32(f.Nodes), CoresEach: uint32(f.CoresEach), Network: f.Network, HostRoot: f.Root == rootHost,
 	}
 	for _, list := range []struct {
 		flag, text string
@@ -409,6 +418,8 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 		return errors.New("run: ranks that have cores of their own (-c) share none: --per-core and -c exclude each other")
 	case f.Detach && f.Output+f.Error != "":
 		return errors.New("run: the output of a detached job is kept on the machine: margay logs JOB >FILE; -o and -e are for jobs that margay run waits for")
+	case f.Root != "" && f.Root != rootHost:
+		return fmt.Errorf("run: --root %s: it is %s", f.Root, rootHost)
 	case f.Detach && len(f.Out) > 0:
 		return errors.New("run: --out brings files back to a margay run that waits for the end of its job: --out and -d exclude each other")
 	case f.Overwrite && len(f.Out) == 0:
