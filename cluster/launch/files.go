@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"debug/elf"
 	"errors"
@@ -27,15 +28,24 @@ import (
 	"margay/kernel/abi/node"
 )
 
-// File is a file that a job takes along. Its name in the job's root is its absolute path here.
+// File is a file that a job takes along. Its name in the job's root is its absolute path here, unless
+// As has another one.
 type File struct {
 	Path string // absolute
+	As   string // the name in the job's root, if it is not Path
+	Link string // target of a symbolic link; empty: it is none
 	Mode fs.FileMode
 	Size int64 // bytes
 	Code bool  // it is executed: the program, its interpreter, or a library
 
 	content *content // nil: nodes are not asked for it
+
+	inside bool  // its data are in the tar file Path
+	at     int64 // where they begin there
 }
+
+// name returns the name in the job's root.
+func (file *File) name() string { return cmp.Or(file.As, file.Path) }
 
 // content is the content of a file that nodes may have already.
 type content struct {
@@ -53,7 +63,8 @@ type Files struct {
 	Parallel string
 	PMI1     bool
 
-	host   bool // ranks see the folders of this host in which programs are: nothing in them goes along
+	host   bool           // ranks see the folders of this host in which programs are: nothing in them goes along
+	root   map[string]int // by name: files of a root of its own, as indexes of List; nil: there is none
 	have   map[string]bool
 	elves  []string // the program, and the interpreters of scripts: all that the processor executes
 	loader string   // that they need; empty: none
@@ -302,7 +313,7 @@ const maxFiles = 1_000_000
 // add adds one file or folder. Symbolic links are followed.
 func (f *Files) add(path string) error {
 	name := filepath.Clean(path) // on a node, where no link changes the meaning of ".."
-	if f.have[name] {
+	if f.have[name] && f.root == nil {
 		return nil
 	}
 	if err := notHidden(name); err != nil {
@@ -321,6 +332,9 @@ func (f *Files) add(path string) error {
 	}
 	if !info.Mode().IsRegular() && !info.IsDir() {
 		return fmt.Errorf("cannot take %s along: it is neither a file nor a folder", path)
+	}
+	if f.root != nil {
+		return f.addToRoot(File{Path: path, As: name, Mode: info.Mode(), Size: size(info)})
 	}
 	f.have[name] = true
 	if f.host && ofHost(name) {
@@ -354,7 +368,7 @@ func (f *Files) Contents() (digests [][]byte) {
 	for i := range f.List {
 		file := &f.List[i]
 		file.content = nil
-		if file.Mode.IsDir() || file.Size < archive.MinSize || file.Size > left {
+		if !file.Mode.IsRegular() || file.Size < archive.MinSize || file.Size > left {
 			continue
 		}
 		if len(digests) == archive.MaxContents {
@@ -373,7 +387,7 @@ func (f *Files) Contents() (digests [][]byte) {
 
 // digestOf reads a file.
 func digestOf(file *File) (digest archive.Digest, err error) {
-	in, err := regular.Open(file.Path)
+	in, err := file.open()
 	if err != nil {
 		return digest, err
 	}
@@ -439,9 +453,13 @@ func (f *Files) Archive(w io.Writer, lacking []uint32, progress func(bytes int64
 }
 
 func archiveOne(out *tar.Writer, file File, lacking []uint32) error {
-	h := &tar.Header{Name: strings.TrimPrefix(file.Path, "/"), Typeflag: tar.TypeReg, Mode: int64(file.Mode.Perm()), Size: file.Size, Format: tar.FormatPAX}
+	h := &tar.Header{Name: strings.TrimPrefix(file.name(), "/"), Typeflag: tar.TypeReg, Mode: int64(file.Mode.Perm()), Size: file.Size, Format: tar.FormatPAX}
 	if file.Mode.IsDir() {
 		h.Typeflag = tar.TypeDir
+		return out.WriteHeader(h)
+	}
+	if file.Link != "" {
+		h.Typeflag, h.Linkname = tar.TypeSymlink, file.Link
 		return out.WriteHeader(h)
 	}
 	if c := file.content; c != nil {
@@ -454,7 +472,7 @@ func archiveOne(out *tar.Writer, file File, lacking []uint32) error {
 			return out.WriteHeader(h)
 		}
 	}
-	in, err := regular.Open(file.Path)
+	in, err := file.open()
 	if err != nil {
 		return err
 	}

@@ -156,13 +156,14 @@ func (c *collector) entry(e entry) (known bool, err error) {
 	switch e.Mode & unix.S_IFMT {
 	case unix.S_IFDIR:
 		return c.folder(e)
-	case unix.S_IFREG:
+	case unix.S_IFREG, unix.S_IFLNK:
 		if c.brought.unchanged(&e.Stat_t) {
 			return true, nil
 		}
+		if e.Mode&unix.S_IFMT == unix.S_IFLNK {
+			return false, c.link(e)
+		}
 		return false, c.file(e)
-	case unix.S_IFLNK:
-		return false, c.link(e)
 	}
 	return false, c.leave(e.name, "it is a "+kindOf(e.Mode))
 }

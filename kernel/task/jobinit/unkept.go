@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -54,12 +55,27 @@ func (b *brought) add(f *os.File) error {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return err
 	}
+	b.note(place{st.Dev, st.Ino}, stamp{st.Size, st.Mtim})
+	return nil
+}
+
+func (b *brought) note(at place, as stamp) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.files == nil {
 		b.files = make(map[place]stamp)
 	}
-	b.files[place{st.Dev, st.Ino}] = stamp{st.Size, st.Mtim}
+	b.files[at] = as
+}
+
+// addLink notes a symbolic link that was unpacked.
+func (b *brought) addLink(root *os.Root, name string) error {
+	info, err := root.Lstat(name)
+	if err != nil {
+		return err
+	}
+	st := info.Sys().(*syscall.Stat_t)
+	b.note(place{st.Dev, st.Ino}, stamp{st.Size, unix.Timespec(st.Mtim)})
 	return nil
 }
 

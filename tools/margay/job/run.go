@@ -181,7 +181,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.StringVar(&f.Timing, "timing", "", "print, at the end, how long each phase of the job took: as a `table`, or with =json for programs")
 	fs.Lookup("timing").NoOptDefVal = timingTable
 	fs.IntVar(&f.Pids, "pids", 0, "processes and threads of the job on each node (default 1024)")
-	fs.StringVar(&f.Root, "root", "", "the root of the ranks: `host`, the programs and the configuration of the host, on hosted nodes")
+	fs.StringVar(&f.Root, "root", "", "what the ranks see as /: a folder or a tar file, or the programs of the `host` (on hosted nodes)")
 	fs.StringArrayVar(&f.Out, "out", nil, "bring back what the ranks have written at `PATH[=DEST]`, a file or folder (may be repeated)")
 	fs.BoolVar(&f.Overwrite, "out-overwrite", false, "let --out replace files that are here already")
 	addFlags(fs, &f)
@@ -234,11 +234,7 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	if err := launch.CheckStrings(args, env); err != nil {
 		return command.Failed(launch.ExitStatus(err), fmt.Errorf("run %s: %w", args[0], err))
 	}
-	collect := launch.Collect
-	if f.Root != "" {
-		collect = launch.CollectHost
-	}
-	files, err := collect(args[0], f.With)
+	files, err := f.collect(args[0])
 	if err != nil {
 		return command.Failed(launch.ExitStatus(err), err)
 	}
@@ -279,8 +275,19 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	return command.Failed(code, err)
 }
 
-// rootHost is a value of --root.
+// rootHost is the value of --root that is no file: ./host names one.
 const rootHost = "host"
+
+// collect finds the files of the job.
+func (f *Flags) collect(program string) (*launch.Files, error) {
+	switch f.Root {
+	case "":
+		return launch.Collect(program, f.With)
+	case rootHost:
+		return launch.CollectHost(program, f.With)
+	}
+	return launch.CollectRoot(f.Root, program, f.With)
+}
 
 // The values of --mpi.
 const (
@@ -399,7 +406,7 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 	if err := command.Positive(c, "ranks", "ppn", "per-core", "memory", "pids", "init-timeout", "nodes", "cpus-per-task", "time"); err != nil {
 		return err
 	}
-	if err := command.Given(c, "nodelist", "exclude", "signal", "output", "error", "chdir", "wait", "export", "timing"); err != nil {
+	if err := command.Given(c, "nodelist", "exclude", "signal", "output", "error", "chdir", "wait", "export", "timing", "root"); err != nil {
 		return err
 	}
 	if slices.Contains(f.With, "") {
@@ -418,8 +425,6 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 		return errors.New("run: ranks that have cores of their own (-c) share none: --per-core and -c exclude each other")
 	case f.Detach && f.Output+f.Error != "":
 		return errors.New("run: the output of a detached job is kept on the machine: margay logs JOB >FILE; -o and -e are for jobs that margay run waits for")
-	case f.Root != "" && f.Root != rootHost:
-		return fmt.Errorf("run: --root %s: it is %s", f.Root, rootHost)
 	case f.Detach && len(f.Out) > 0:
 		return errors.New("run: --out brings files back to a margay run that waits for the end of its job: --out and -d exclude each other")
 	case f.Overwrite && len(f.Out) == 0:
