@@ -39,7 +39,7 @@ func newHomecoming(o Options) *homecoming {
 }
 
 // collect begins to bring the files back, when serve says for the first time that they can be read.
-// A later serve says so again, and is told when nothing more will be.
+// A later serve says so again, and gets the end that its predecessor may have missed.
 func (s *session) collect() {
 	h := s.homecoming
 	h.begun.Do(func() { close(h.begin) })
@@ -87,7 +87,7 @@ func (s *session) bringBack(ctx context.Context, places []*control.Place) {
 	s.send(&control.FilesRead{Job: s.job})
 }
 
-// broughtBack adds to the result of a job what became of its files. over says that the job has
+// broughtBack adds the fate of the files to the result of a job. over says that the job has
 // ended; otherwise stop ends the bringing.
 func (s *session) broughtBack(over bool, stop context.CancelFunc, code int, err error) (int, error) {
 	h := s.homecoming
@@ -146,9 +146,9 @@ type filesReader struct {
 	context context.Context
 	node    uint32
 	offset  uint64 // of the next piece
-	piece   []byte // what is left of the last one
+	piece   []byte // the rest of the last one
 	last    bool
-	err     error // why no more comes
+	err     error // why the archive has ended early
 }
 
 func (r *filesReader) Read(p []byte) (int, error) {

@@ -28,8 +28,8 @@ import (
 	"margay/kernel/abi/node"
 )
 
-// File is a file that a job takes along. Its name in the job's root is its absolute path here, unless
-// As has another one.
+// File is a file that a job takes along. Its name in the job's root is its absolute path here,
+// unless As has another one.
 type File struct {
 	Path string // absolute
 	As   string // the name in the job's root, if it is not Path

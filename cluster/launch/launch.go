@@ -49,7 +49,7 @@ type Options struct {
 	// job, %r the rank, %n the node.
 	OutputFile, ErrorFile string
 
-	Out       []bring.Target // what is brought back when the ranks have ended; Spec.Out has the paths
+	Out       []bring.Target // files to bring back when the ranks have ended; Spec.Out has the paths
 	Overwrite bool           // it may replace files
 
 	Stdin          io.Reader // nil for none

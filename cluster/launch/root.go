@@ -17,11 +17,11 @@ import (
 	"margay/cluster/launch/regular"
 )
 
-// CollectRoot makes the files of a job whose root is a folder of this host, or is in a tar file. The
-// program is one of that root, found as a shell in it would, or a file of this host whose libraries
-// are in the root. Files of this host that with names come in addition, and replace those of the
-// root. Files that a node makes itself, and the contents of /dev, /proc and /sys, are left out, as
-// are devices, pipes and sockets.
+// CollectRoot makes the files of a job whose root is a folder of this host, or is in a tar file.
+// The program is one of that root, found as a shell in it would, or a file of this host whose
+// libraries are in the root. Files of this host that with names come in addition, and replace files
+// of the root with the same names. Files that a node makes itself, and the contents of /dev, /proc
+// and /sys, are left out, as are devices, pipes and sockets.
 func CollectRoot(root, program string, with []string) (*Files, error) {
 	f := &Files{have: make(map[string]bool), most: maxFiles, root: make(map[string]int)}
 	info, err := os.Stat(root)
@@ -44,7 +44,7 @@ func CollectRoot(root, program string, with []string) (*Files, error) {
 	return f, nil
 }
 
-// addFolderRoot adds what is in a folder. Links stay links.
+// addFolderRoot adds the contents of a folder. Links stay links.
 func (f *Files) addFolderRoot(root string) error {
 	return filepath.WalkDir(root, func(at string, e fs.DirEntry, err error) error {
 		if err != nil || at == root {
@@ -72,7 +72,7 @@ func (f *Files) addFolderRoot(root string) error {
 // errFormat reports a file that holds no root.
 var errFormat = errors.New("it is neither a folder nor a tar file without compression")
 
-// addTarRoot adds what is in a tar file. Its data stay there until they are sent.
+// addTarRoot adds the contents of a tar file. Its data stay there until they are sent.
 func (f *Files) addTarRoot(name string) error {
 	in, err := regular.Open(name)
 	if err != nil {

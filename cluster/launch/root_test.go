@@ -77,7 +77,8 @@ func packedNames(t *testing.T, f *Files) (names []string) {
 	}
 }
 
-// Names in a tar file lead nowhere but into the job's root; what a node makes itself, and what is no file, is left out.
+// Names in a tar file lead nowhere but into the job's root. Files that a node makes itself, and
+// devices and pipes, are left out.
 func TestHostileRoot(t *testing.T) {
 	root := tarRoot(t, tar.Header{Name: "../../x"}, tar.Header{Name: "/abs"}, tar.Header{Name: "etc/passwd"}, tar.Header{Name: "a/../etc/hosts"}, tar.Header{Name: "dev/null"},
 		tar.Header{Name: "proc/x"}, tar.Header{Name: "sys"}, tar.Header{Name: "d", Typeflag: tar.TypeChar}, tar.Header{Name: "f", Typeflag: tar.TypeFifo},
@@ -115,7 +116,7 @@ func TestProgramOfRoot(t *testing.T) {
 	}
 }
 
-// What is no root is said so.
+// Other files are refused.
 func TestNoRoot(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"empty": "", "text": strings.Repeat("text", 1000), "gz": "\x1f\x8b" + strings.Repeat("x", 1000)} {

@@ -49,8 +49,8 @@ type Progress struct {
 	shown   time.Time
 }
 
-// Progress begins to show how something of the given size, in bytes, gets on. The size is 0 if it is
-// not known.
+// Progress begins to show how something of the given size, in bytes, gets on. The size is 0 if it
+// is not known.
 func (s *Status) Progress(what string, total int64) *Progress {
 	return &Progress{status: s, what: what, total: total, started: time.Now()}
 }

@@ -24,8 +24,8 @@ type Hosted struct {
 
 var hostedDevices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 
-// SetUp builds a root of its own, so that the node sees nothing of the host's files but programs and
-// configuration for jobs that ask for them, and configures the network.
+// SetUp builds a root of its own, so that the node sees nothing of the host's files but programs
+// and configuration for jobs that ask for them, and configures the network.
 func (h Hosted) SetUp(log func(format string, args ...any)) (node.Config, error) {
 	go h.watchLifeline()
 	config, err := node.Read(h.Config)
@@ -112,8 +112,8 @@ func bindFile(source, target string) error {
 	return nil
 }
 
-// bindHost makes node.HostRoot at a path: read-only mounts of folders of the host, without devices and
-// without programs that change their user. If that fails, nothing is there.
+// bindHost makes node.HostRoot at a path: read-only mounts of folders of the host, without devices
+// and without programs that change their user. If that fails, the path is empty.
 func bindHost(path string) (err error) {
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return err

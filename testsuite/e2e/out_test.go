@@ -228,6 +228,9 @@ func TestRoot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if err := os.Mkdir(dir+"/bin", 0o755); err != nil {
+			t.Fatal(err)
+		}
 		writeProgram(t, dir+"/bin/p", program)
 		if err := errors.Join(os.WriteFile(dir+"/data", []byte("first\n"), 0o644), os.Symlink("bin/p", dir+"/app"), os.Mkdir(dir+"/etc", 0o755), os.WriteFile(dir+"/etc/passwd", []byte("evil"), 0o644)); err != nil {
 			t.Fatal(err)

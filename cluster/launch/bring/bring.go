@@ -190,7 +190,7 @@ func (n *nodeFiles) entry(h *tar.Header, r io.Reader) error {
 		case h.Typeflag == tar.TypeSymlink:
 			err = &leftError{"it is a symbolic link"}
 		default:
-			err = &leftError{"it is no file, folder or link"}
+			err = &leftError{"it is of an unknown kind"}
 		}
 	}
 	var left *leftError
@@ -214,8 +214,8 @@ type leftError struct{ why string }
 
 func (e *leftError) Error() string { return e.why }
 
-// expands reports whether the data of a file would be more than what comes: package tar fills holes
-// of formats that no node sends.
+// expands reports whether package tar would make more data of a file than the archive has: it fills
+// holes of formats that no node sends.
 func expands(h *tar.Header) bool {
 	for key := range h.PAXRecords {
 		if strings.HasPrefix(key, "GNU.sparse.") {
@@ -254,7 +254,7 @@ type located struct {
 	key string
 }
 
-// find returns where an entry is to be made. Its folder has come before it.
+// find returns the place for an entry. Its folder has come before it.
 func (n *nodeFiles) find(target int, rest string, isFolder bool) (located, error) {
 	at := located{key: key(target, rest)}
 	if rest == "" {
@@ -328,8 +328,8 @@ func (n *nodeFiles) collide(taken, instead string) {
 func (p place) path() string { return filepath.Join(p.root.Name(), p.name) }
 
 // settle calls make with the place of an entry, and with others beside it while it is taken.
-// replace, if it is not nil, is called instead when what has the name was here before and may be
-// replaced. It returns the place that the entry has.
+// replace, if it is not nil, is called instead when the name belongs to a file that was here before
+// and may be replaced. It notes the place that the entry has.
 func (n *nodeFiles) settle(at located, make, replace func(name string) error) error {
 	name := at.name
 	for try := 1; ; try++ {

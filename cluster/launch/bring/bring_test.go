@@ -64,7 +64,7 @@ func whole(t testing.TB, items ...item) io.Reader {
 
 const dir, link, hard = tar.TypeDir, tar.TypeSymlink, tar.TypeLink
 
-// tree lists what is below a folder.
+// tree lists the files below a folder.
 func tree(t *testing.T, root string) (names []string) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {

@@ -8,7 +8,7 @@ import (
 // shownNotes is how many of many notes are kept.
 const shownNotes = 5
 
-// Notes are what there is to say about files. The first few have words.
+// Notes are messages about files: all are counted, and the first few are kept.
 type Notes struct {
 	Count int
 	first []string

@@ -15,11 +15,11 @@
 //
 // Files that ranks have written travel back as a tar archive in PAX format without compression, one
 // for each node (JobSpec.out of the control protocol). Names begin with the index of the path that
-// they were asked for by: "0" is what the first path names, "0/x" is x in that folder. Folders come
-// before what is in them. A further link to a file is a hard link. A file that cannot travel is an
-// entry with the record Left. A file with holes has the record Holes, and its data are extents: an
-// offset and a length, 8 bytes each, big-endian, and so many bytes. The last entry is called End, so
-// an archive that has lost its end is noticed.
+// they were asked for by: "0" is the file or folder of the first path, "0/x" is x in that folder.
+// Folders come before their contents. A further link to a file is a hard link. A file that cannot
+// travel is an entry with the record Left. A file with holes has the record Holes, and its data are
+// extents: an offset and a length, 8 bytes each, big-endian, and so many bytes. The last entry is
+// called End, so an archive that has lost its end is noticed.
 package archive
 
 import (

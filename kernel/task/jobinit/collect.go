@@ -23,8 +23,8 @@ import (
 // collectBuffer is how much of an archive is written to its pipe at once, in bytes.
 const collectBuffer = 64 << 10
 
-// collect ends the job's processes, so that nothing changes any more, and has what they have written
-// sent through the pipe that comes with a message.
+// collect ends the job's processes, so that nothing changes any more, and has the files that they
+// have written sent through the pipe that comes with a message.
 func (in *initProcess) collect(m *link.Message) error {
 	var b task.CollectBody
 	if err := m.Decode(&b); err != nil {
@@ -53,8 +53,8 @@ func (in *initProcess) collect(m *link.Message) error {
 	return in.tell(task.Collect, nil)
 }
 
-// collector writes the archive of what ranks have written (package archive). Nothing may change the
-// files meanwhile, so that an archive that is written once more is the same.
+// collector writes the archive of what ranks have written (package archive). Nothing may change
+// the files while it does, so that an archive that is written once more is the same.
 type collector struct {
 	brought *brought
 	out     *tar.Writer
@@ -175,7 +175,7 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// kindOf names what is neither a file nor a folder nor a link.
+// kindOf names the kind of a special file.
 func kindOf(mode uint32) string {
 	switch mode & unix.S_IFMT {
 	case unix.S_IFIFO:
@@ -322,7 +322,7 @@ func (c *collector) holes(h *tar.Header, f *os.File) error {
 	})
 }
 
-// extents calls do for each part of a file that is no hole.
+// extents calls do for each part of a file between its holes.
 func extents(f *os.File, size int64, do func(from, length int64) error) error {
 	for at := int64(0); at < size; {
 		from, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)

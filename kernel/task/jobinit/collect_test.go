@@ -54,7 +54,7 @@ func listing(t *testing.T, packed []byte) (lines []string) {
 	}
 }
 
-// Of a folder travels what is new or changed, whatever a rank has put there.
+// New and changed files of a folder travel, whatever a rank has put there.
 func TestCollect(t *testing.T) {
 	root := t.TempDir()
 	b := new(brought)
@@ -121,7 +121,7 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// What has travelled back is not among the files that vanish.
+// Files that have travelled back are not among those that vanish.
 func TestTakenIsNotUnkept(t *testing.T) {
 	root := t.TempDir()
 	write(t, root+"/w/out/a", "a")

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// showHost mounts the folders of the host, which the node has at source (node.HostRoot), in the root
-// of a job. The job's own files of /etc are mounted over the host's: each that the host has as well.
+// showHost mounts the folders of the host, which the node has at source (node.HostRoot), in the
+// root of a job. The job's own files of /etc are mounted over the host's, if the host has them.
 func showHost(source, root string) error {
 	folders, err := os.ReadDir(source)
 	if err != nil {

@@ -93,8 +93,8 @@ func (b *brought) has(st *unix.Stat_t) bool {
 }
 
 // unkept looks for the files that ranks have written: those that are new or changed, from the
-// working directory on, in the file system of the root. Links are not followed. root is prefixed to all names; it is empty but in
-// tests.
+// working directory on, in the file system of the root. Links are not followed. root is prefixed to
+// all names; it is empty but in tests.
 func (b *brought) unkept(root, dir string) task.Unkept {
 	b.mu.Lock()
 	defer b.mu.Unlock()

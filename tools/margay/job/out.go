@@ -10,7 +10,7 @@ import (
 )
 
 // targets reads the values of --out. A path that is not absolute is below dir, the working
-// directory of the ranks. Without a destination, a file comes back under the name that it has there.
+// directory of the ranks. Without a destination, a file has the same name here as there.
 func targets(values []string, dir string) (list []bring.Target, err error) {
 	for _, value := range values {
 		name, dest, given := strings.Cut(value, "=")

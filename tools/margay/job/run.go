@@ -275,7 +275,7 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	return command.Failed(code, err)
 }
 
-// rootHost is the value of --root that is no file: ./host names one.
+// rootHost is the value of --root for the host's programs. A folder of that name is ./host.
 const rootHost = "host"
 
 // collect finds the files of the job.
