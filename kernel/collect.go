@@ -24,6 +24,13 @@ const (
 // ErrNoData reports that a job's init has written nothing of an archive for too long. The piece can be asked for again.
 var ErrNoData = errors.New("no data")
 
+// collector writes the archive of a job's files to a pipe: a *task.Container.
+type collector interface {
+	Collect(ctx context.Context, paths [][]byte, pipe *os.File) error
+}
+
+var _ collector = (*task.Container)(nil)
+
 // collection is the archive of a job's files while its client reads it. It keeps the last piece, which is asked for again when the answer
 // was lost.
 type collection struct {
@@ -49,7 +56,7 @@ func (n *Node) ReadFiles(ctx context.Context, number id.Job, offset uint64, path
 	return piece, last, err
 }
 
-func (c *collection) read(ctx context.Context, from *task.Container, offset uint64, paths [][]byte) ([]byte, bool, error) {
+func (c *collection) read(ctx context.Context, from collector, offset uint64, paths [][]byte) ([]byte, bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.piece != nil && offset == c.end-uint64(len(c.piece)) {
@@ -86,7 +93,7 @@ func (c *collection) read(ctx context.Context, from *task.Container, offset uint
 }
 
 // open has the archive written from its beginning.
-func (c *collection) open(ctx context.Context, from *task.Container, paths [][]byte) error {
+func (c *collection) open(ctx context.Context, from collector, paths [][]byte) error {
 	c.closePipe()
 	r, w, err := os.Pipe()
 	if err != nil {

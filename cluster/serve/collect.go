@@ -44,6 +44,11 @@ func (c *client) readFiles(f *control.Frame, m *control.ReadFiles) {
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_NOT_FOUND, "job %d has no files on node%d that this client may read", m.Job, m.Node))
 		return
 	}
+	if n := s.nodes[m.Node]; n.health == control.NodeHealth_NODE_DEAD { // asking again is no use
+		s.mu.Unlock()
+		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_FAILED, "%s", n.why()).At(m.Node))
+		return
+	}
 	q := s.ask(m.Node, &control.ReadFiles{Job: m.Job, Node: m.Node, Offset: m.Offset, Paths: slices.Clone(j.spec.Out)})
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(s.context, readFilesTimeout)

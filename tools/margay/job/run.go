@@ -88,8 +88,17 @@ The program is copied to the nodes with its libraries, the files that --with nam
 working directory and environment are the same as here. No other files of this host are there: no other programs, and no library of an
 interpreter (--with /usr/lib/python3.11). Ranks cannot change or remove the program, its interpreter and its libraries, which jobs share on a
 node; files of --with are the job's own. Files that ranks write are in the node's memory and vanish with the job, which names some of
-them at its end, but none in /tmp. Only standard output and standard error come back, also from processes that ranks have started;
+them at its end, but none in /tmp. Standard output and standard error come back, also from processes that ranks have started;
 those end half a second after the last rank. Each rank finds its number in MARGAY_RANK and the number of ranks in MARGAY_SIZE.
+
+With --out the files at a path come back when the ranks have ended, also when they failed or were killed: a file, or all that is new or
+has changed in a folder. They get the same names here, or the name or folder DEST; %n in it is the node, %j the job. A file whose name
+is taken, here or by another node, gets the name of its node as well, unless --out-overwrite lets it replace one that was here before
+the job. Status 125 means that a file was lost, such as on a full disk.
+
+--root host gives ranks on hosted nodes the programs, libraries and configuration of the host: /usr, /bin, /sbin, /lib* and /etc,
+read-only. Nothing of these is copied. --root with a folder or a tar file makes its contents the root of the ranks, in memory; the
+program is then one of that root, or one of this host whose libraries are there.
 
 Lines of several ranks stay whole, whatever their length, and an incomplete last line is completed. The output of a single rank is
 copied byte for byte. -o and -e write the output to files, which are created here before the ranks run. If the name contains %r, each
@@ -153,6 +162,8 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
   margay run --wait=1h -n 8 -o out.%j.%r ./app
   margay run -n 8 --timing ./app              # and print how long each phase took
   margay run -n 8 --huge-pages -v ./app       # and print the resources of each rank
+  margay run -n 8 --out results ./app         # and bring back what they wrote in results
+  margay run --root host ./script.py          # on hosted nodes, with the programs of the host
   margay run --detach -n 8 ./app && margay ps`,
 		Args: command.Arguments(1, -1),
 		RunE: func(c *cobra.Command, args []string) error {
