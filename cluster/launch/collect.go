@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -177,8 +178,10 @@ func (r *filesReader) fetch() error {
 			return nil
 		case r.context.Err() != nil:
 			return context.Cause(r.context)
-		case err != nil && !again(err) || look == pieceLooks:
-			return errors.Join(err, r.context.Err())
+		case err != nil && !again(err):
+			return err
+		case look == pieceLooks:
+			return cmp.Or(err, errNothing)
 		}
 		select {
 		case <-time.After(piecePause):
@@ -186,6 +189,9 @@ func (r *filesReader) fetch() error {
 		}
 	}
 }
+
+// errNothing reports a node that answers without data.
+var errNothing = errors.New("the node sends no data")
 
 // errConnection reports a connection to serve that has ended. Another one is looked for elsewhere.
 var errConnection = errors.New("the connection to serve is lost")

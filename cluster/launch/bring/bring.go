@@ -135,9 +135,9 @@ func fatal(err error) bool {
 
 // place is where something of the archive is here.
 type place struct {
-	root   *os.Root
-	name   string // below it
-	folder bool   // it is a folder, and no link to one
+	root *os.Root
+	name string      // below it
+	kind fs.FileMode // the type of the file
 }
 
 // nodeFiles are the files of one node.
@@ -263,7 +263,7 @@ func (n *nodeFiles) find(target int, rest string, isFolder bool) (located, error
 		return at, err
 	}
 	parent, ok := n.places[path.Dir(at.key)]
-	if !ok || !parent.folder {
+	if !ok || parent.kind != fs.ModeDir {
 		return at, &leftError{"its folder was not brought back"}
 	}
 	at.root, at.name = parent.root, path.Join(parent.name, path.Base(rest))
@@ -348,7 +348,7 @@ func (n *nodeFiles) settle(at located, make, replace func(name string) error) er
 		}
 		break
 	}
-	got := place{root: at.root, name: name, folder: at.folder}
+	got := place{root: at.root, name: name, kind: at.kind}
 	if name != at.name {
 		n.collide(at.path(), got.path())
 	}
@@ -359,7 +359,7 @@ func (n *nodeFiles) settle(at located, make, replace func(name string) error) er
 
 // folder makes a folder, or takes the one that is there.
 func (n *nodeFiles) folder(at located, h *tar.Header) error {
-	at.folder = true
+	at.kind = fs.ModeDir
 	if at.name == "." {
 		n.places[at.key] = at.place
 		return nil
@@ -489,6 +489,7 @@ func (n *nodeFiles) symlink(at located, h *tar.Header) error {
 	if !inside(h.Linkname, strings.Count(at.name, "/")) {
 		return &leftError{fmt.Sprintf("it is a link to %s, out of the folder", printable.Short(h.Linkname, 100))}
 	}
+	at.kind = fs.ModeSymlink
 	link := func(name string) error {
 		err := at.root.Symlink(h.Linkname, name)
 		if there, found := at.root.Readlink(name); found == nil && there == h.Linkname {
@@ -525,10 +526,11 @@ func inside(target string, depth int) bool {
 	return true
 }
 
-// hardLink makes another name of a file of the same target.
+// hardLink makes another name of a file of the same target. A link at another place might lead out
+// of the folder.
 func (n *nodeFiles) hardLink(at located, h *tar.Header) error {
 	old, ok := n.places[h.Linkname]
-	if !ok || old.root != at.root {
+	if !ok || old.root != at.root || old.kind != 0 {
 		return &leftError{"the file that it is another name of was not brought back"}
 	}
 	link := func(name string) error { return at.root.Link(old.name, name) }

@@ -199,6 +199,7 @@ func TestHostile(t *testing.T) {
 		{"a device", []item{{name: "0/d", kind: tar.TypeBlock}, {name: "0/p", kind: tar.TypeFifo}}, nil, 2, false},
 		{"the same file twice", []item{{name: "0/f", data: "1"}, {name: "0/f", data: "2"}}, []string{"f=1", "f.node0=2"}, 0, false},
 		{"the folder twice", []item{{name: "0", kind: dir}}, nil, 0, true},
+		{"hard link to a link", []item{{name: "0/d", kind: dir}, {name: "0/d/l", kind: link, link: ".."}, {name: "0/h", kind: hard, link: "0/d/l"}, {name: "0/g", kind: hard, link: "0/d"}}, []string{"d/", "d/l -> .."}, 2, false},
 		{"hard link to nothing", []item{{name: "0/f", kind: hard, link: "/etc/passwd"}, {name: "0/g", kind: hard, link: "0/none"}}, nil, 2, false},
 		{"left out", []item{{name: "0/f", records: map[string]string{archive.Left: "why\x1b[2J"}}}, nil, 1, false},
 		{"holes of no number", []item{{name: "0/f", records: map[string]string{archive.Holes: "-5"}}}, nil, 0, true},
