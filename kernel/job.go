@@ -10,6 +10,7 @@ import (
 
 	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
@@ -38,6 +39,8 @@ type JobSpec struct {
 
 	PMI     bool `json:",omitempty"` // its ranks find each other by PMI 1
 	Network bool `json:",omitempty"` // a network of its own, which it also gets with PMI on several nodes
+
+	HostRoot bool `json:",omitempty"` // the ranks see the programs and the configuration of the node's host
 
 	HugePages bool `json:",omitempty"` // memory in huge pages, without that the program asks for them
 
@@ -106,6 +109,7 @@ type job struct {
 	phase      Phase               // guarded by Node.mu
 	running    map[id.Rank]bool    // ranks that have not ended; guarded by Node.mu
 	tasks      map[id.Rank]process // by rank: those that run; guarded by Node.mu
+	files      collection          // what its client reads of its files
 	ready      chan struct{}       // closed when Prepare or adoption is over
 	forgetting sync.Once
 	forgotten  error
@@ -207,10 +211,14 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	if s.HugePages && n.hugePages != nil {
 		return task.Spec{}, n.hugePages
 	}
+	if s.HostRoot && n.ownLinux() {
+		return task.Spec{}, fmt.Errorf("%w: --root host: this node has a Linux of its own, and no files of the host; name a folder or a tar file with a root (--root DIR), "+
+			"or start a machine of hosted nodes (margay machine up --substrate %s)", ErrLacks, node.Hosted)
+	}
 	info := n.Info()
 	t := task.Spec{
 		Exec: s.Exec, Job: s.Job, Hostname: n.config.Boot.Hostname(), User: s.User, Umask: s.Umask,
-		Pids: s.Pids, Rlimits: n.host.Cgroups == nil, Small: n.ownLinux() && !s.HugePages, Words: words,
+		Pids: s.Pids, Host: s.HostRoot, Rlimits: n.host.Cgroups == nil, Small: n.ownLinux() && !s.HugePages, Words: words,
 	}
 	if t.Pids == 0 {
 		t.Pids = DefaultPids
@@ -419,6 +427,7 @@ func (j *job) end() error {
 		j.phase = Ending
 		j.node.mu.Unlock()
 		err := j.container.End()
+		j.files.close()
 		j.leaveAll()
 		if j.messages != nil {
 			j.messages.Close()

@@ -6,7 +6,7 @@
 // for the scheduler comes, goes, or is given to it), Node.mu. The last guards the table of jobs, the transport, which cores are for applications,
 // and what each job's cores are; it is not held while a container is asked anything. Node.scheduling is held while the policies
 // of a core are set, and for none of the others. guarding.mu is held while the packet
-// filter is changed, and for none of the others.
+// filter is changed, and collection.mu while a piece of a job's files is read, and for none of the others.
 package kernel
 
 import (

@@ -105,6 +105,7 @@ type Kernel interface {
 	Ack(job id.Job, seq uint64) error
 	Rewind(job id.Job) error
 	Finish(job id.Job) error
+	ReadFiles(ctx context.Context, job id.Job, offset uint64, paths [][]byte) (piece []byte, last bool, err error)
 	Forget(job id.Job) (task.Unkept, error)
 
 	Extensions() []extension.Info

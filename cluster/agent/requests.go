@@ -39,6 +39,8 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 	case *control.Forget:
 		a.giveUp(id.Job(m.Job))
 		a.inTurn(ctx, id.Job(m.Job), func(context.Context) { a.forget(conn, f, m) })
+	case *control.ReadFiles:
+		go a.answerWith(ctx, conn, f, func(ctx context.Context) (proto.Message, error) { return a.readFiles(ctx, m) })
 	case *control.Noise:
 		go a.noise(ctx, conn, f, m)
 	case *control.ListExtensions:
@@ -201,7 +203,7 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 		},
 		Job: id.Job(m.Job), Umask: int(m.Spec.Umask), User: m.Spec.User, Stdin: kernel.StdinMode(m.Spec.Stdin),
 		Files: m.Spec.RamDisk, Contents: contents, Memory: m.Spec.Memory,
-		PMI: m.Spec.Mpi == control.MPI_MPI_PMI1, Network: m.Spec.Network,
+		PMI: m.Spec.Mpi == control.MPI_MPI_PMI1, Network: m.Spec.Network, HostRoot: m.Spec.HostRoot,
 		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
 	}
 	for _, p := range m.Places {
@@ -242,6 +244,15 @@ func (a *Agent) start(ctx context.Context, job id.Job) (*control.Started, error)
 		return nil, err
 	}
 	return &control.Started{StartNs: int64(time.Since(begun))}, nil
+}
+
+// readFiles returns a piece of the files that the ranks of a job have written.
+func (a *Agent) readFiles(ctx context.Context, m *control.ReadFiles) (proto.Message, error) {
+	piece, last, err := a.node.ReadFiles(ctx, id.Job(m.Job), m.Offset, m.Paths)
+	if errors.Is(err, kernel.ErrNoData) {
+		err = control.Failf(control.Code_CODE_TIMEOUT, "%v", err)
+	}
+	return &control.FilesPiece{Data: piece, Last: last}, err
 }
 
 // digests reads the digests of contents.

@@ -661,6 +661,9 @@ type Frame struct {
 	//	*Frame_RestartKernel
 	//	*Frame_SetDuties
 	//	*Frame_DutiesSet
+	//	*Frame_ReadFiles
+	//	*Frame_FilesPiece
+	//	*Frame_FilesRead
 	Body          isFrame_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1293,6 +1296,33 @@ func (x *Frame) GetDutiesSet() *DutiesSet {
 	return nil
 }
 
+func (x *Frame) GetReadFiles() *ReadFiles {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ReadFiles); ok {
+			return x.ReadFiles
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetFilesPiece() *FilesPiece {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_FilesPiece); ok {
+			return x.FilesPiece
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetFilesRead() *FilesRead {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_FilesRead); ok {
+			return x.FilesRead
+		}
+	}
+	return nil
+}
+
 type isFrame_Body interface {
 	isFrame_Body()
 }
@@ -1559,6 +1589,19 @@ type Frame_DutiesSet struct {
 	DutiesSet *DutiesSet `protobuf:"bytes,97,opt,name=duties_set,json=dutiesSet,proto3,oneof"`
 }
 
+type Frame_ReadFiles struct {
+	// The files that a job's ranks have written: its client asks serve, serve asks nodes.
+	ReadFiles *ReadFiles `protobuf:"bytes,146,opt,name=read_files,json=readFiles,proto3,oneof"`
+}
+
+type Frame_FilesPiece struct {
+	FilesPiece *FilesPiece `protobuf:"bytes,147,opt,name=files_piece,json=filesPiece,proto3,oneof"`
+}
+
+type Frame_FilesRead struct {
+	FilesRead *FilesRead `protobuf:"bytes,148,opt,name=files_read,json=filesRead,proto3,oneof"`
+}
+
 func (*Frame_Hello) isFrame_Body() {}
 
 func (*Frame_Welcome) isFrame_Body() {}
@@ -1686,6 +1729,12 @@ func (*Frame_RestartKernel) isFrame_Body() {}
 func (*Frame_SetDuties) isFrame_Body() {}
 
 func (*Frame_DutiesSet) isFrame_Body() {}
+
+func (*Frame_ReadFiles) isFrame_Body() {}
+
+func (*Frame_FilesPiece) isFrame_Body() {}
+
+func (*Frame_FilesRead) isFrame_Body() {}
 
 // Hello opens a connection.
 type Hello struct {
@@ -2521,6 +2570,8 @@ type JobSpec struct {
 	Mpi           MPI                    `protobuf:"varint,29,opt,name=mpi,proto3,enum=margay.control.MPI" json:"mpi,omitempty"`      // how the ranks find each other, if they are of MPI
 	Network       bool                   `protobuf:"varint,30,opt,name=network,proto3" json:"network,omitempty"`                      // a network of the job's own; with PMI on several nodes it has one without asking
 	WaitMs        int64                  `protobuf:"varint,28,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`          // how long the job may wait in the queue for cores; 0: not at all, -1: for ever
+	Out           [][]byte               `protobuf:"bytes,71,rep,name=out,proto3" json:"out,omitempty"`                               // absolute paths of files and folders that its client reads when the ranks have ended
+	HostRoot      bool                   `protobuf:"varint,72,opt,name=host_root,json=hostRoot,proto3" json:"host_root,omitempty"`    // the ranks see the programs and the configuration of the node's host; only hosted nodes have one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2749,6 +2800,20 @@ func (x *JobSpec) GetWaitMs() int64 {
 		return x.WaitMs
 	}
 	return 0
+}
+
+func (x *JobSpec) GetOut() [][]byte {
+	if x != nil {
+		return x.Out
+	}
+	return nil
+}
+
+func (x *JobSpec) GetHostRoot() bool {
+	if x != nil {
+		return x.HostRoot
+	}
+	return false
 }
 
 // Exec is what each rank gets from execve besides its program: byte strings without a NUL.
@@ -3575,6 +3640,173 @@ func (x *FileTaken) GetOffset() uint64 {
 	return 0
 }
 
+// ReadFiles asks for a piece of the archive of the files that a job's ranks have written on a node. The node first ends all of the job's
+// processes. Answer: FilesPiece or Error.
+type ReadFiles struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Node          uint32                 `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"`
+	Offset        uint64                 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"` // of the piece in the archive: the end of the last one, or that of the last one once more
+	Paths         [][]byte               `protobuf:"bytes,4,rep,name=paths,proto3" json:"paths,omitempty"`    // JobSpec.out, which serve adds
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadFiles) Reset() {
+	*x = ReadFiles{}
+	mi := &file_control_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadFiles) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadFiles) ProtoMessage() {}
+
+func (x *ReadFiles) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadFiles.ProtoReflect.Descriptor instead.
+func (*ReadFiles) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ReadFiles) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *ReadFiles) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *ReadFiles) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *ReadFiles) GetPaths() [][]byte {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+type FilesPiece struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`  // of a tar archive, as package archive describes it
+	Last          bool                   `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"` // nothing comes after data
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FilesPiece) Reset() {
+	*x = FilesPiece{}
+	mi := &file_control_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FilesPiece) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FilesPiece) ProtoMessage() {}
+
+func (x *FilesPiece) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FilesPiece.ProtoReflect.Descriptor instead.
+func (*FilesPiece) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *FilesPiece) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *FilesPiece) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
+}
+
+// FilesRead says that the client of a job needs no more of its files.
+type FilesRead struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FilesRead) Reset() {
+	*x = FilesRead{}
+	mi := &file_control_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FilesRead) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FilesRead) ProtoMessage() {}
+
+func (x *FilesRead) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FilesRead.ProtoReflect.Descriptor instead.
+func (*FilesRead) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *FilesRead) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
 // Record is one numbered piece of what a job says on one node.
 type Record struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3594,7 +3826,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3606,7 +3838,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3619,7 +3851,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -3705,7 +3937,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3717,7 +3949,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3730,7 +3962,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -3783,7 +4015,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3795,7 +4027,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3808,7 +4040,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -3865,7 +4097,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3877,7 +4109,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3890,7 +4122,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -3929,7 +4161,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3941,7 +4173,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3954,7 +4186,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -4010,7 +4242,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4022,7 +4254,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4035,7 +4267,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -4071,7 +4303,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4083,7 +4315,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4096,7 +4328,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -4132,7 +4364,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4144,7 +4376,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4157,7 +4389,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -4193,7 +4425,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4205,7 +4437,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4218,7 +4450,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -4260,7 +4492,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4272,7 +4504,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4285,7 +4517,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -4312,7 +4544,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4324,7 +4556,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4337,7 +4569,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -4357,7 +4589,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4369,7 +4601,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4382,7 +4614,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -4410,13 +4642,14 @@ type JobState struct {
 	FirstFailed   int32                  `protobuf:"varint,6,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that decides the status: the first that failed, or the lowest; -1 while none has
 	Unkept        []*Unkept              `protobuf:"bytes,7,rep,name=unkept,proto3" json:"unkept,omitempty"`                               // when done: by node, where there are any
 	Times         []*PhaseTime           `protobuf:"bytes,8,rep,name=times,proto3" json:"times,omitempty"`                                 // to the job's client, from the serve that has launched the job: its phases so far, in order
+	Collect       bool                   `protobuf:"varint,49,opt,name=collect,proto3" json:"collect,omitempty"`                           // its ranks have ended, and its client reads JobSpec.out from its nodes now
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4428,7 +4661,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4441,7 +4674,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -4500,6 +4733,13 @@ func (x *JobState) GetTimes() []*PhaseTime {
 	return nil
 }
 
+func (x *JobState) GetCollect() bool {
+	if x != nil {
+		return x.Collect
+	}
+	return false
+}
+
 // PhaseTime is how long a job was in a phase, by the clock of serve.
 type PhaseTime struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4513,7 +4753,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4525,7 +4765,7 @@ func (x *PhaseTime) String() string {
 func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4538,7 +4778,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -4582,7 +4822,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4594,7 +4834,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4607,7 +4847,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -4653,7 +4893,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4665,7 +4905,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4678,7 +4918,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 type Nodes struct {
@@ -4690,7 +4930,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4702,7 +4942,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4715,7 +4955,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -4747,7 +4987,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4759,7 +4999,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4772,7 +5012,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -4886,7 +5126,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4898,7 +5138,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4911,7 +5151,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -4953,7 +5193,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4965,7 +5205,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4978,7 +5218,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -5015,7 +5255,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5027,7 +5267,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5040,7 +5280,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -5073,7 +5313,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5085,7 +5325,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5098,7 +5338,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -5118,7 +5358,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5130,7 +5370,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5143,7 +5383,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -5165,7 +5405,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5177,7 +5417,7 @@ func (x *RebootNodes) String() string {
 func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5190,7 +5430,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -5224,7 +5464,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5236,7 +5476,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5249,7 +5489,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -5276,7 +5516,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5288,7 +5528,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5301,7 +5541,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -5332,7 +5572,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5344,7 +5584,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5357,7 +5597,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -5418,7 +5658,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5430,7 +5670,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5443,7 +5683,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -5569,7 +5809,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5581,7 +5821,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5594,7 +5834,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -5673,7 +5913,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5685,7 +5925,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5698,7 +5938,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -5740,7 +5980,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5752,7 +5992,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5765,7 +6005,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -5791,7 +6031,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5803,7 +6043,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5816,7 +6056,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -5839,7 +6079,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5851,7 +6091,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5864,7 +6104,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -5912,7 +6152,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5924,7 +6164,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5937,7 +6177,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -5962,7 +6202,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5974,7 +6214,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5987,7 +6227,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 type MachineStatus struct {
@@ -6011,7 +6251,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6023,7 +6263,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6036,7 +6276,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -6140,7 +6380,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6152,7 +6392,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6165,7 +6405,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -6184,7 +6424,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6196,7 +6436,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6209,7 +6449,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -6244,7 +6484,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6256,7 +6496,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6269,7 +6509,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -6408,7 +6648,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6420,7 +6660,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6433,7 +6673,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -6496,7 +6736,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6508,7 +6748,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6521,7 +6761,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -6549,7 +6789,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6561,7 +6801,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6574,7 +6814,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -6600,7 +6840,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6612,7 +6852,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6625,7 +6865,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -6650,7 +6890,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6662,7 +6902,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6675,7 +6915,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -6740,7 +6980,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6752,7 +6992,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6765,7 +7005,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -6807,7 +7047,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6819,7 +7059,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6832,7 +7072,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -6864,7 +7104,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6876,7 +7116,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6889,7 +7129,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -6950,7 +7190,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6962,7 +7202,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6975,7 +7215,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -7044,7 +7284,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7056,7 +7296,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7069,7 +7309,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -7088,7 +7328,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7100,7 +7340,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7113,7 +7353,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -7133,7 +7373,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7145,7 +7385,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7158,7 +7398,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -7178,7 +7418,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7190,7 +7430,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7203,7 +7443,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -7235,7 +7475,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7247,7 +7487,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7260,7 +7500,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -7319,7 +7559,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7331,7 +7571,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7344,7 +7584,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -7410,7 +7650,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7422,7 +7662,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7435,7 +7675,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -7542,7 +7782,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7554,7 +7794,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7567,7 +7807,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -7610,7 +7850,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7622,7 +7862,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7635,7 +7875,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -7671,7 +7911,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7683,7 +7923,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7696,7 +7936,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -7730,7 +7970,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7742,7 +7982,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7755,7 +7995,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -7776,7 +8016,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7788,7 +8028,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7801,7 +8041,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -7829,7 +8069,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7841,7 +8081,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7854,7 +8094,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -7877,7 +8117,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7889,7 +8129,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7902,7 +8142,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -7936,7 +8176,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7948,7 +8188,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7961,7 +8201,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -7975,7 +8215,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xa8\x1d\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xe2\x1e\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -8059,7 +8299,13 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"set_duties\x18` \x01(\v2\x19.margay.control.SetDutiesH\x00R\tsetDuties\x12:\n" +
 	"\n" +
-	"duties_set\x18a \x01(\v2\x19.margay.control.DutiesSetH\x00R\tdutiesSetB\x06\n" +
+	"duties_set\x18a \x01(\v2\x19.margay.control.DutiesSetH\x00R\tdutiesSet\x12;\n" +
+	"\n" +
+	"read_files\x18\x92\x01 \x01(\v2\x19.margay.control.ReadFilesH\x00R\treadFiles\x12>\n" +
+	"\vfiles_piece\x18\x93\x01 \x01(\v2\x1a.margay.control.FilesPieceH\x00R\n" +
+	"filesPiece\x12;\n" +
+	"\n" +
+	"files_read\x18\x94\x01 \x01(\v2\x19.margay.control.FilesReadH\x00R\tfilesReadB\x06\n" +
 	"\x04body\"\x8f\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12(\n" +
@@ -8125,7 +8371,7 @@ const file_control_proto_rawDesc = "" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\xf8\x05\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\xa7\x06\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -8159,7 +8405,9 @@ const file_control_proto_rawDesc = "" +
 	"warning_ms\x18\x1b \x01(\x03R\twarningMs\x12%\n" +
 	"\x03mpi\x18\x1d \x01(\x0e2\x13.margay.control.MPIR\x03mpi\x12\x18\n" +
 	"\anetwork\x18\x1e \x01(\bR\anetwork\x12\x17\n" +
-	"\await_ms\x18\x1c \x01(\x03R\x06waitMsJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"H\n" +
+	"\await_ms\x18\x1c \x01(\x03R\x06waitMs\x12\x10\n" +
+	"\x03out\x18G \x03(\fR\x03out\x12\x1b\n" +
+	"\thost_root\x18H \x01(\bR\bhostRootJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"H\n" +
 	"\x04Exec\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x10\n" +
 	"\x03env\x18\x02 \x03(\fR\x03env\x12\x1a\n" +
@@ -8209,7 +8457,18 @@ const file_control_proto_rawDesc = "" +
 	"\x04last\x18\x03 \x01(\bR\x04last\"5\n" +
 	"\tFileTaken\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x86\x02\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"_\n" +
+	"\tReadFiles\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\rR\x04node\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x14\n" +
+	"\x05paths\x18\x04 \x03(\fR\x05paths\"4\n" +
+	"\n" +
+	"FilesPiece\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\bR\x04last\"\x1d\n" +
+	"\tFilesRead\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\"\x86\x02\n" +
 	"\x06Record\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x10\n" +
@@ -8273,7 +8532,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04jobs\x18\x01 \x03(\rR\x04jobs\"9\n" +
 	"\rOutputRemoved\x12\x12\n" +
 	"\x04jobs\x18\x01 \x03(\rR\x04jobs\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\xcb\x02\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\xe5\x02\n" +
 	"\bJobState\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\x12+\n" +
@@ -8282,7 +8541,8 @@ const file_control_proto_rawDesc = "" +
 	"\x05ranks\x18\x05 \x03(\v2\x19.margay.control.RankStateR\x05ranks\x12!\n" +
 	"\ffirst_failed\x18\x06 \x01(\x05R\vfirstFailed\x12.\n" +
 	"\x06unkept\x18\a \x03(\v2\x16.margay.control.UnkeptR\x06unkept\x12/\n" +
-	"\x05times\x18\b \x03(\v2\x19.margay.control.PhaseTimeR\x05times\"~\n" +
+	"\x05times\x18\b \x03(\v2\x19.margay.control.PhaseTimeR\x05times\x12\x18\n" +
+	"\acollect\x181 \x01(\bR\acollect\"~\n" +
 	"\tPhaseTime\x12+\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x15.margay.control.PhaseR\x05phase\x12\x17\n" +
 	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12\x17\n" +
@@ -8660,7 +8920,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -8700,70 +8960,73 @@ var file_control_proto_goTypes = []any{
 	(*Finish)(nil),           // 35: margay.control.Finish
 	(*FileChunk)(nil),        // 36: margay.control.FileChunk
 	(*FileTaken)(nil),        // 37: margay.control.FileTaken
-	(*Record)(nil),           // 38: margay.control.Record
-	(*ExitStatus)(nil),       // 39: margay.control.ExitStatus
-	(*Usage)(nil),            // 40: margay.control.Usage
-	(*Ack)(nil),              // 41: margay.control.Ack
-	(*Stdin)(nil),            // 42: margay.control.Stdin
-	(*StdinTaken)(nil),       // 43: margay.control.StdinTaken
-	(*Signal)(nil),           // 44: margay.control.Signal
-	(*RunRequest)(nil),       // 45: margay.control.RunRequest
-	(*RunReply)(nil),         // 46: margay.control.RunReply
-	(*Attach)(nil),           // 47: margay.control.Attach
-	(*RemoveOutput)(nil),     // 48: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 49: margay.control.OutputRemoved
-	(*JobState)(nil),         // 50: margay.control.JobState
-	(*PhaseTime)(nil),        // 51: margay.control.PhaseTime
-	(*RankState)(nil),        // 52: margay.control.RankState
-	(*ListNodes)(nil),        // 53: margay.control.ListNodes
-	(*Nodes)(nil),            // 54: margay.control.Nodes
-	(*NodeState)(nil),        // 55: margay.control.NodeState
-	(*Drain)(nil),            // 56: margay.control.Drain
-	(*CoreUse)(nil),          // 57: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 58: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 59: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 60: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 61: margay.control.RebootNodes
-	(*ListJobs)(nil),         // 62: margay.control.ListJobs
-	(*Jobs)(nil),             // 63: margay.control.Jobs
-	(*WaitingJob)(nil),       // 64: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 65: margay.control.JobSummary
-	(*StoredJob)(nil),        // 66: margay.control.StoredJob
-	(*Kill)(nil),             // 67: margay.control.Kill
-	(*Noise)(nil),            // 68: margay.control.Noise
-	(*NoiseReport)(nil),      // 69: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 70: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 71: margay.control.InterruptRow
-	(*Status)(nil),           // 72: margay.control.Status
-	(*MachineStatus)(nil),    // 73: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 74: margay.control.ListExtensions
-	(*Extensions)(nil),       // 75: margay.control.Extensions
-	(*ExtensionState)(nil),   // 76: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 77: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 78: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 79: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 80: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 81: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 82: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 83: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 84: margay.control.ReadEvents
-	(*Events)(nil),           // 85: margay.control.Events
-	(*ReadClock)(nil),        // 86: margay.control.ReadClock
-	(*Clock)(nil),            // 87: margay.control.Clock
-	(*TakeSamples)(nil),      // 88: margay.control.TakeSamples
-	(*Samples)(nil),          // 89: margay.control.Samples
-	(*NodeSample)(nil),       // 90: margay.control.NodeSample
-	(*CoreSample)(nil),       // 91: margay.control.CoreSample
-	(*RankSample)(nil),       // 92: margay.control.RankSample
-	(*NodeExit)(nil),         // 93: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 94: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 95: margay.control.NodeStage
-	(*NodeUp)(nil),           // 96: margay.control.NodeUp
-	(*RebootNode)(nil),       // 97: margay.control.RebootNode
-	(*RestartKernel)(nil),    // 98: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 99: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 100: margay.control.DutiesSet
-	nil,                      // 101: margay.control.ExtensionLog.AfterEntry
+	(*ReadFiles)(nil),        // 38: margay.control.ReadFiles
+	(*FilesPiece)(nil),       // 39: margay.control.FilesPiece
+	(*FilesRead)(nil),        // 40: margay.control.FilesRead
+	(*Record)(nil),           // 41: margay.control.Record
+	(*ExitStatus)(nil),       // 42: margay.control.ExitStatus
+	(*Usage)(nil),            // 43: margay.control.Usage
+	(*Ack)(nil),              // 44: margay.control.Ack
+	(*Stdin)(nil),            // 45: margay.control.Stdin
+	(*StdinTaken)(nil),       // 46: margay.control.StdinTaken
+	(*Signal)(nil),           // 47: margay.control.Signal
+	(*RunRequest)(nil),       // 48: margay.control.RunRequest
+	(*RunReply)(nil),         // 49: margay.control.RunReply
+	(*Attach)(nil),           // 50: margay.control.Attach
+	(*RemoveOutput)(nil),     // 51: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 52: margay.control.OutputRemoved
+	(*JobState)(nil),         // 53: margay.control.JobState
+	(*PhaseTime)(nil),        // 54: margay.control.PhaseTime
+	(*RankState)(nil),        // 55: margay.control.RankState
+	(*ListNodes)(nil),        // 56: margay.control.ListNodes
+	(*Nodes)(nil),            // 57: margay.control.Nodes
+	(*NodeState)(nil),        // 58: margay.control.NodeState
+	(*Drain)(nil),            // 59: margay.control.Drain
+	(*CoreUse)(nil),          // 60: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 61: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 62: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 63: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 64: margay.control.RebootNodes
+	(*ListJobs)(nil),         // 65: margay.control.ListJobs
+	(*Jobs)(nil),             // 66: margay.control.Jobs
+	(*WaitingJob)(nil),       // 67: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 68: margay.control.JobSummary
+	(*StoredJob)(nil),        // 69: margay.control.StoredJob
+	(*Kill)(nil),             // 70: margay.control.Kill
+	(*Noise)(nil),            // 71: margay.control.Noise
+	(*NoiseReport)(nil),      // 72: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 73: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 74: margay.control.InterruptRow
+	(*Status)(nil),           // 75: margay.control.Status
+	(*MachineStatus)(nil),    // 76: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 77: margay.control.ListExtensions
+	(*Extensions)(nil),       // 78: margay.control.Extensions
+	(*ExtensionState)(nil),   // 79: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 80: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 81: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 82: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 83: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 84: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 85: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 86: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 87: margay.control.ReadEvents
+	(*Events)(nil),           // 88: margay.control.Events
+	(*ReadClock)(nil),        // 89: margay.control.ReadClock
+	(*Clock)(nil),            // 90: margay.control.Clock
+	(*TakeSamples)(nil),      // 91: margay.control.TakeSamples
+	(*Samples)(nil),          // 92: margay.control.Samples
+	(*NodeSample)(nil),       // 93: margay.control.NodeSample
+	(*CoreSample)(nil),       // 94: margay.control.CoreSample
+	(*RankSample)(nil),       // 95: margay.control.RankSample
+	(*NodeExit)(nil),         // 96: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 97: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 98: margay.control.NodeStage
+	(*NodeUp)(nil),           // 99: margay.control.NodeUp
+	(*RebootNode)(nil),       // 100: margay.control.RebootNode
+	(*RestartKernel)(nil),    // 101: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 102: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 103: margay.control.DutiesSet
+	nil,                      // 104: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	11,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -8785,115 +9048,118 @@ var file_control_proto_depIdxs = []int32{
 	24,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
 	28,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
 	36,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	38,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	41,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	42,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	43,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	44,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	41,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	44,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	45,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	46,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	47,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
 	37,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	45,  // 25: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	46,  // 26: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	47,  // 27: margay.control.Frame.attach:type_name -> margay.control.Attach
-	50,  // 28: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	53,  // 29: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	54,  // 30: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	62,  // 31: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	63,  // 32: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	67,  // 33: margay.control.Frame.kill:type_name -> margay.control.Kill
-	68,  // 34: margay.control.Frame.noise:type_name -> margay.control.Noise
-	69,  // 35: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	72,  // 36: margay.control.Frame.status:type_name -> margay.control.Status
-	73,  // 37: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	48,  // 38: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	49,  // 39: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	58,  // 40: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	59,  // 41: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	60,  // 42: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	61,  // 43: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
-	74,  // 44: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	75,  // 45: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	77,  // 46: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	83,  // 47: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	79,  // 48: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	80,  // 49: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	84,  // 50: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	85,  // 51: margay.control.Frame.events:type_name -> margay.control.Events
-	86,  // 52: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	87,  // 53: margay.control.Frame.clock:type_name -> margay.control.Clock
-	88,  // 54: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	89,  // 55: margay.control.Frame.samples:type_name -> margay.control.Samples
-	93,  // 56: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	94,  // 57: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	96,  // 58: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	95,  // 59: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	97,  // 60: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	98,  // 61: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	99,  // 62: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	100, // 63: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	0,   // 64: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 65: margay.control.Error.code:type_name -> margay.control.Code
-	17,  // 66: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	18,  // 67: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 68: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	17,  // 69: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	22,  // 70: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	25,  // 71: margay.control.Prepare.places:type_name -> margay.control.Place
-	26,  // 72: margay.control.Prepare.members:type_name -> margay.control.Member
-	23,  // 73: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 74: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 75: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	31,  // 76: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	13,  // 77: margay.control.Loaded.error:type_name -> margay.control.Error
-	13,  // 78: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 79: margay.control.Record.stream:type_name -> margay.control.Stream
-	39,  // 80: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	40,  // 81: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	22,  // 82: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	23,  // 83: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	25,  // 84: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 85: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 86: margay.control.JobState.error:type_name -> margay.control.Error
-	52,  // 87: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	31,  // 88: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	51,  // 89: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 90: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	39,  // 91: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	55,  // 92: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 93: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 94: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	57,  // 95: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	56,  // 96: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	7,   // 97: margay.control.Drain.state:type_name -> margay.control.DrainState
-	65,  // 98: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	64,  // 99: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 100: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	52,  // 101: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	31,  // 102: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	22,  // 103: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	25,  // 104: margay.control.StoredJob.places:type_name -> margay.control.Place
-	26,  // 105: margay.control.StoredJob.members:type_name -> margay.control.Member
-	65,  // 106: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	50,  // 107: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	70,  // 108: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	71,  // 109: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	76,  // 110: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	78,  // 111: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	101, // 112: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	81,  // 113: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	77,  // 114: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	76,  // 115: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	90,  // 116: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	91,  // 117: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	92,  // 118: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	76,  // 119: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 120: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 121: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 122: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	123, // [123:123] is the sub-list for method output_type
-	123, // [123:123] is the sub-list for method input_type
-	123, // [123:123] is the sub-list for extension type_name
-	123, // [123:123] is the sub-list for extension extendee
-	0,   // [0:123] is the sub-list for field type_name
+	48,  // 25: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	49,  // 26: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	50,  // 27: margay.control.Frame.attach:type_name -> margay.control.Attach
+	53,  // 28: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	56,  // 29: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	57,  // 30: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	65,  // 31: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	66,  // 32: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	70,  // 33: margay.control.Frame.kill:type_name -> margay.control.Kill
+	71,  // 34: margay.control.Frame.noise:type_name -> margay.control.Noise
+	72,  // 35: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	75,  // 36: margay.control.Frame.status:type_name -> margay.control.Status
+	76,  // 37: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	51,  // 38: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	52,  // 39: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	61,  // 40: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	62,  // 41: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	63,  // 42: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	64,  // 43: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	77,  // 44: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	78,  // 45: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	80,  // 46: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	86,  // 47: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	82,  // 48: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	83,  // 49: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	87,  // 50: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	88,  // 51: margay.control.Frame.events:type_name -> margay.control.Events
+	89,  // 52: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	90,  // 53: margay.control.Frame.clock:type_name -> margay.control.Clock
+	91,  // 54: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	92,  // 55: margay.control.Frame.samples:type_name -> margay.control.Samples
+	96,  // 56: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	97,  // 57: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	99,  // 58: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	98,  // 59: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	100, // 60: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	101, // 61: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	102, // 62: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	103, // 63: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	38,  // 64: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	39,  // 65: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	40,  // 66: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	0,   // 67: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 68: margay.control.Error.code:type_name -> margay.control.Code
+	17,  // 69: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	18,  // 70: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 71: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	17,  // 72: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	22,  // 73: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	25,  // 74: margay.control.Prepare.places:type_name -> margay.control.Place
+	26,  // 75: margay.control.Prepare.members:type_name -> margay.control.Member
+	23,  // 76: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 77: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 78: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	31,  // 79: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	13,  // 80: margay.control.Loaded.error:type_name -> margay.control.Error
+	13,  // 81: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 82: margay.control.Record.stream:type_name -> margay.control.Stream
+	42,  // 83: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	43,  // 84: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	22,  // 85: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	23,  // 86: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	25,  // 87: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 88: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 89: margay.control.JobState.error:type_name -> margay.control.Error
+	55,  // 90: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	31,  // 91: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	54,  // 92: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 93: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	42,  // 94: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	58,  // 95: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 96: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 97: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	60,  // 98: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	59,  // 99: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	7,   // 100: margay.control.Drain.state:type_name -> margay.control.DrainState
+	68,  // 101: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	67,  // 102: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 103: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	55,  // 104: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	31,  // 105: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	22,  // 106: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	25,  // 107: margay.control.StoredJob.places:type_name -> margay.control.Place
+	26,  // 108: margay.control.StoredJob.members:type_name -> margay.control.Member
+	68,  // 109: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	53,  // 110: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	73,  // 111: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	74,  // 112: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	79,  // 113: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	81,  // 114: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	104, // 115: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	84,  // 116: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	80,  // 117: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	79,  // 118: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	93,  // 119: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	94,  // 120: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	95,  // 121: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	79,  // 122: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 123: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 124: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 125: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	126, // [126:126] is the sub-list for method output_type
+	126, // [126:126] is the sub-list for method input_type
+	126, // [126:126] is the sub-list for extension type_name
+	126, // [126:126] is the sub-list for extension extendee
+	0,   // [0:126] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -8966,6 +9232,9 @@ func file_control_proto_init() {
 		(*Frame_RestartKernel)(nil),
 		(*Frame_SetDuties)(nil),
 		(*Frame_DutiesSet)(nil),
+		(*Frame_ReadFiles)(nil),
+		(*Frame_FilesPiece)(nil),
+		(*Frame_FilesRead)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -8973,7 +9242,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   92,
+			NumMessages:   95,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

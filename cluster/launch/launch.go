@@ -26,6 +26,7 @@ import (
 
 	"margay/cluster/client"
 	"margay/cluster/control"
+	"margay/cluster/launch/bring"
 	"margay/cluster/records"
 	"margay/kernel/abi/archive"
 )
@@ -50,6 +51,9 @@ type Options struct {
 	// job, %r the rank, %n the node.
 	OutputFile, ErrorFile string
 
+	Out       []bring.Target // files to bring back when the ranks have ended; Spec.Out has the paths
+	Overwrite bool           // it may replace files
+
 	Stdin          io.Reader // nil for none
 	Stdout, Stderr io.Writer
 	Signals        <-chan os.Signal // to pass on
@@ -67,10 +71,14 @@ type session struct {
 	files   *window
 	job     uint32
 	loaded  bool                   // every node has all files
+	over    bool                   // the job has ended
 	lacking []uint32               // indexes of the contents that some node lacks
 	running chan struct{}          // closed when the ranks run
 	ended   chan *control.JobState // gets the job's last state
 	failed  chan error             // gets why output cannot be written
+
+	homecoming *homecoming
+	places     []*control.Place
 
 	interrupts interrupts
 	insisted   atomic.Bool   // the user has had the job ended
@@ -144,7 +152,7 @@ func spoilt(err error) error {
 func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, error) {
 	s := &session{
 		Options: o, printer: newPrinter(o.Stdout, o.Stderr, int(o.Spec.Ranks), o.Label), printed: records.NewReader(),
-		files: newWindow(control.FileWindow), running: make(chan struct{}),
+		files: newWindow(control.FileWindow), homecoming: newHomecoming(o), running: make(chan struct{}),
 		ended: make(chan *control.JobState, 1), failed: make(chan error, 1),
 	}
 	s.printer.files.out, s.printer.files.err = o.OutputFile, o.ErrorFile
@@ -179,7 +187,13 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 	} else {
 		go s.sendFiles(ctx)
 	}
+	bringing, stop := context.WithCancel(ctx)
+	defer stop()
+	if len(o.Out) > 0 {
+		go s.bringBack(bringing, s.places)
+	}
 	code, err := s.wait(ctx)
+	code, err = s.broughtBack(s.over, stop, code, err)
 	s.printing.Lock()
 	defer s.printing.Unlock()
 	if unwritten := s.printer.finish(); unwritten != nil && code != ExitMargay {
@@ -221,7 +235,7 @@ func (s *session) begin(ctx context.Context, pack func() ([]byte, error)) error 
 		conn.Close()
 		return spoilt(err)
 	}
-	s.job, s.loaded, s.lacking = reply.Job, reply.Loaded, reply.Lacking
+	s.job, s.places, s.loaded, s.lacking = reply.Job, reply.Places, reply.Loaded, reply.Lacking
 	s.printing.Lock()
 	err = s.printer.files.open(reply.Job, reply.Places)
 	s.printing.Unlock()
@@ -335,6 +349,7 @@ func (s *session) begun() error {
 // end turns the last state of the job into what Run returns. The end of a short job can arrive
 // before its beginning: a detached job that has run is left alone nevertheless.
 func (s *session) end(state *control.JobState, begun bool) (int, error) {
+	s.over = true
 	ran := state.Error == nil
 	select {
 	case <-s.running:
@@ -452,18 +467,26 @@ func (s *session) state(m *control.JobState) {
 	s.Timing.measured(m.Job, m.Times)
 	switch m.Phase {
 	case control.JobPhase_JOB_RUNNING:
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		select {
-		case <-s.running:
-		default:
-			close(s.running)
+		s.runs()
+		if m.Collect {
+			s.collect()
 		}
 	case control.JobPhase_JOB_DONE:
 		select {
 		case s.ended <- m:
 		default:
 		}
+	}
+}
+
+// runs notes that the ranks run.
+func (s *session) runs() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.running:
+	default:
+		close(s.running)
 	}
 }
 

@@ -43,6 +43,14 @@ func (c *client) handle(f *control.Frame) {
 			s.signal(j, int(m.Rank), unix.Signal(m.Signal))
 		}
 		s.mu.Unlock()
+	case *control.ReadFiles:
+		s.running.Go(func() { c.readFiles(f, m) })
+	case *control.FilesRead:
+		s.mu.Lock()
+		if j := s.jobs[m.Job]; j != nil && j.client == c.conn {
+			s.stopCollecting(j)
+		}
+		s.mu.Unlock()
 	case *control.Kill:
 		c.conn.Answer(f, &control.Done{}, s.kill(m))
 	case *control.ListNodes:
@@ -206,6 +214,7 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 	c.jobs = append(c.jobs, j)
 	c.conn.Answer(f, fitState(j.state()), nil)
 	j.tellUnsaved()
+	s.finishIfComplete(j) // if its client has not brought back its files
 	for _, member := range j.members {
 		s.nodes[member.Node].send(&control.Rewind{Job: j.number})
 	}
@@ -265,8 +274,11 @@ func (s *Server) kill(m *control.Kill) error {
 		}
 		return control.Failf(control.Code_CODE_NOT_FOUND, "job %d has ended", m.Job)
 	}
-	if m.Force {
+	if collecting := j.collecting; m.Force {
 		s.fail(j, control.Failf(control.Code_CODE_KILLED, "job %d was killed by its user", m.Job))
+		if collecting {
+			s.stopCollecting(j)
+		}
 		return nil
 	}
 	if m.Rank >= int32(len(j.ranks)) || m.Rank < control.None {

@@ -49,6 +49,9 @@ type job struct {
 	unsaved   error             // why its state could not be recorded
 	stood     time.Time         // since when it stands still for that; zero while it does not
 	owed      map[uint32]int    // by node: bytes of output that have come since the node could last forget all
+
+	collecting bool // its client reads the files that its ranks have written
+	collected  bool // or needs no more of them
 }
 
 // rank is what serve knows of a rank.
@@ -161,7 +164,7 @@ func (j *job) exitCode() int32 {
 
 // state is the job's state as its client is told.
 func (j *job) state() *control.JobState {
-	m := &control.JobState{Job: j.number, Phase: j.phase, ExitCode: j.exitCode(), FirstFailed: int32(j.first), Unkept: j.unkept}
+	m := &control.JobState{Job: j.number, Phase: j.phase, ExitCode: j.exitCode(), FirstFailed: int32(j.first), Unkept: j.unkept, Collect: j.collecting && !j.collected}
 	if j.failure != nil {
 		m.Error = control.FromError(j.failure)
 	} else if j.limit.over {
@@ -532,7 +535,7 @@ func (s *Server) fail(j *job, failure *control.Failure) {
 // connected and does not answer may still have processes of it, so it is given no other job before it has ended this one. The caller
 // holds Server.mu.
 func (s *Server) finish(j *job) {
-	if j.finishing {
+	if j.finishing || s.collect(j) {
 		return
 	}
 	if j.phases.phase == control.Phase_PHASE_START { // the ranks have ended before all nodes have answered
@@ -589,6 +592,9 @@ func (s *Server) clientGone(j *job) {
 	j.client = nil
 	switch {
 	case j.phase == control.JobPhase_JOB_ENDING:
+	case j.collecting, len(j.spec.Out) > 0 && j.complete():
+		s.fail(j, control.Failf(control.Code_CODE_FAILED, "its margay run is gone, and has not brought back all files"))
+		s.finish(j)
 	case j.spool != nil && j.phase == control.JobPhase_JOB_RUNNING:
 	case j.complete(): // its end is just being recorded
 	case j.phase == control.JobPhase_JOB_PREPARED:

@@ -38,7 +38,7 @@ func (s *Server) restore() error {
 		if stored.Summary.Phase == control.JobPhase_JOB_DONE {
 			return
 		}
-		if j := s.restoreJob(stored); j.phase != control.JobPhase_JOB_RUNNING || j.failure != nil || j.complete() {
+		if j := s.restoreJob(stored); j.phase != control.JobPhase_JOB_RUNNING || j.failure != nil || j.complete() && len(j.spec.Out) == 0 {
 			over = append(over, j)
 		}
 	})

@@ -379,6 +379,15 @@ func (c *Container) Finish() error { return c.put(link.New(Finish, nil)) }
 // Rewind resends every unacknowledged record and all input positions.
 func (c *Container) Rewind() error { return c.put(link.New(Rewind, nil)) }
 
+// Collect ends all processes of the job and has the archive of the files that they have written at
+// the paths (package archive) written to a pipe, which stays the caller's. The reader sees its end
+// when the init is done, or has ended. A later call begins again; the archive is the same.
+func (c *Container) Collect(ctx context.Context, paths [][]byte, pipe *os.File) error {
+	m := link.New(Collect, CollectBody{paths})
+	m.Files = []*os.File{pipe}
+	return c.ask(ctx, m)
+}
+
 // Unkept returns the files that have vanished with the job. It may be called after End.
 func (c *Container) Unkept() Unkept { return c.unkept }
 

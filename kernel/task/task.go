@@ -42,6 +42,7 @@ type Spec struct {
 	RAMDisk int64 // bytes of the job's root file system
 	Pids    int   // processes and threads; 0: no bound
 	Small   bool  // decline huge pages for programs that do not ask for them
+	Host    bool  // the ranks see the programs and the configuration of the node's host, which a hosted node has at node.HostRoot
 	Rlimits bool  // no control group enforces the bounds: let resource limits do what they can
 
 	PMI        *pmi.Config // its ranks find each other by PMI 1, at descriptor PMIFD; nil: they do not
@@ -168,6 +169,7 @@ const (
 	Ack      = "ack"      // AckBody; not answered
 	Rewind   = "rewind"   // send all unacknowledged records and input positions again; not answered
 	Finish   = "finish"   // end what the ranks, which have all ended, have left behind; not answered, but output ends
+	Collect  = "collect"  // CollectBody and a pipe -> (empty), and the archive of the files into the pipe; ends all processes of the job
 	Resync   = "resync"   // from a new node kernel -> the kept items, then Resync with State, then each Process
 	Process  = "process"  // from the init: ProcessBody and a pidfd of a running rank; sent at its start and after a Resync
 	Content  = "content"  // from the init: ContentsBody and a file that was unpacked
@@ -228,6 +230,9 @@ type ContentsBody struct {
 	Digests []archive.Digest
 	Folder  string // where the node has the files mounted, under the names of their digests; empty: nowhere
 }
+
+// CollectBody names files and folders that ranks may have written: absolute paths.
+type CollectBody struct{ Paths [][]byte }
 
 // AckBody acknowledges every record up to Seq.
 type AckBody struct{ Seq uint64 }

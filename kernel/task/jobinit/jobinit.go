@@ -186,6 +186,8 @@ func (in *initProcess) do(m link.Message) error {
 		return nil
 	case task.Finish:
 		return in.finish()
+	case task.Collect:
+		return in.collect(&m)
 	case task.Resync:
 		return in.resync()
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/node"
 	"margay/kernel/link"
 	"margay/kernel/task"
 )
@@ -105,6 +106,11 @@ func enterStage(s task.Spec) error {
 	}
 	if err := unix.Mount("shm", mountPoint+"/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return failure("mount /dev/shm", err)
+	}
+	if s.Host {
+		if err := showHost(node.HostRoot, mountPoint); err != nil {
+			return err
+		}
 	}
 	return pivot()
 }

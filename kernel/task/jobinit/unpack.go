@@ -123,7 +123,7 @@ func unpackOne(into *folder, name string, h *tar.Header, r io.Reader) error {
 		if err := root.Symlink(h.Linkname, name); err != nil {
 			return err
 		}
-		return root.Lchown(name, s.UID, s.GID)
+		return errors.Join(root.Lchown(name, s.UID, s.GID), into.brought.addLink(root, name))
 	}
 	return fmt.Errorf("archive entry of type %q is not supported", h.Typeflag)
 }

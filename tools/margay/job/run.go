@@ -65,6 +65,9 @@ type Flags struct {
 	Chdir     string
 	Env       []string // NAME=VALUE
 	Export    string
+	Root      string // of the ranks: host
+	Out       []string
+	Overwrite bool   // by Out
 	Timing    string // how the phases are printed; empty: not at all
 }
 
@@ -86,8 +89,17 @@ The program is copied to the nodes with its libraries, the files that --with nam
 working directory and environment are the same as here. No other files of this host are there: no other programs, and no library of an
 interpreter (--with /usr/lib/python3.11). Ranks cannot change or remove the program, its interpreter and its libraries, which jobs share on a
 node; files of --with are the job's own. Files that ranks write are in the node's memory and vanish with the job, which names some of
-them at its end, but none in /tmp. Only standard output and standard error come back, also from processes that ranks have started;
+them at its end, but none in /tmp. Standard output and standard error come back, also from processes that ranks have started;
 those end half a second after the last rank. Each rank finds its number in MARGAY_RANK and the number of ranks in MARGAY_SIZE.
+
+With --out the files at a path come back when the ranks have ended, also when they failed or were killed: a file, or all that is new or
+has changed in a folder. They get the same names here, or the name or folder DEST; %n in it is the node, %j the job. A file whose name
+is taken, here or by another node, gets the name of its node as well, unless --out-overwrite lets it replace one that was here before
+the job. Status 125 means that a file was lost, such as on a full disk.
+
+--root host gives ranks on hosted nodes the programs, libraries and configuration of the host: /usr, /bin, /sbin, /lib* and /etc,
+read-only. Nothing of these is copied. --root with a folder or a tar file makes its contents the root of the ranks, in memory; the
+program is then one of that root, or one of this host whose libraries are there.
 
 Lines of several ranks stay whole, whatever their length, and an incomplete last line is completed. The output of a single rank is
 copied byte for byte. -o and -e write the output to files, which are created here before the ranks run. If the name contains %r, each
@@ -151,6 +163,8 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
   margay run --wait=1h -n 8 -o out.%j.%r ./app
   margay run -n 8 --timing ./app              # and print how long each phase took
   margay run -n 8 --huge-pages -v ./app       # and print the resources of each rank
+  margay run -n 8 --out results ./app         # and bring back what they wrote in results
+  margay run --root host ./script.py          # on hosted nodes, with the programs of the host
   margay run --detach -n 8 ./app && margay ps`,
 		Args: command.Arguments(1, -1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -180,6 +194,9 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.StringVar(&f.Timing, "timing", "", "print, at the end, how long each phase of the job took: as a `table`, or with =json for programs")
 	fs.Lookup("timing").NoOptDefVal = timingTable
 	fs.IntVar(&f.Pids, "pids", 0, "processes and threads of the job on each node (default 1024)")
+	fs.StringVar(&f.Root, "root", "", "what the ranks see as /: a folder or a tar file, or the programs of the `host` (on hosted nodes)")
+	fs.StringArrayVar(&f.Out, "out", nil, "bring back what the ranks have written at `PATH[=DEST]`, a file or folder (may be repeated)")
+	fs.BoolVar(&f.Overwrite, "out-overwrite", false, "let --out replace files that are here already")
 	addFlags(fs, &f)
 	fs.DurationVar(&f.InitWait, "init-timeout", 0, "how long ranks that use messages wait for one that does not join (default 30s)")
 	return c
@@ -230,7 +247,7 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	if err := launch.CheckStrings(args, env); err != nil {
 		return command.Failed(launch.ExitStatus(err), fmt.Errorf("run %s: %w", args[0], err))
 	}
-	files, err := launch.Collect(args[0], f.With)
+	files, err := f.collect(args[0])
 	if err != nil {
 		return command.Failed(launch.ExitStatus(err), err)
 	}
@@ -238,11 +255,18 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 		return fmt.Errorf("run %s: %w", args[0], err)
 	}
 	describe(asked, files)
+	out, err := targets(f.Out, string(asked.Dir))
+	if err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	for _, t := range out {
+		asked.Out = append(asked.Out, []byte(t.Path))
+	}
 	signals, stop := command.Catch(16, forwarded...)
 	defer stop()
 	o := launch.Options{
 		Socket: socket, Spec: asked, Exec: &control.Exec{Argv: launch.Bytes(args), Env: launch.Bytes(env)}, Files: files, Label: f.Label, NoRetry: f.NoRetry,
-		OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output), Stdin: command.Foreground(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr, Signals: signals,
+		Out: out, Overwrite: f.Overwrite, OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output), Stdin: command.Foreground(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr, Signals: signals,
 		Status: &launch.Status{W: a.Stderr, Verbose: f.Verbose, Quiet: f.Quiet, Terminal: show.IsTerminal(a.Stderr) && !f.Quiet},
 	}
 	if f.Detach {
@@ -262,6 +286,20 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 		err = fmt.Errorf("%w; %s", err, hint)
 	}
 	return command.Failed(code, err)
+}
+
+// rootHost is the value of --root for the host's programs. A folder of that name is ./host.
+const rootHost = "host"
+
+// collect finds the files of the job.
+func (f *Flags) collect(program string) (*launch.Files, error) {
+	switch f.Root {
+	case "":
+		return launch.Collect(program, f.With)
+	case rootHost:
+		return launch.CollectHost(program, f.With)
+	}
+	return launch.CollectRoot(f.Root, program, f.With)
 }
 
 // The values of --mpi.
@@ -315,7 +353,7 @@ func (f *Flags) spec() (*control.JobSpec, error) {
 	s := &control.JobSpec{
 		Ranks: uint32(f.Ranks), Stdin: mode, KeepGoing: f.KeepGoing, Detach: f.Detach, Memory: int64(f.MemoryMiB) << 20, Pids: uint32(f.Pids),
 		InitTimeoutMs: uint32(f.InitWait.Milliseconds()), HugePages: f.HugePages, PerNode: uint32(f.PerNode), PerCore: uint32(f.PerCore),
-		Nodes: uint32(f.Nodes), CoresEach: uint32(f.CoresEach), Network: f.Network,
+		Nodes: uint32(f.Nodes), CoresEach: uint32(f.CoresEach), Network: f.Network, HostRoot: f.Root == rootHost,
 	}
 	for _, list := range []struct {
 		flag, text string
@@ -381,7 +419,7 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 	if err := command.Positive(c, "ranks", "ppn", "per-core", "memory", "pids", "init-timeout", "nodes", "cpus-per-task", "time"); err != nil {
 		return err
 	}
-	if err := command.Given(c, "nodelist", "exclude", "signal", "output", "error", "chdir", "wait", "export", "timing"); err != nil {
+	if err := command.Given(c, "nodelist", "exclude", "signal", "output", "error", "chdir", "wait", "export", "timing", "root"); err != nil {
 		return err
 	}
 	if slices.Contains(f.With, "") {
@@ -400,6 +438,10 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 		return errors.New("run: ranks that have cores of their own (-c) share none: --per-core and -c exclude each other")
 	case f.Detach && f.Output+f.Error != "":
 		return errors.New("run: the output of a detached job is kept on the machine: margay logs JOB >FILE; -o and -e are for jobs that margay run waits for")
+	case f.Detach && len(f.Out) > 0:
+		return errors.New("run: --out brings files back to a margay run that waits for the end of its job: --out and -d exclude each other")
+	case f.Overwrite && len(f.Out) == 0:
+		return errors.New("run: --out-overwrite says how --out brings files back, and there is no --out")
 	case f.Timing != "" && f.Timing != timingTable && f.Timing != timingJSON:
 		return fmt.Errorf("run: --timing=%s: it is table or json", f.Timing)
 	case !slices.Contains([]string{mpiAuto, mpiPMI1, mpiNone}, f.MPI):

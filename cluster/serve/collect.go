@@ -1,0 +1,58 @@
+package serve
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"margay/cluster/control"
+)
+
+// readFilesTimeout bounds how long a node has for a piece of a job's files. Its own bounds are shorter.
+const readFilesTimeout = 35 * time.Second
+
+// collect has the client of a job read what the ranks have written, before the nodes forget the job. It reports false when there is nothing
+// to wait for: the client wants no files or is gone, has them, or no rank has run. The client may take its time, as for output; when it
+// goes, or the job is killed once more, the job ends. A node ends what is left of the job before it is read. The caller holds Server.mu.
+func (s *Server) collect(j *job) bool {
+	spoilt := j.failure != nil && j.phases.phase == control.Phase_PHASE_START
+	if len(j.spec.Out) == 0 || j.client == nil || j.collected || j.phase != control.JobPhase_JOB_RUNNING || spoilt {
+		return false
+	}
+	if !j.collecting {
+		j.collecting = true
+		j.tellClient()
+	}
+	return true
+}
+
+// stopCollecting ends a job whose files are being read. The caller holds Server.mu.
+func (s *Server) stopCollecting(j *job) {
+	if j.collecting {
+		j.collected = true
+		s.finish(j)
+	}
+}
+
+// readFiles asks a node for a piece of the files of a job, for its client.
+func (c *client) readFiles(f *control.Frame, m *control.ReadFiles) {
+	s := c.server
+	s.mu.Lock()
+	j := s.jobs[m.Job]
+	if j == nil || j.client != c.conn || j.finishing || !j.on(m.Node) {
+		s.mu.Unlock()
+		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_NOT_FOUND, "job %d has no files on node%d that this client may read", m.Job, m.Node))
+		return
+	}
+	if n := s.nodes[m.Node]; n.health == control.NodeHealth_NODE_DEAD { // asking again is no use
+		s.mu.Unlock()
+		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_FAILED, "%s", n.why()).At(m.Node))
+		return
+	}
+	q := s.ask(m.Node, &control.ReadFiles{Job: m.Job, Node: m.Node, Offset: m.Offset, Paths: slices.Clone(j.spec.Out)})
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(s.context, readFilesTimeout)
+	defer cancel()
+	piece, err := q.answer(ctx)
+	c.conn.Answer(f, piece, err)
+}

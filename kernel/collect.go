@@ -1,0 +1,147 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
+	"margay/kernel/task"
+)
+
+// Bounds of the reading of a job's files.
+const (
+	filesPiece = 1 << 20          // bytes of a piece, at most
+	filesWait  = 20 * time.Second // for the first byte of one
+)
+
+// ErrNoData reports that a job's init has written nothing of an archive for too long. The piece can be asked for again.
+var ErrNoData = errors.New("no data")
+
+// collector writes the archive of a job's files to a pipe: a *task.Container.
+type collector interface {
+	Collect(ctx context.Context, paths [][]byte, pipe *os.File) error
+}
+
+var _ collector = (*task.Container)(nil)
+
+// collection is the archive of a job's files while its client reads it. It keeps the last piece, which is asked for again when the answer
+// was lost.
+type collection struct {
+	mu    sync.Mutex
+	pipe  *os.File // from the job's init; nil: nothing is read
+	piece []byte   // the last one that was read; nil: none
+	end   uint64   // offset after it
+	last  bool     // nothing comes after it
+}
+
+// ReadFiles ends all processes of a job and returns a piece of the archive of what they have written at the paths (package archive), and
+// whether it is the last. The offset is that of the next piece or of the last one; from any other one the archive is read anew, as after
+// a restart of the node kernel.
+func (n *Node) ReadFiles(ctx context.Context, number id.Job, offset uint64, paths [][]byte) (piece []byte, last bool, err error) {
+	j, err := n.get(number)
+	if err != nil {
+		return nil, false, err
+	}
+	piece, last, err = j.files.read(ctx, j.container, offset, paths)
+	if err != nil {
+		err = fmt.Errorf("read files of job %d: %w", number, err)
+	}
+	return piece, last, err
+}
+
+func (c *collection) read(ctx context.Context, from collector, offset uint64, paths [][]byte) ([]byte, bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.piece != nil && offset == c.end-uint64(len(c.piece)) {
+		return c.piece, c.last, nil
+	}
+	if c.last && offset == c.end {
+		return nil, true, nil
+	}
+	if c.pipe == nil || offset < c.end {
+		if err := c.open(ctx, from, paths); err != nil {
+			return nil, false, err
+		}
+	}
+	if err := c.pipe.SetReadDeadline(time.Now().Add(filesWait)); err != nil {
+		return nil, false, err
+	}
+	if err := c.skip(offset); err != nil {
+		return nil, false, err
+	}
+	piece := make([]byte, filesPiece)
+	n, err := io.ReadFull(c.pipe, piece)
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		c.last = true
+	case errors.Is(err, os.ErrDeadlineExceeded) && n == 0:
+		return nil, false, ErrNoData
+	case errors.Is(err, os.ErrDeadlineExceeded):
+	case err != nil:
+		return nil, false, err
+	}
+	c.piece = piece[:n:n]
+	c.end += uint64(n)
+	return c.piece, c.last, nil
+}
+
+// open has the archive written from its beginning.
+func (c *collection) open(ctx context.Context, from collector, paths [][]byte) error {
+	c.closePipe()
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	widen(r)
+	if err := from.Collect(ctx, paths, w); err != nil {
+		r.Close()
+		return err
+	}
+	c.pipe = r
+	return nil
+}
+
+// widen makes a pipe hold a piece, which means fewer wake-ups. An ordinary user who has many large pipes may not; those hold less.
+func widen(pipe *os.File) {
+	if raw, err := pipe.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, filesPiece) })
+	}
+}
+
+// skip reads up to an offset. What is read stays read when time is over.
+func (c *collection) skip(offset uint64) error {
+	if c.end >= offset {
+		return nil
+	}
+	n, err := io.CopyN(io.Discard, c.pipe, int64(offset-c.end))
+	c.piece = nil
+	c.end += uint64(n)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return ErrNoData
+	case errors.Is(err, io.EOF):
+		return fmt.Errorf("they have only %d bytes, and a piece at %d is asked for", c.end, offset)
+	}
+	return err
+}
+
+// closePipe lets go of the archive.
+func (c *collection) closePipe() {
+	c.pipe.Close() // nothing, if there is none
+	c.pipe, c.piece, c.end, c.last = nil, nil, 0, false
+}
+
+// close ends the reading for good.
+func (c *collection) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closePipe()
+}
