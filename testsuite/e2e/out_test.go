@@ -248,7 +248,7 @@ func TestRoot(t *testing.T) {
 				t.Errorf("the file of the root is seen: %v", r)
 			}
 			back := t.TempDir()
-			if r := m.run(0, "--root", root, "--chdir", "/w", "--out", "/="+back, "p", "write", "/data", "new"); len(brought(t, back)) != 2 {
+			if r := m.run(0, "--root", root, "--chdir", "/not/here", "--out", "/="+back, "p", "write", "/data", "new"); len(brought(t, back)) != 2 {
 				t.Errorf("%q came back: %v", brought(t, back), r)
 			}
 		}
