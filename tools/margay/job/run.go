@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"time"
@@ -407,6 +408,9 @@ func (f *Flags) times(s *control.JobSpec) (err error) {
 
 func (f *Flags) dir() ([]byte, error) {
 	dir, err := workingDir(f.Chdir)
+	if f.Chdir != "" && f.Root != "" && f.Root != rootHost { // a folder of the root, which may not be here
+		dir, err = filepath.Abs(f.Chdir)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("run: %w", err)
 	}
