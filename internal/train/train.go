@@ -14,6 +14,8 @@ import (
 const (
 	Most  = 64    // datagrams
 	Bytes = 60000 // without headers
+
+	Longest = 1 << 16 // bytes of one that arrives
 )
 
 // Sender sends trains from a socket. It is not safe for concurrent use.
@@ -72,7 +74,7 @@ type Receiver struct {
 // trains, each datagram comes alone.
 func NewReceiver(socket int) *Receiver {
 	_ = unix.SetsockoptInt(socket, unix.SOL_UDP, unix.UDP_GRO, 1)
-	return &Receiver{socket, make([]byte, 1<<16), make([]byte, unix.CmsgSpace(4))}
+	return &Receiver{socket, make([]byte, Longest), make([]byte, unix.CmsgSpace(4))}
 }
 
 // Receive waits for the next train, unless flags say otherwise (recvmsg(2)), and returns its
@@ -86,11 +88,17 @@ func (r *Receiver) Receive(flags int) (datagrams iter.Seq[[]byte], from *unix.So
 	if !ok {
 		n, from = 0, new(unix.SockaddrInet4)
 	}
-	return split(r.buffer[:n], length(r.control[:c])), from, nil
+	return Split(r.buffer[:n], r.control[:c]), from, nil
 }
+
+// Split returns the datagrams of a train that was received with control data.
+func Split(b, control []byte) iter.Seq[[]byte] { return split(b, length(control)) }
 
 // length returns the length of the datagrams that control data name, 0 if there is one datagram.
 func length(control []byte) int {
+	if len(control) == 0 {
+		return 0
+	}
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
 		return 0

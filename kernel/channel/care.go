@@ -1,6 +1,7 @@
 package channel
 
 import (
+	"net/netip"
 	"time"
 
 	"margay/kernel/abi/id"
@@ -140,23 +141,14 @@ func (t *Table) takeFor(local int, buffer []byte, now time.Duration, whole bool)
 	if whole {
 		most = takenLast
 	}
-	for range most {
-		b, from, ok := t.sockets[local].receive(buffer)
+	for most > 0 {
+		datagrams, from, ok := t.sockets[local].receive()
 		if !ok {
 			break
 		}
-		h, data, err := mirror.Parse(b)
-		if err != nil {
-			continue
-		}
-		for _, f := range t.fars {
-			if f.Local != local || f.end == nil || f.Own.Number != h.Number || f.Own.Key != h.Key || f.to(t) != from {
-				continue
-			}
-			if h.Ask = h.Ask || len(data) > 0; !whole {
-				data = nil
-			}
-			f.end.Arrive(&h, data, now)
+		for b := range datagrams {
+			t.takeOne(local, b, from, now, whole)
+			most--
 		}
 	}
 	for _, f := range t.fars {
@@ -164,5 +156,23 @@ func (t *Table) takeFor(local int, buffer []byte, now time.Duration, whole bool)
 			f.end.Hurry()
 			f.emit(f.end, t, buffer, now)
 		}
+	}
+}
+
+// takeOne takes a datagram, which may be a stranger's, for a rank that has ended. The caller holds
+// the lock.
+func (t *Table) takeOne(local int, b []byte, from netip.AddrPort, now time.Duration, whole bool) {
+	h, data, err := mirror.Parse(b)
+	if err != nil {
+		return
+	}
+	for _, f := range t.fars {
+		if f.Local != local || f.end == nil || f.Own.Number != h.Number || f.Own.Key != h.Key || f.to(t) != from {
+			continue
+		}
+		if h.Ask = h.Ask || len(data) > 0; !whole {
+			data = nil
+		}
+		f.end.Arrive(&h, data, now)
 	}
 }

@@ -3,12 +3,14 @@ package channel
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"net/netip"
 	"os"
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/train"
 	"margay/kernel/keep"
 )
 
@@ -26,9 +28,10 @@ const (
 
 // socket is what the mirrored channels of a rank share. The rank has a descriptor of it.
 type socket struct {
-	file *os.File
-	port uint16
-	ends uint32 // how many mirrored channels use it
+	file  *os.File
+	port  uint16
+	ends  uint32          // how many mirrored channels use it
+	inbox *train.Receiver // after the rank's end
 }
 
 func socketItem(local int) string { return fmt.Sprint(keptSocket, local) }
@@ -71,6 +74,8 @@ func OpenSocket(self netip.Addr) (f *os.File, port uint16, err error) {
 		f.Close()
 		return nil, 0, fmt.Errorf("bind a socket to %s: %w", self, err)
 	}
+	// Without trains, each datagram comes alone.
+	_ = unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 1)
 	// With less room more datagrams are lost, and nothing else. An ordinary user gets less.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, socketRoom) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, socketRoom)
@@ -116,12 +121,14 @@ func (s *socket) send(b []byte, to netip.AddrPort) {
 	_ = unix.Sendto(int(s.file.Fd()), b, unix.MSG_DONTWAIT, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
 }
 
-// receive takes a datagram into buffer, if there is one.
-func (s *socket) receive(buffer []byte) (b []byte, from netip.AddrPort, ok bool) {
-	n, name, err := unix.Recvfrom(int(s.file.Fd()), buffer, unix.MSG_DONTWAIT)
-	address, is := name.(*unix.SockaddrInet4)
-	if err != nil || !is {
+// receive takes datagrams for a rank that has ended, and returns where they come from.
+func (s *socket) receive() (datagrams iter.Seq[[]byte], from netip.AddrPort, ok bool) {
+	if s.inbox == nil {
+		s.inbox = train.NewReceiver(int(s.file.Fd()))
+	}
+	datagrams, address, err := s.inbox.Receive(unix.MSG_DONTWAIT)
+	if err != nil {
 		return nil, from, false
 	}
-	return buffer[:n], netip.AddrPortFrom(netip.AddrFrom4(address.Addr), uint16(address.Port)), true
+	return datagrams, netip.AddrPortFrom(netip.AddrFrom4(address.Addr), uint16(address.Port)), true
 }

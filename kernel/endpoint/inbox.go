@@ -239,6 +239,9 @@ func (e *Endpoint) event(kind record.Kind) record.Event {
 
 // recordDelivered records that a message which had to wait for room is in its ring.
 func (e *Endpoint) recordDelivered(w *waiting) {
+	if _, first := wire.WholeSize(w.record.Handler, w.record.Args, 0); !first {
+		return
+	}
 	event := e.event(record.Delivered)
 	event.Peer, event.Node = w.record.Peer, id.Node(w.record.Node)
 	e.config.Recorder.End(w.since, event)

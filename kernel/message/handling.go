@@ -18,27 +18,30 @@ import (
 // receiver and is used again for each message.
 type handling struct {
 	job     *Job
-	message *frame.Message  // what the extensions have left of it
+	message *frame.Message  // what the extensions have left of it; of a long one, its beginning
+	total   int             // bytes of its whole payload
+	hops    uint8           // times that it may have been forwarded at most
 	changed []byte          // its payload, once one has changed it
 	sent    []frame.Message // what runs that have ended send, and behind it
 	kept    int             // that many of them; the others are of the run
 	change  int             // bytes of the payload that the run leaves; -1: it does not change the message
 }
 
-// ask lets the extensions decide about a message. They may change it. Afterwards sent has what they
-// send for it.
-func (h *handling) ask(m *frame.Message) slot.Verdict {
+// ask lets the extensions decide about a message. They may change it, unless m is only the beginning
+// of it. Afterwards sent has what they send for it.
+func (h *handling) ask(m *frame.Message, total int, hops uint8) slot.Verdict {
 	j := h.job
-	h.begin(m)
+	h.begin(m, total, hops)
 	v := j.config.Set.Message(&j.receiver.burst, j.receiver.event.Region(true), h)
 	h.share(v == slot.Forward)
 	return v
 }
 
 // begin puts a message into the context.
-func (h *handling) begin(m *frame.Message) {
-	h.message, h.sent, h.kept, h.change = m, h.sent[:0], 0, -1
-	h.job.fill(m)
+func (h *handling) begin(m *frame.Message, total int, hops uint8) {
+	h.message, h.total, h.hops = m, total, hops
+	h.sent, h.kept, h.change = h.sent[:0], 0, -1
+	h.job.fill(m, total)
 }
 
 // Allow returns an error if an extension must not give that verdict about the message.
@@ -51,7 +54,7 @@ func (h *handling) Allow(v slot.Verdict) error {
 		return fmt.Errorf("it forwards a message to rank %d of %d", target, len(h.job.place))
 	case target == h.message.Target:
 		return fmt.Errorf("it forwards a message to rank %d, which it has come to", target)
-	case h.message.Hops >= slot.MaxHops:
+	case h.message.Hops >= h.hops:
 		return fmt.Errorf("it forwards a message to rank %d that has been forwarded %d times", target, h.message.Hops)
 	}
 	return nil
@@ -67,16 +70,14 @@ func (h *handling) Keep() {
 	m := h.message
 	m.Args = [2]uint64{binary.LittleEndian.Uint64(b[24:]), binary.LittleEndian.Uint64(b[32:])}
 	h.changed = append(h.changed[:0], b[40:40+h.change]...)
-	m.Payload = h.changed
-	binary.LittleEndian.PutUint32(b[20:], uint32(h.change))
-	clear(b[40+h.change:])
-	h.change = -1
+	m.Payload, h.total, h.change = h.changed, h.change, -1
+	h.job.fill(m, h.total)
 }
 
 // Discard forgets what the last run has asked for, and what it has written into the context.
 func (h *handling) Discard() {
 	h.sent, h.change = h.sent[:h.kept], -1
-	h.job.fill(h.message)
+	h.job.fill(h.message, h.total)
 }
 
 // Send sends a message to a rank.
@@ -168,7 +169,7 @@ func (h *handling) share(forwarded bool) {
 
 // Change makes the arguments and so many bytes of the payload what they are in the context.
 func (h *handling) Change(length uint64) error {
-	if length > uint64(len(h.message.Payload)) {
+	if length > uint64(len(h.message.Payload)) || h.total > len(h.message.Payload) {
 		return unix.EMSGSIZE
 	}
 	h.change = int(length)

@@ -451,7 +451,11 @@ func TestHandling(t *testing.T) {
 	j := open(t, 2, 2)
 	h := &j.nodes[0].job.receiver.handled
 	m := frame.Message{Source: 3, Target: 0, Handler: 7, Hops: slot.MaxHops - 1, Used: slot.MaxCaused - 5, Args: [2]uint64{1, 2}, Payload: []byte("payload")}
-	h.begin(&m)
+	h.begin(&m, len(m.Payload)+1, slot.MaxHops)
+	if err := h.Change(7); err != unix.EMSGSIZE {
+		t.Errorf("the beginning of a long message changes: %v", err)
+	}
+	h.begin(&m, len(m.Payload), slot.MaxHops)
 	for name, c := range map[string]struct{ got, want error }{
 		"no such rank":    {h.Send(slot.Send{Rank: 4}, nil), unix.EINVAL},
 		"a far rank":      {h.Send(slot.Send{Rank: 1<<32 - 1}, nil), unix.EINVAL},

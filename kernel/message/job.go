@@ -71,6 +71,7 @@ func (e *Engine) newJob(c JobConfig) (*Job, error) {
 		return nil, err
 	}
 	j.receiver.returns.job, j.receiver.handled.job = j, j
+	j.receiver.pieces = make(map[stream]decision)
 	j.mirroring = j.newMirroring()
 	j.context, j.cancel = context.WithCancel(e.context)
 	c.Set.KeepWith(c.Keeper)

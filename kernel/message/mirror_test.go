@@ -75,7 +75,7 @@ func (f *farRank) fetch() {
 	}
 	f.own, f.out = m, out
 	f.end = mirror.NewEnd(out, in, mirror.Peer{Number: m.PeerNumber, Key: m.PeerKey, Largest: int(m.Largest)})
-	f.neighbour.out.OpenMirror(out, int(m.Rank))
+	f.neighbour.out.OpenMirror(out, int(m.Rank), int(m.Largest)-mirror.HeaderSize)
 	f.in.OpenMirror(in, m.Rank)
 	f.in.Fetched()
 }

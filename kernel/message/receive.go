@@ -20,6 +20,7 @@ type receiver struct {
 	mu       sync.Mutex     // held while messages are handled
 	event    *memory.Memory // a slot.MessageContext
 	handled  handling       // of the message in it
+	pieces   map[stream]decision
 	burst    extension.Burst
 	arrivals []arrival // of the messages that are being handled
 	returns  returns
@@ -181,9 +182,18 @@ func (j *Job) handle(a arrival, m *frame.Message) {
 	if m.Handler == wire.HandlerRemote && j.serve(begin, a, m) {
 		return
 	}
-	if m.Handler < wire.MaxHandlers && !j.config.Set.Empty() { // others are the libraries'
-		verdict = in.handled.ask(m)
-		j.cause(a.origin, in.handled.sent)
+	target := m.Target
+	switch {
+	case m.Handler == wire.HandlerPiece:
+		d, err := j.judgePiece(a.origin, m)
+		if err != nil {
+			j.fault("rank %d has sent rank %d a message: %w", m.Source, m.Target, err)
+			in.returns.Take(a.origin)
+			return
+		}
+		verdict, target = d.verdict, d.target
+	case m.Handler < wire.MaxHandlers: // others are the libraries'
+		verdict, target = j.judge(a.origin, m, len(m.Payload), slot.MaxHops)
 	}
 	a.rank.recordArrived(begin, a.origin, m, verdict)
 	switch verdict {
@@ -192,10 +202,24 @@ func (j *Job) handle(a arrival, m *frame.Message) {
 	case slot.Upcall:
 		a.rank.deliver(endpoint.Upcalls, m, a.origin)
 	case slot.Forward:
-		j.forward(a.origin, *m, j.namedTarget())
+		j.forward(a.origin, *m, target)
 	default:
 		in.returns.Take(a.origin)
 	}
+}
+
+// judge returns the verdict of the extensions about a message with that many bytes of payload, or
+// its beginning, which may have been forwarded hops times at most, and the target that they name.
+// It sends what they send for the message, and changes the message as they do. The caller holds
+// receiver.mu.
+func (j *Job) judge(o flow.Origin, m *frame.Message, total int, hops uint8) (slot.Verdict, id.Rank) {
+	if j.config.Set.Empty() {
+		return slot.Deliver, m.Target
+	}
+	in := &j.receiver
+	verdict := in.handled.ask(m, total, hops)
+	j.cause(o, in.handled.sent)
+	return verdict, j.namedTarget()
 }
 
 // deliver gives the rank a message. The caller holds receiver.mu.
@@ -207,7 +231,7 @@ func (r *rank) deliver(to endpoint.Inbox, m *frame.Message, o flow.Origin) {
 }
 
 // fill writes the context of the message slot.
-func (j *Job) fill(m *frame.Message) {
+func (j *Job) fill(m *frame.Message, total int) {
 	b := j.receiver.event.Bytes()
 	binary.LittleEndian.PutUint32(b[0:], uint32(j.config.Job))
 	binary.LittleEndian.PutUint32(b[4:], uint32(j.config.Nodes[m.Source]))
@@ -217,7 +241,9 @@ func (j *Job) fill(m *frame.Message) {
 	binary.LittleEndian.PutUint32(b[20:], uint32(len(m.Payload)))
 	binary.LittleEndian.PutUint64(b[24:], m.Args[0])
 	binary.LittleEndian.PutUint64(b[32:], m.Args[1])
-	clear(b[40+copy(b[40:], m.Payload):]) // an extension may have written there
+	data := b[40:][:slot.MaxMessage]
+	clear(data[copy(data, m.Payload):]) // an extension may have written there
+	binary.LittleEndian.PutUint64(b[40+slot.MaxMessage:], uint64(total))
 }
 
 // namedTarget returns the rank that the context of the message slot names.

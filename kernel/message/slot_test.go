@@ -203,16 +203,21 @@ func TestContext(t *testing.T) {
 	j := open(t, 2, 2)
 	job := j.nodes[1].job
 	dirty := bytes.Repeat([]byte{0xff}, slot.MessageSize)
-	for _, size := range []int{wire.MaxPayload, 0, 1, 7, 500} {
+	for _, size := range []int{wire.MaxPayload, 0, 1, 7, 500, 1008} {
+		total := size
+		if size == 1008 {
+			total = wire.MaxMessage // this is its beginning
+		}
 		p := frame.Message{Source: 1, Target: 3, Handler: 1<<16 - 1, Args: [2]uint64{5, 1 << 63}, Payload: bytes.Repeat([]byte("x"), size)}
 		copy(job.receiver.event.Bytes(), dirty) // as an extension may leave it
-		job.fill(&p)
+		job.fill(&p, total)
 		var got slot.MessageContext
 		if _, err := binary.Decode(job.receiver.event.Bytes(), binary.LittleEndian, &got); err != nil {
 			t.Fatal(err)
 		}
 		want := slot.MessageContext{
 			Job: 7, SourceNode: 0, SourceRank: 1, TargetRank: 3, Handler: 1<<16 - 1, Length: uint32(size), Args: p.Args,
+			Total: uint64(total),
 		}
 		copy(want.Data[:], p.Payload)
 		if got != want {

@@ -13,6 +13,7 @@
 struct channel {
 	char *memory;
 	int rank, local;   /* of the other end */
+	size_t limit;      /* bytes of the longest payload of a producer's record */
 	uint64_t position; /* this side's own */
 	/* Of a producer. */
 	uint64_t room;   /* the position up to which there was room when the consumer's was last read */
@@ -42,6 +43,9 @@ static inline uint64_t channel_new_head(uint32_t kind, uint32_t handler, uint32_
 {
 	return (uint64_t)handler << 48 | (uint64_t)kind << 32 | size;
 }
+
+/* channel_later reports whether a message is a piece of a long one, and not its first. */
+static inline int channel_later(int handler, uint64_t arg0) { return handler == WIRE_HANDLER_PIECE && arg0 >> 32; }
 
 /* channel_mark packs this side's position, never to 0. */
 static inline uint32_t channel_mark(const struct channel *c) { return (c->position / 8 & WIRE_MARK_MASK) | WIRE_MARK_VALID; }
@@ -82,7 +86,8 @@ static inline int channel_put(struct channel *c, int handler, uint64_t arg0, uin
 		head = channel_new_head(WIRE_PAD, 0, 0);
 		start = c->position;
 	}
-	atomic_store_explicit(channel_word64(c, WIRE_CHANNEL_COUNT), ++c->count, memory_order_relaxed);
+	if (!channel_later(handler, arg0))
+		atomic_store_explicit(channel_word64(c, WIRE_CHANNEL_COUNT), ++c->count, memory_order_relaxed);
 	c->position = end;
 	atomic_store(channel_head(c, start), head); /* before the caller reads whether the consumer sleeps */
 	atomic_store_explicit(channel_word64(c, WIRE_CHANNEL_POSITION), end, memory_order_release);
@@ -129,7 +134,7 @@ static inline int channel_next(struct channel *c, struct margay_am *message)
 	if (head == 0)
 		return 0;
 	uint32_t size = (uint32_t)head;
-	if ((uint16_t)(head >> 32) != WIRE_MESSAGE || size > MARGAY_MAX_PAYLOAD || at + channel_length(size) > WIRE_CHANNEL_RING)
+	if ((uint16_t)(head >> 32) != WIRE_MESSAGE || size > WIRE_CHANNEL_PAYLOAD || at + channel_length(size) > WIRE_CHANNEL_RING)
 		return -1;
 	const char *record = (const char *)channel_head(c, at);
 	message->source = c->rank;

@@ -27,6 +27,7 @@
 #include "channel.h"
 #include "far.h"
 #include "internal.h"
+#include "piece.h"
 #include "wire.h"
 
 /* Functions that other files of the library use (internal.h). */
@@ -42,6 +43,8 @@
 #define UPCALL_STACK (256 << 10) /* bytes */
 #define DATAGRAMS_EACH 64        /* that a poll takes, so that strangers cannot keep it busy */
 #define UPCALL_DEPTH 8           /* handlers that run at a time, each in the middle of another */
+#define TRAIN_BYTES 60000        /* of datagrams that are sent at a time, without headers */
+#define BATCH (WIRE_CHANNEL_RING / 4) /* bytes of a long message that are written before they are sent */
 
 static struct {
 	int socket; /* for requests */
@@ -73,6 +76,9 @@ static struct {
 	uint32_t end_count;
 	unsigned answers; /* about windows that have come by datagrams */
 	int stalled; /* a message waits for others that have not arrived */
+	struct assembler assembler;
+	unsigned parts;   /* of long messages that have come, but for the last part of each */
+	const struct long_message *sending; /* NULL: there is none */
 
 	/* Barriers. */
 	uint64_t barriers; /* that were tried on the board */
@@ -543,7 +549,7 @@ static int put(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *
 /* ---- Channels ---- */
 
 static void handle(const struct margay_am *message);
-static void die(const char *format, int a, int b, int c);
+__attribute__((noreturn)) static void die(const char *format, int a, int b, int c);
 
 /* may_pass_by reports whether messages to the rank of a channel may pass no node kernel when the
  * messages before are settled. */
@@ -581,17 +587,6 @@ static void wake_local(int local)
 		return;
 }
 
-/* transmit sends the datagrams of an end that are due. One that Linux does not take is lost, like
- * any other. */
-static void transmit(struct far *f)
-{
-	static char b[MIRROR_MOST];
-	int64_t now = now_ns();
-	for (size_t n; (n = far_emit(f, b, now)) > 0;)
-		if (sendto(self.datagrams, b, n, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&f->address, sizeof f->address) < 0)
-			continue;
-}
-
 struct direct *margay_in_direct(int rank, int *allowed)
 {
 	struct far *f = self.fars[rank];
@@ -618,22 +613,51 @@ static int send_train(struct iovec *train, int n, struct sockaddr_in *to)
 	return errno != EINVAL && errno != EIO && errno != EMSGSIZE && errno != EOPNOTSUPP && errno != ENOPROTOOPT;
 }
 
-/* ask_due sends the requests of a direct that are due. Datagrams that Linux does not take are lost,
- * like any others. The caller has masked upcalls. */
+/* send_datagrams sends datagrams as send_train does, alone if need be. Those that Linux does not
+ * take are lost, like any others. */
+static void send_datagrams(struct iovec *train, int n, struct sockaddr_in *to)
+{
+	static int alone; /* Linux refuses trains */
+	if (n > 1 && !alone && send_train(train, n, to))
+		return;
+	alone |= n > 1;
+	for (int i = 0; i < n; i++)
+		if (sendto(self.datagrams, train[i].iov_base, train[i].iov_len, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)to, sizeof *to) < 0)
+			continue;
+}
+
+/* transmit sends the datagrams of an end that are due, in trains. */
+static void transmit(struct far *f)
+{
+	static char bytes[TRAIN_BYTES];
+	struct iovec train[MIRROR_MOST_WINDOW];
+	size_t used = 0, length;
+	int64_t now = now_ns();
+	int n = 0;
+	while ((length = far_emit(f, bytes + used, now)) > 0) {
+		if (n > 0 && (length > train[0].iov_len || train[n - 1].iov_len < train[0].iov_len || n == MIRROR_MOST_WINDOW)) {
+			send_datagrams(train, n, &f->address);
+			n = 0;
+		}
+		train[n++] = (struct iovec){bytes + used, length};
+		used += length;
+		if (used > sizeof bytes - MIRROR_MOST) {
+			send_datagrams(train, n, &f->address);
+			n = 0;
+			used = 0;
+		}
+	}
+	if (n > 0)
+		send_datagrams(train, n, &f->address);
+}
+
+/* ask_due sends the requests of a direct that are due. The caller has masked upcalls. */
 static void ask_due(struct direct *d)
 {
 	static struct iovec train[ONESIDED_OUTSTANDING];
-	static int alone; /* Linux refuses trains */
 	int64_t now = now_ns();
-	for (int n; (n = direct_emit(d, train, now)) > 0;) {
-		if (n > 1 && !alone && send_train(train, n, &d->address))
-			continue;
-		alone |= n > 1;
-		for (int i = 0; i < n; i++)
-			if (sendto(self.datagrams, train[i].iov_base, train[i].iov_len, MSG_DONTWAIT | MSG_NOSIGNAL,
-				   (struct sockaddr *)&d->address, sizeof d->address) < 0)
-				continue;
-	}
+	for (int n; (n = direct_emit(d, train, now)) > 0;)
+		send_datagrams(train, n, &d->address);
 }
 
 void margay_in_ask(struct direct *d)
@@ -663,26 +687,52 @@ static int take_answer(const char *b, size_t n, const struct sockaddr_in *from)
 	return 1;
 }
 
+/* take_datagram takes a datagram of n bytes from an address, which may be a stranger's. */
+static void take_datagram(const char *b, size_t n, const struct sockaddr_in *from)
+{
+	struct mirror_header h;
+	if (take_answer(b, n, from) || !far_parse(&h, b, n) || h.number >= (uint32_t)margay_size())
+		return;
+	struct far *f = self.numbers[h.number];
+	if (f && h.key == f->own_key && from->sin_addr.s_addr == f->address.sin_addr.s_addr && from->sin_port == f->address.sin_port)
+		far_arrive(f, &h, b + sizeof h, n - sizeof h, now_ns());
+}
+
+/* receive_train takes datagrams of one length, but the last may be shorter, that have come
+ * together, and returns their number, 0 if there are none. */
+static int receive_train(void)
+{
+	static char b[1 << 16];
+	union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct sockaddr_in from;
+	struct iovec data = {b, sizeof b};
+	struct msghdr m = {.msg_name = &from, .msg_namelen = sizeof from, .msg_iov = &data, .msg_iovlen = 1, .msg_control = &control,
+			   .msg_controllen = sizeof control};
+	ssize_t all = recvmsg(self.datagrams, &m, MSG_DONTWAIT);
+	if (all < 0)
+		return 0;
+	size_t each = all > 0 ? all : 1;
+	int n = 1, length;
+	struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+	if (c && c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO) {
+		memcpy(&length, CMSG_DATA(c), sizeof length);
+		if (length > 0)
+			each = length;
+	}
+	for (size_t at = 0; at < (size_t)all; at += each, n++)
+		take_datagram(b + at, (size_t)all - at < each ? (size_t)all - at : each, &from);
+	return n;
+}
+
 /* receive_datagrams takes the datagrams that have come, and sends those that are due. Strangers may
  * have sent some. The caller has masked upcalls. */
 static void receive_datagrams(void)
 {
-	static char b[MIRROR_MOST];
-	struct sockaddr_in from;
-	struct mirror_header h;
-	for (int i = 0; self.end_count > 0 && i < DATAGRAMS_EACH; i++) {
-		socklen_t size = sizeof from;
-		ssize_t n = recvfrom(self.datagrams, b, sizeof b, MSG_DONTWAIT, (struct sockaddr *)&from, &size);
-		if (n < 0)
-			break;
-		if (take_answer(b, n, &from))
-			continue;
-		if (!far_parse(&h, b, n) || h.number >= (uint32_t)margay_size())
-			continue;
-		struct far *f = self.numbers[h.number];
-		if (f && h.key == f->own_key && from.sin_addr.s_addr == f->address.sin_addr.s_addr && from.sin_port == f->address.sin_port)
-			far_arrive(f, &h, b + sizeof h, n - sizeof h, now_ns());
-	}
+	for (int left = DATAGRAMS_EACH, n; self.end_count > 0 && left > 0 && (n = receive_train()) > 0;)
+		left -= n;
 	for (uint32_t i = 0; i < self.end_count; i++) {
 		if (far_busy(self.ends[i]))
 			transmit(self.ends[i]);
@@ -775,12 +825,13 @@ static int run_channel(struct channel *c)
 		die("margay: rank %d: channel from rank %d: the area was written over at %d\n", margay_rank(), c->rank, (int)c->position);
 	if (next == 0)
 		return 0;
+	int later = channel_later(message.handler, message.args[0]);
 	handle(&message);
 	if (channel_done(c, message.length, &wake))
 		self.turn = (self.turn + 1) % self.source_count; /* each rank's messages get their turn */
-	if (c->local < 0) /* its producer counts at the other end */
+	if (c->local < 0 && !later) /* its producer counts at the other end */
 		atomic_store_explicit(channel_word64(c, WIRE_CHANNEL_COUNT), ++c->count, memory_order_relaxed);
-	else if (wake)
+	else if (c->local >= 0 && wake)
 		wake_local(c->local);
 	return 1;
 }
@@ -814,7 +865,8 @@ static int add_mirror(const struct wire_reply *reply, const int files[MAX_FILES]
 	f->direct.source = margay_rank();
 	f->direct.target = rank;
 	f->direct.key = f->key;
-	f->out = (struct channel){.memory = memory, .rank = rank, .local = -1, .room = WIRE_CHANNEL_RING, .kernel = self.tail, .through = 1};
+	f->out = (struct channel){.memory = memory, .rank = rank, .local = -1, .room = WIRE_CHANNEL_RING, .kernel = self.tail, .through = 1,
+				  .limit = f->most - WIRE_CHANNEL_HEADER < WIRE_CHANNEL_PAYLOAD ? f->most - WIRE_CHANNEL_HEADER : WIRE_CHANNEL_PAYLOAD};
 	f->in = (struct channel){.memory = memory + WIRE_CHANNEL_SIZE, .rank = rank, .local = -1};
 	self.fars[rank] = self.numbers[reply->values[2]] = self.ends[self.end_count++] = f;
 	self.to[rank] = &f->out;
@@ -841,6 +893,7 @@ static int add_channel(const struct wire_reply *reply, const int files[MAX_FILES
 	}
 	c->rank = rank;
 	c->local = local;
+	c->limit = WIRE_CHANNEL_PAYLOAD;
 	c->room = WIRE_CHANNEL_RING;
 	c->kernel = self.tail;
 	c->through = 1;
@@ -898,8 +951,9 @@ void margay_in_wake(int rank)
 
 /* ---- Sending and receiving ---- */
 
-/* check fails if the application cannot send such a message. */
-static int check(int rank, int handler, size_t length)
+/* check fails if the application cannot send a message of that length, at most most bytes, to a
+ * handler of a rank. */
+static int check(int rank, int handler, size_t length, size_t most)
 {
 	if (no_job() != 0)
 		return -1;
@@ -907,14 +961,14 @@ static int check(int rank, int handler, size_t length)
 		return fail("there is no rank %d, but ranks 0 to %d", rank, margay_size() - 1);
 	if (handler < 0 || handler >= MARGAY_MAX_HANDLERS)
 		return fail("there is no handler %d, but handlers 0 to %d", handler, MARGAY_MAX_HANDLERS - 1);
-	if (length > MARGAY_MAX_PAYLOAD)
-		return fail("a message carries at most %d bytes", MARGAY_MAX_PAYLOAD);
+	if (length > most)
+		return fail("a message %scarries at most %zu bytes", most == MARGAY_MAX_PAYLOAD ? "that is posted " : "", most);
 	return 0;
 }
 
 int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
 {
-	return check(rank, handler, length) != 0 ? -1 : margay_in_post(rank, handler, arg0, arg1, payload, length);
+	return check(rank, handler, length, MARGAY_MAX_PAYLOAD) != 0 ? -1 : margay_in_post(rank, handler, arg0, arg1, payload, length);
 }
 
 int margay_in_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
@@ -962,11 +1016,31 @@ static int take_note(const struct margay_am *message)
 	return exchange_arrive(&self.exchange, message->source, message->args, message->length);
 }
 
+/* take_piece takes a piece of a long message. The sender may have written anything. */
+static int take_piece(const struct margay_am *message)
+{
+	struct margay_am whole;
+	switch (assembler_arrive(&self.assembler, message, margay_size(), &whole)) {
+	case PIECE_NO_MEMORY:
+		die("margay: rank %d has no memory for a message of %d bytes from rank %d\n", margay_rank(), (int)(uint32_t)message->args[0],
+		    message->source);
+	case PIECE_NONSENSE:
+		return -1;
+	case PIECE_TAKEN:
+		self.parts++;
+		return 0;
+	case PIECE_WHOLE:
+		break;
+	}
+	handle(&whole);
+	return 0;
+}
+
 /* handle runs the handler of a message with upcalls masked, and leaves them masked. */
 static void handle(const struct margay_am *message)
 {
-	if (message->handler >= WIRE_HANDLER_COLLECTIVE && message->handler <= WIRE_HANDLER_BARRIER) {
-		static int (*const take[])(const struct margay_am *) = {margay_in_arrive, margay_in_answer, take_note};
+	if (message->handler >= WIRE_HANDLER_COLLECTIVE && message->handler <= WIRE_HANDLER_PIECE) {
+		static int (*const take[])(const struct margay_am *) = {margay_in_arrive, margay_in_answer, take_note, take_piece};
 		if (self.depth > 0 || take[message->handler - WIRE_HANDLER_COLLECTIVE](message) != 0)
 			die("margay: rank %d got a message for handler %d from rank %d, which makes no sense\n", margay_rank(), message->handler,
 			    message->source);
@@ -1083,10 +1157,10 @@ static int run_some(void)
 	}
 }
 
-int margay_poll(void)
+/* poll_all runs the handlers of the messages that have arrived and returns the number of those and
+ * of parts of messages. */
+static int poll_all(void)
 {
-	if (no_job() != 0)
-		return -1;
 	int was = mask(), n = 0;
 	if (fetch_channels() == 0) {
 		receive_datagrams();
@@ -1096,6 +1170,15 @@ int margay_poll(void)
 	margay_in_progress();
 	unmask(was);
 	return n;
+}
+
+int margay_poll(void)
+{
+	if (no_job() != 0)
+		return -1;
+	unsigned parts = self.parts;
+	int n = poll_all();
+	return n - (int)(self.parts - parts);
 }
 
 /* ---- Upcalls ---- */
@@ -1333,16 +1416,17 @@ static void announce(int sleeps)
 int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 {
 	int64_t deadline = timeout_ms < 0 ? -1 : now_ns() + timeout_ms * 1000000LL;
-	int n = 0, was = mask(), there = 1, rung = 1;
+	int n = 0, records = 0, was = mask(), there = 1, rung = 1;
 	struct pace pace = {0};
 	for (;;) {
-		unsigned answers = self.answers;
+		unsigned answers = self.answers, parts = self.parts;
 		int there_is = fetch_channels() == 0, more = there_is ? run_some() : 0;
-		if (there_is && (!more || n % DATAGRAMS_EACH == 0)) {
+		if (there_is && (!more || records % DATAGRAMS_EACH == 0)) {
 			receive_datagrams();
 			more += run_some();
 		}
-		n += more;
+		records += more;
+		n += more - (int)(self.parts - parts);
 		margay_in_progress();
 		if (done(n, arg))
 			break;
@@ -1361,8 +1445,9 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 		/* Messages and upcalls that arrive after this ring. */
 		announce(1);
 		arm(0);
-		more = margay_poll();
-		n += more;
+		parts = self.parts;
+		more = poll_all();
+		n += more - (int)(self.parts - parts);
 		rung = more || done(n, arg) || (there && sleep_until(deadline));
 		announce(0);
 		pace = (struct pace){0};
@@ -1658,9 +1743,67 @@ int margay_in_room(int rank, int handler, size_t length)
 	return has_room(0, (uintptr_t)&m);
 }
 
+/* push_long sends some pieces of a long message, and reports whether there was room for any. */
+static int push_long(struct long_message *m)
+{
+	static char first[WIRE_CHANNEL_PAYLOAD];
+	size_t begin = m->sent;
+	int sent = 1, was = mask();
+	struct channel *c = self.to[m->rank];
+	int direct = takes_channel(c, WIRE_HANDLER_PIECE);
+	while (sent > 0 && m->sent < m->length && m->sent - begin < BATCH && direct == takes_channel(c, WIRE_HANDLER_PIECE)) {
+		struct piece p = piece_next(m, direct ? c->limit : MARGAY_MAX_PAYLOAD, first);
+		sent = direct ? channel_put(c, WIRE_HANDLER_PIECE, p.args[0], p.args[1], p.payload, p.length)
+			      : put(m->rank, WIRE_HANDLER_PIECE, p.args[0], p.args[1], p.payload, p.length);
+		if (sent > 0)
+			m->sent += p.data;
+		if (sent > 0 && direct && c->local >= 0)
+			wake_local(c->local);
+	}
+	if (direct && c->local < 0 && m->sent > begin) {
+		self.fars[c->rank]->spoken = c->position;
+		transmit(self.fars[c->rank]);
+	}
+	unmask(was);
+	if (sent < 0)
+		return no_sense(c);
+	return m->sent > begin;
+}
+
+/* has_long_room is has_room for the next piece of a long message. */
+static int has_long_room(int n, uint64_t arg)
+{
+	const struct long_message *m = (const struct long_message *)(uintptr_t)arg;
+	struct channel *c = self.to[m->rank];
+	int direct = takes_channel(c, WIRE_HANDLER_PIECE);
+	struct posted p = {m->rank, WIRE_HANDLER_PIECE, direct ? c->limit : MARGAY_MAX_PAYLOAD};
+	return has_room(n, (uintptr_t)&p);
+}
+
+/* send_long sends a message in pieces. */
+static int send_long(struct long_message *m)
+{
+	while (m->sent < m->length) {
+		int sent = push_long(m);
+		if (sent < 0 || (sent == 0 && wait_until(has_long_room, (uintptr_t)m, -1) < 0))
+			return -1;
+	}
+	return 0;
+}
+
 int margay_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length)
 {
-	return check(rank, handler, length) != 0 ? -1 : margay_in_send(rank, handler, arg0, arg1, payload, length, -1);
+	if (check(rank, handler, length, MARGAY_MAX_MESSAGE) != 0)
+		return -1;
+	if (length <= MARGAY_MAX_PAYLOAD)
+		return margay_in_send(rank, handler, arg0, arg1, payload, length, -1);
+	if (self.running > 0 || self.sending)
+		return fail("a message of %zu bytes cannot be sent by a handler, or while another one is", length);
+	struct long_message m = {rank, handler, {arg0, arg1}, payload, length, 0};
+	self.sending = &m;
+	int err = send_long(&m);
+	self.sending = NULL;
+	return err;
 }
 
 int margay_in_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length, int64_t deadline)

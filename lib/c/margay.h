@@ -40,7 +40,8 @@
 extern "C" {
 #endif
 
-#define MARGAY_MAX_PAYLOAD 1024 /* bytes of a message's payload */
+#define MARGAY_MAX_MESSAGE 1048576 /* bytes of a message's payload with margay_send */
+#define MARGAY_MAX_PAYLOAD 1024    /* with margay_post */
 #define MARGAY_MAX_HANDLERS 256
 
 /* margay_init joins this process to its job. All ranks of a job must call it, or none. One process
@@ -87,12 +88,14 @@ typedef void (*margay_handler)(const struct margay_am *message, void *data);
  * handler aborts the process. */
 int margay_handle(int number, margay_handler handler, void *data);
 
-/* margay_send sends a message to a rank. While the send ring is full it waits and handles messages.
- * */
+/* margay_send sends a message of at most MARGAY_MAX_MESSAGE bytes to a rank. While there is no room
+ * for it, it waits and handles messages. A message of more than MARGAY_MAX_PAYLOAD bytes is sent in
+ * pieces: a handler cannot send it, and messages that handlers post while it is being sent may
+ * arrive first. */
 int margay_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length);
 
-/* margay_post is margay_send without waiting: it returns 1 if the message is sent and 0 if there is
- * no room. */
+/* margay_post is margay_send without waiting, for at most MARGAY_MAX_PAYLOAD bytes: it returns 1 if
+ * the message is sent and 0 if there is no room. */
 int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length);
 
 /* margay_poll runs the handlers of the messages that have arrived and returns their number. */

@@ -1,8 +1,6 @@
 package margay
 
 import (
-	"encoding/binary"
-
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/abi/onesided"
@@ -24,14 +22,12 @@ func (j *Job) newDirect(m *wire.Mirror) *direct {
 	if m.Windows == 0 {
 		return nil
 	}
-	d := &direct{
+	return &direct{
 		Requester: onesided.NewRequester(onesided.Peer{
 			Pair: onesided.Pair{Source: uint32(j.Rank()), Target: m.Rank}, Key: m.PeerKey, Largest: int(m.Largest),
 		}),
-		address: newAddress(m.Address, m.Windows), to: unix.SockaddrInet4{Port: int(m.Windows)},
+		address: newAddress(m.Address, m.Windows), to: newSockaddr(m.Address, m.Windows),
 	}
-	binary.BigEndian.PutUint32(d.to.Addr[:], m.Address)
-	return d
 }
 
 // way returns how a request about a window of a rank is sent: by datagrams, or for nil through the

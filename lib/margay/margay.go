@@ -51,8 +51,11 @@ import (
 	"margay/lib/collective"
 )
 
-// MaxPayload is the longest payload of a message, in bytes.
-const MaxPayload = wire.MaxPayload
+// Bounds of the payload of a message, in bytes.
+const (
+	MaxMessage = wire.MaxMessage // with Send
+	MaxPayload = wire.MaxPayload // with Post
+)
 
 // Errors.
 var (
@@ -102,6 +105,7 @@ type Job struct {
 	in       *wire.Inlet
 	handlers [wire.MaxHandlers]func(Message)
 	streams  *collective.Streams // guarded by handling
+	pieces   wire.Assembler      // of long messages; the same
 	remote   remote              // the same
 
 	stalled atomic.Bool // a message waits for others that have not arrived; changed under handling
@@ -273,7 +277,8 @@ func (j *Job) Poll() int {
 	return n
 }
 
-// progress is Poll, and reports whether it has advanced one-sided operations.
+// progress is Poll, and reports whether it has advanced one-sided operations or taken parts of
+// messages.
 func (j *Job) progress() (n int, advanced bool) {
 	n, advanced = j.poll()
 	if n > 0 || advanced {
@@ -300,42 +305,49 @@ func (j *Job) poll() (n int, advanced bool) {
 	if j.finalized.Load() || !j.fetchAll() {
 		return 0, false
 	}
-	answered := j.receive()
+	advanced = j.receive()
 	for {
 		record, ok, err := j.in.Next()
 		if errors.Is(err, wire.ErrChannels) && j.fetchAll() {
 			continue
 		}
-		if !j.handle(&record, ok, err) {
+		whole, some := j.handle(&record, ok, err)
+		if !some {
 			j.stalled.Store(j.in.Stalled())
-			return n, j.advance() || answered
+			return n, j.advance() || advanced
 		}
-		n++
+		if whole {
+			n++
+		} else {
+			advanced = true
+		}
 	}
 }
 
-// handle runs the handler of the message that in has returned, if there is one. The caller holds
-// Job.handling.
-func (j *Job) handle(r *wire.Record, ok bool, err error) bool {
+// handle runs the handler of the message that in has returned, if there is one. It reports whether
+// that was a whole message, and whether there was one. The caller holds Job.handling.
+func (j *Job) handle(r *wire.Record, ok bool, err error) (whole, some bool) {
 	if err != nil && !errors.Is(err, wire.ErrChannels) {
 		panic(fmt.Sprintf("margay: receive: %v", err)) // a rank has written over shared memory
 	}
 	if !ok {
-		return false
+		return false, false
 	}
-	j.dispatch(r)
+	whole = j.dispatch(r)
 	// A sender may wait for this message's room.
 	if wake := j.in.Done(); wake != wire.WakeNobody {
 		j.sending.Lock()
 		defer j.sending.Unlock()
 		j.wake(wake)
 	}
-	return true
+	return whole, true
 }
 
-// dispatch calls the handler of a message. The caller holds Job.handling.
-func (j *Job) dispatch(r *wire.Record) {
+// dispatch calls the handler of a message, and reports false if it is a piece that completes none.
+// The caller holds Job.handling.
+func (j *Job) dispatch(r *wire.Record) (whole bool) {
 	var err error
+	whole = true
 	switch r.Handler {
 	case wire.HandlerCollective:
 		err = j.streams.Arrive(int(r.Peer), r.Args, r.Payload)
@@ -343,12 +355,30 @@ func (j *Job) dispatch(r *wire.Record) {
 		err = j.answered(r)
 	case wire.HandlerBarrier:
 		err = j.noted(r)
+	case wire.HandlerPiece:
+		whole, err = j.assemble(r)
 	default:
 		j.run(r)
 	}
 	if err != nil {
 		panic(fmt.Sprintf("margay: rank %d got a message from rank %d: %v", j.Rank(), r.Peer, err))
 	}
+	return whole
+}
+
+// assemble takes a piece of a message. When it is the last one, it runs the message's handler and
+// reports true. The caller holds Job.handling.
+func (j *Job) assemble(r *wire.Record) (whole bool, err error) {
+	p, err := wire.ParsePiece(r.Args, r.Payload, j.Size())
+	if err != nil {
+		return false, err
+	}
+	l, err := j.pieces.Arrive(r.Peer, &p)
+	if l == nil || err != nil {
+		return false, err
+	}
+	j.run(&wire.Record{Handler: l.Handler, Peer: r.Peer, Node: r.Node, Args: l.Args, Payload: l.Payload})
+	return true, nil
 }
 
 // noted takes a message of wire.HandlerBarrier. The caller holds Job.handling.

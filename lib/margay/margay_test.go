@@ -52,7 +52,10 @@ func rank(mode []string) error {
 	case "nowhere":
 		fmt.Println(job.Send(ctx, 3, 0, [2]uint64{}, nil))
 		fmt.Println(job.Send(ctx, 0, 256, [2]uint64{}, nil))
-		_, err := job.Window(1, 0)
+		fmt.Println(job.Send(ctx, 0, 0, [2]uint64{}, make([]byte, margay.MaxMessage+1)))
+		_, err := job.Post(0, 0, [2]uint64{}, make([]byte, margay.MaxPayload+1))
+		fmt.Println(err)
+		_, err = job.Window(1, 0)
 		fmt.Println(err)
 		ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 		defer cancel()

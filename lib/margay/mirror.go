@@ -28,7 +28,9 @@ type mirrors struct {
 	number []*far // by the number of this end, nil: it was not fetched
 	to     []*far // by rank
 	start  time.Time
-	buffer []byte // of datagrams
+	buffer []byte // of datagrams that are sent
+	train  [][]byte
+	inbox  *inbox
 	arm    chan struct{}
 	again  int           // eventfd that has watch look again at what it waits for
 	polled time.Duration // until when watch waits at most; noTime: for ever
@@ -44,11 +46,12 @@ type far struct {
 	out     *wire.Channel
 	key     uint64
 	address address
-	direct  *direct // nil: requests about windows pass the node kernels
+	to      unix.SockaddrInet4 // the same
+	direct  *direct            // nil: requests about windows pass the node kernels
 }
 
 func (j *Job) initMirrors() {
-	j.mirrors = mirrors{socket: -1, again: -1, number: make([]*far, j.Size()), to: make([]*far, j.Size()), start: time.Now(), buffer: make([]byte, mirror.Most), arm: make(chan struct{}, 1)}
+	j.mirrors = mirrors{socket: -1, again: -1, number: make([]*far, j.Size()), to: make([]*far, j.Size()), start: time.Now(), arm: make(chan struct{}, 1)}
 }
 
 // openMirror takes the mirrored channels that the node kernel describes. The caller holds
@@ -68,11 +71,11 @@ func (j *Job) openMirror(m wire.Mirror, memory []byte, socket *os.File) error {
 	}
 	f := &far{
 		End:  mirror.NewEnd(out, in, mirror.Peer{Number: m.PeerNumber, Key: m.PeerKey, Largest: int(m.Largest)}),
-		rank: int(m.Rank), out: out, key: m.Key, address: newAddress(m.Address, m.Port), direct: j.newDirect(&m),
+		rank: int(m.Rank), out: out, key: m.Key, address: newAddress(m.Address, m.Port), to: newSockaddr(m.Address, m.Port), direct: j.newDirect(&m),
 	}
 	j.mirrors.ends = append(j.mirrors.ends, f)
 	j.mirrors.number[m.Number], j.mirrors.to[m.Rank] = f, f
-	j.out.OpenMirror(out, int(m.Rank))
+	j.out.OpenMirror(out, int(m.Rank), int(m.Largest)-mirror.HeaderSize)
 	j.in.OpenMirror(in, m.Rank)
 	return nil
 }
@@ -88,6 +91,7 @@ func (j *Job) openSocket(socket *os.File) (err error) {
 		return fmt.Errorf("duplicate a socket: %w", err)
 	}
 	m.trains = train.NewSender(m.socket)
+	m.buffer, m.inbox = make([]byte, 0, train.Bytes+mirror.Most), newInbox(m.socket)
 	go j.watch(m.socket, m.again)
 	return nil
 }
@@ -165,15 +169,33 @@ func (j *Job) closeMirrors() {
 // now returns the time that the protocol runs on.
 func (m *mirrors) now() time.Duration { return time.Since(m.start) }
 
-// transmit sends the datagrams of an end that are due. The caller holds Job.sending.
+// transmit sends the datagrams of an end that are due, in trains. The caller holds Job.sending.
 func (m *mirrors) transmit(f *far, now time.Duration) {
+	all := m.buffer
 	for {
-		b := f.Emit(m.buffer[:0], now)
+		b := f.Emit(all[len(all):], now)
+		if n := len(m.train); n > 0 && (len(b) == 0 || len(b) > len(m.train[0]) || len(m.train[n-1]) < len(m.train[0]) || n == train.Most) {
+			m.leave(f)
+		}
 		if len(b) == 0 {
 			return
 		}
-		send(m.socket, b, &f.address)
+		m.train, all = append(m.train, b), all[:len(all)+len(b)]
+		if len(all) > train.Bytes-mirror.Most {
+			m.leave(f)
+			all = m.buffer
+		}
 	}
+}
+
+// leave sends the train. The caller holds Job.sending.
+func (m *mirrors) leave(f *far) {
+	if len(m.train) == 1 {
+		send(m.socket, m.train[0], &f.address)
+	} else {
+		m.trains.Send(m.train, &f.to)
+	}
+	m.train = m.train[:0]
 }
 
 // receive takes the datagrams that have come, and sends those that are due. It reports whether a
@@ -185,16 +207,18 @@ func (j *Job) receive() (some bool) {
 	}
 	j.sending.Lock()
 	defer j.sending.Unlock()
-	for range datagramsEach {
-		b, from, ok := receive(m.socket, m.buffer)
+	for left := datagramsEach; left > 0; {
+		datagrams, from, ok := m.inbox.receive()
 		if !ok {
 			break
 		}
-		if onesided.Is(b) {
-			some = j.takeAnswer(b, from) || some
-			continue
+		for b := range datagrams {
+			if left--; onesided.Is(b) {
+				some = j.takeAnswer(b, from) || some
+			} else {
+				m.arrive(b, from)
+			}
 		}
-		m.arrive(b, from)
 	}
 	for _, f := range m.ends {
 		if f.Busy() {
@@ -312,5 +336,12 @@ func newAddress(host uint32, port uint16) (a address) {
 	a.Family = unix.AF_INET
 	binary.BigEndian.PutUint32(a.Addr[:], host)
 	a.setPort(port)
+	return a
+}
+
+// newSockaddr is newAddress for package unix.
+func newSockaddr(host uint32, port uint16) unix.SockaddrInet4 {
+	a := unix.SockaddrInet4{Port: int(port)}
+	binary.BigEndian.PutUint32(a.Addr[:], host)
 	return a
 }

@@ -7,13 +7,62 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// Send sends a message to a rank, which may be this one. While the send ring is full it waits and
-// handles messages.
+// Send sends a message of at most MaxMessage bytes to a rank, which may be this one. While there is
+// no room for it, Send waits and handles messages. A message of more than MaxPayload bytes is sent
+// in pieces: if ctx ends while Send waits, it is not delivered, and messages that handlers send
+// while it is being sent may arrive first.
 func (j *Job) Send(ctx context.Context, rank, handler int, args [2]uint64, payload []byte) error {
 	if err := j.check(rank, handler); err != nil {
 		return err
 	}
-	return j.send(ctx, rank, handler, args, payload)
+	switch {
+	case len(payload) <= MaxPayload:
+		return j.send(ctx, rank, handler, args, payload)
+	case len(payload) > MaxMessage:
+		return fmt.Errorf("margay: a message carries at most %d bytes", MaxMessage)
+	}
+	return j.sendLong(ctx, &wire.Long{Peer: uint32(rank), Handler: uint16(handler), Args: args, Payload: payload})
+}
+
+// sendLong sends a message in pieces.
+func (j *Job) sendLong(ctx context.Context, l *wire.Long) error {
+	defer j.announce() // another goroutine may wait for its turn
+	for {
+		full, err := j.pushLong(l)
+		if err != nil || l.Done() {
+			return err
+		}
+		if full {
+			err = j.wait(ctx, func(int) bool {
+				j.sending.Lock()
+				defer j.sending.Unlock()
+				return !j.out.WaitLong(l)
+			})
+		}
+		if err != nil {
+			j.sending.Lock()
+			defer j.sending.Unlock()
+			j.out.GiveUp(l)
+			return err
+		}
+	}
+}
+
+// pushLong sends pieces of a message, and reports whether there was no room for more.
+func (j *Job) pushLong(l *wire.Long) (full bool, err error) {
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	if j.finalized.Load() {
+		j.out.GiveUp(l)
+		return false, ErrClosed
+	}
+	full, wake, err := j.out.PushLong(l)
+	j.rouse(wake, int(l.Peer))
+	if err != nil {
+		j.out.GiveUp(l)
+		return false, fmt.Errorf("margay: send: %w", err)
+	}
+	return full, nil
 }
 
 // check returns an error if there is no such rank or the application cannot send to that handler.
@@ -45,10 +94,14 @@ func (j *Job) send(ctx context.Context, rank, handler int, args [2]uint64, paylo
 	}
 }
 
-// Post is Send without waiting: it reports whether there was room for the message.
+// Post is Send without waiting, for a message of at most MaxPayload bytes: it reports whether there
+// was room for the message.
 func (j *Job) Post(rank, handler int, args [2]uint64, payload []byte) (bool, error) {
 	if err := j.check(rank, handler); err != nil {
 		return false, err
+	}
+	if len(payload) > MaxPayload {
+		return false, fmt.Errorf("margay: %w", wire.ErrTooLong)
 	}
 	return j.post(rank, handler, args, payload)
 }
@@ -64,6 +117,13 @@ func (j *Job) post(rank, handler int, args [2]uint64, payload []byte) (bool, err
 	if err != nil {
 		return false, fmt.Errorf("margay: send: %w", err)
 	}
+	j.rouse(wake, rank)
+	return ok, nil
+}
+
+// rouse wakes the process that takes a message to a rank, or sends the message. The caller holds
+// Job.sending.
+func (j *Job) rouse(wake, rank int) {
 	switch wake {
 	case wire.WakeNobody:
 	case wire.WakeMirror:
@@ -71,5 +131,4 @@ func (j *Job) post(rank, handler int, args [2]uint64, payload []byte) (bool, err
 	default:
 		j.wake(wake)
 	}
-	return ok, nil
 }

@@ -55,7 +55,7 @@ func (j *Job) handleUpcalls() (some bool) {
 	for ready := true; ready; ready = !j.in.WaitUpcalls() {
 		for {
 			record, ok, err := j.in.NextUpcall()
-			if !j.handle(&record, ok, err) {
+			if _, ok := j.handle(&record, ok, err); !ok {
 				break
 			}
 			some = true

@@ -61,9 +61,9 @@ func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
 	stop := cond.Wake(ctx, &j.changed)
 	defer stop()
 	idle := func() bool {
-		n := j.Poll()
+		n, advanced := j.progress()
 		handled += n
-		return !done(handled) && n == 0
+		return !done(handled) && n == 0 && !advanced
 	}
 	for {
 		j.hurry()

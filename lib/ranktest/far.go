@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/train"
 	"margay/kernel/abi/mirror"
 	"margay/kernel/abi/wire"
 )
@@ -28,7 +29,8 @@ type far struct {
 	end   *mirror.End
 	start time.Time
 
-	mine, theirs          *os.File       // the sockets
+	mine, theirs          *os.File // the sockets
+	trains                *train.Sender
 	address, theirAddress netip.AddrPort // of the sockets
 	number, theirNumber   uint32
 	key, theirKey         uint64
@@ -62,6 +64,10 @@ func startFarAt(t *testing.T, place wire.Header, seed uint64, program Program, m
 	f := &far{partner: newPartner(k, other, nodes, rand.New(rand.NewPCG(seed, 2))), start: time.Now()}
 	f.mine, f.address = datagrams(t)
 	f.theirs, f.theirAddress = datagrams(t)
+	f.trains = train.NewSender(int(f.mine.Fd()))
+	if err := unix.SetsockoptInt(int(f.theirs.Fd()), unix.SOL_UDP, unix.UDP_GRO, 1); err != nil { // as node kernels do
+		t.Fatal(err)
+	}
 	f.number, f.theirNumber, f.key, f.theirKey = 5, 1, f.random.Uint64(), f.random.Uint64()
 	f.openPairs()
 	f.setPath(wire.PathDirect | wire.PathMeet)
@@ -86,7 +92,7 @@ func (f *far) openPairs() {
 	}
 	f.ownOut = out
 	f.end = mirror.NewEnd(out, in, mirror.Peer{Number: f.theirNumber, Key: f.theirKey, Largest: largest})
-	f.out.OpenMirror(out, 1)
+	f.out.OpenMirror(out, 1, largest-mirror.HeaderSize)
 	f.in.OpenMirror(in, 1)
 	var memory []byte
 	f.memory, memory = mapped(f.t, "channel", wire.MirrorSize)
@@ -122,15 +128,20 @@ func (f *far) write(from *os.File, b []byte, to netip.AddrPort) {
 	_ = unix.Sendto(int(from.Fd()), b, unix.MSG_DONTWAIT, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
 }
 
-// emit sends the datagrams of the test's rank that are due, and loses some.
+// emit sends the datagrams of the test's rank that are due, in trains, and loses some.
 func (f *far) emit() {
+	var datagrams [][]byte
 	for {
 		b := f.end.Emit(nil, f.now())
+		if n := len(datagrams); n > 0 && (len(b) == 0 || len(b) > len(datagrams[0]) || len(datagrams[n-1]) < len(datagrams[0]) || n == train.Bytes/largest) {
+			f.trains.Send(datagrams, &unix.SockaddrInet4{Addr: f.theirAddress.Addr().As4(), Port: int(f.theirAddress.Port())})
+			datagrams = nil
+		}
 		if len(b) == 0 {
 			return
 		}
 		if f.random.IntN(100) >= f.loss {
-			f.write(f.mine, b, f.theirAddress)
+			datagrams = append(datagrams, b)
 		}
 	}
 }
@@ -218,10 +229,7 @@ func (f *far) carryOne(from *wire.Consumer, rank uint32, push func(wire.Record) 
 func (f *far) pass(r wire.Record) bool {
 	f.t.Helper()
 	r.Peer = 1
-	ok, wake, err := f.out.Push(&r)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	ok, wake := f.push(r)
 	if wake == wire.WakeMirror {
 		f.emit()
 	}

@@ -105,10 +105,7 @@ func (n *neighbour) carry() {
 func (n *neighbour) pass(r wire.Record) bool {
 	n.t.Helper()
 	r.Peer = 1
-	ok, wake, err := n.out.Push(&r)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	ok, wake := n.push(r)
 	n.wake(wake)
 	return ok
 }

@@ -362,7 +362,7 @@ func payload(i int) []byte {
 // the library fails:
 //
 //	who         prints job, rank, size, node, nodes, local rank, local size and the node of each rank, and ends
-//	nowhere     sends a message to rank 3 and one for handler 256, makes window 1 of 0 bytes, and enters a barrier with a time-out
+//	nowhere     sends a message to rank 3, one for handler 256 and one of 1 MiB and a byte, posts one of 1025 bytes, makes window 1 of 0 bytes, and enters a barrier with a time-out
 //	            of 50 ms and another one, and prints the error of each but the first barrier
 //	echo        sends each message for handler 1 back to its source, for handler 2, with 1 added to its second argument, until
 //	            one for handler 3 comes; then it enters a barrier, finalizes and ends
@@ -421,6 +421,7 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 		k := Start(t, program, "nowhere")
 		k.Greet()
 		const want = "there is no rank 3, but ranks 0 to 2\nthere is no handler 256, but handlers 0 to 255\n" +
+			"a message carries at most 1048576 bytes\na message that is posted carries at most 1024 bytes\n" +
 			"window 1 of 0 bytes: a window has 1 byte at least\nan earlier barrier was abandoned: the job has no barriers any more"
 		if out, _ := k.Ended(0); strings.ReplaceAll(out, "margay: ", "") != want {
 			t.Errorf("it says %s", out)

@@ -57,7 +57,7 @@ func TestLossyWire(t *testing.T) {
 			operations{m, inC, inGo, check.Seed(t)}.check(20, 100)
 			m.killedMeanwhile()
 			const rounds = 200
-			c := m.start("run", "-n", "8", probe(), "pingpong", fmt.Sprint(rounds), "5")
+			c := m.start("run", "-n", "8", probe(), "pingpong", fmt.Sprint(rounds), "5", "20000")
 			c.awaitOutput("playing\n")
 			m.lose("")
 			time.Sleep(3 * time.Second)
@@ -101,7 +101,7 @@ func (m *machine) killedMeanwhile() {
 		return
 	}
 	const rounds = 200
-	c := m.start("run", "-n", "4", "-N", "4", probe(), "pingpong", fmt.Sprint(rounds), "20")
+	c := m.start("run", "-n", "4", "-N", "4", probe(), "pingpong", fmt.Sprint(rounds), "20", "100000")
 	c.awaitOutput("playing\n")
 	time.Sleep(time.Second) // so that all pairs have their channels
 	for range 2 {

@@ -45,7 +45,8 @@ import (
 const (
 	HeaderSize = 40
 
-	// Least is the size of the smallest largest datagram: it has room for any record.
+	// Least is the size of the smallest largest datagram: it has room for a record with
+	// wire.MaxPayload bytes of payload. Producers write no record that is larger than a datagram.
 	Least = HeaderSize + maxRecord
 	// Most is the size of the largest datagram.
 	Most = 9000

@@ -7,6 +7,7 @@ import (
 	"margay/kernel/abi/wire"
 )
 
+// maxRecord is the size of a record with a message that needs no pieces.
 const maxRecord = wire.ChannelHeader + wire.MaxPayload
 
 // Times and bounds of the protocol.

@@ -55,7 +55,8 @@ static __u32 (*const this_core)(void) = (void *)8;
 extern long extension_call(__u64 handle, void *context, __u64 length) __attribute__((section(".ksyms")));
 
 /* The message slot. Changes made here are seen by the following extensions only, except
- * target_rank, the destination of MARGAY_FORWARD, and what message_change takes. */
+ * target_rank, the destination of MARGAY_FORWARD, and what message_change takes. A message of more
+ * than MARGAY_MESSAGE_MAX bytes is seen once, by its beginning, and cannot be changed. */
 #define MARGAY_MESSAGE_MAX 1024
 
 struct margay_message {
@@ -64,9 +65,10 @@ struct margay_message {
 	__u32 source_rank;
 	__u32 target_rank;
 	__u32 handler;
-	__u32 length; /* of the payload, in bytes; data is zero behind it */
+	__u32 length; /* bytes in data, which is zero behind them */
 	__u64 args[2];
-	__u8 data[MARGAY_MESSAGE_MAX];
+	__u8 data[MARGAY_MESSAGE_MAX]; /* the payload, or its beginning */
+	__u64 total; /* bytes of the payload */
 };
 
 #define MARGAY_DELIVER 0 /* queue the message for its target rank */
@@ -127,7 +129,8 @@ struct margay_put {
 extern long message_put(const struct margay_put *to, __u64 size, const void *data, __u64 length) SERVICE;
 
 /* message_change makes the args of the handled message, and length bytes of its data, what they are
- * in the context when the run ends. A message can become shorter and not longer (-EMSGSIZE). */
+ * in the context when the run ends. A message can become shorter and not longer, and one of more
+ * than MARGAY_MESSAGE_MAX bytes cannot change (-EMSGSIZE). */
 extern long message_change(__u64 length) SERVICE;
 
 /* message_room returns how many messages this run may still send to a rank, or a negative error. A

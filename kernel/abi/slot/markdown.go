@@ -47,6 +47,9 @@ the prefix MARGAY_. A star marks the default, which applies without an extension
 		fmt.Fprintf(&b, "| services | %s |\n", strings.Join(r.Services, ", "))
 		fmt.Fprintf(&b, "| budget of a run | %d instructions, %v |\n", r.Fuel, r.Time)
 		fmt.Fprintf(&b, "| faults until it is removed | %d |\n\n", FaultLimit)
+		if r.Notes != "" {
+			fmt.Fprintf(&b, "%s\n", r.Notes)
+		}
 	}
 	fmt.Fprintf(&b, "## Later\n\n| | |\n|---|---|\n%s", strings.Join(later, ""))
 	return b.String()

@@ -63,6 +63,7 @@ type Row struct {
 	Owners   string // whose extensions it takes, and in which order they are asked
 	Ready    bool   // implemented; the others are declared for later
 	Context  int    // size of the context, in bytes; it is readable and writable
+	Notes    string // about the context and the verdicts, for people
 	Out      string // the fields whose changes by an extension take effect; empty: none
 	Choices  uint64 // answers below this are indices of what the context offers; 0: it offers nothing
 	Verdicts map[Verdict]string
@@ -131,6 +132,10 @@ var Table = []Row{
 	},
 	{
 		Name: Message, What: "when an active message arrives for a rank on this node", Ready: true,
+		Notes: `A message of more than 1024 bytes arrives in pieces. An extension sees it once, when its beginning arrives: data has up to 1008
+bytes of it, and total says how long it is. The verdict counts for the whole message, also for the pieces that follow. Such a
+message can be forwarded once. UPCALL delivers it like DELIVER: it cannot interrupt its rank before it is whole.
+`,
 		Owners:   machineFirst,
 		Context:  MessageSize,
 		Out:      "the target rank, with FORWARD; arguments and payload, after message_change",

@@ -92,7 +92,7 @@ func TestChannelPassesEverything(t *testing.T) {
 func TestFullChannel(t *testing.T) {
 	c := channel(t)
 	p, consumer := c.Producer(), c.Consumer()
-	if _, err := p.Push(&Record{Payload: make([]byte, MaxPayload+1)}); !errors.Is(err, ErrTooLong) {
+	if _, err := p.Push(&Record{Payload: make([]byte, ChannelPayload+1)}); !errors.Is(err, ErrTooLong) {
 		t.Errorf("too long a payload: %v", err)
 	}
 	if p.Wait(MaxPayload) {
@@ -270,6 +270,9 @@ func TestWakes(t *testing.T) {
 	area.Settled().Store(out.send.Position())
 	if !out.Quiet() {
 		t.Error("the rank is not quiet")
+	}
+	if ok, _, err := out.Push(&Record{Payload: make([]byte, MaxPayload+1)}); ok || !errors.Is(err, ErrTooLong) {
+		t.Errorf("too long a payload: %v, %v", ok, err)
 	}
 	b.Asleep(0).Store(1)
 	push(0)

@@ -18,6 +18,10 @@ const (
 
 	// ChannelHeader is the size of a record in a channel without its payload.
 	ChannelHeader = 24
+
+	// ChannelPayload is the longest payload of a record in a channel. Eight such records fill the
+	// ring.
+	ChannelPayload = ChannelRing/8 - ChannelHeader
 )
 
 // Places in a channel, in bytes; words that different sides write are on different cache lines.
@@ -175,7 +179,7 @@ func (c *Channel) Producer() *ChannelProducer {
 
 // Push writes a message and reports whether there was room. The error is ErrCorrupt or ErrTooLong.
 func (p *ChannelProducer) Push(r *Record) (bool, error) {
-	if len(r.Payload) > MaxPayload {
+	if len(r.Payload) > ChannelPayload {
 		return false, ErrTooLong
 	}
 	length := channelLength(len(r.Payload))
@@ -200,8 +204,10 @@ func (p *ChannelProducer) Push(r *Record) (bool, error) {
 		p.head(start).Store(head)
 		head, start = newHead(kindPad, 0, 0), at
 	}
-	p.count++
-	p.Channel.count.Store(p.count)
+	if !laterPiece(r) {
+		p.count++
+		p.Channel.count.Store(p.count)
+	}
 	p.position = end
 	p.head(start).Swap(head) // a full barrier: the caller looks next whether the consumer sleeps
 	p.Position().Store(end)
@@ -273,7 +279,7 @@ func (c *ChannelConsumer) Next() (r Record, ok bool, err error) {
 		return Record{}, false, nil
 	}
 	kind, size := uint16(head>>32), uint32(head)
-	if kind != kindMessage || size > MaxPayload || at+channelLength(int(size)) > ChannelRing {
+	if kind != kindMessage || size > ChannelPayload || at+channelLength(int(size)) > ChannelRing {
 		return Record{}, false, fmt.Errorf("%w: record of kind %d with %d bytes of payload at %d in a channel", ErrCorrupt, kind, size, at)
 	}
 	b := c.data[at : at+channelLength(int(size))]

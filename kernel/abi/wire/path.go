@@ -31,6 +31,8 @@ type Outlet struct {
 	send  *Producer
 	to    []*outlet // by rank; nil: there is no channel to it
 	node  uint32
+	longs map[uint32]*Long // by target: the message that is being sent
+	first []byte           // payload of a first piece
 
 	// Positions of the send ring behind messages that passed the node kernel, but for Notes.
 	spoken  uint64 // the last one
@@ -45,6 +47,7 @@ const mirrored = -1
 type outlet struct {
 	*ChannelProducer
 	local   int            // the other rank, or mirrored
+	limit   int            // bytes of the longest payload of a record
 	kernel  uint64         // position of the send ring behind the last message to it
 	through bool           // that message may not be settled
 	settled *atomic.Uint64 // position of the send ring before which all messages to it are settled
@@ -53,17 +56,22 @@ type outlet struct {
 
 // NewOutlet makes the outlet of the rank that has the area.
 func NewOutlet(a *Area, b *Board, h Header) *Outlet {
-	return &Outlet{area: a, board: b, send: a.SendProducer(), to: make([]*outlet, h.Size), node: h.Node}
+	return &Outlet{area: a, board: b, send: a.SendProducer(), to: make([]*outlet, h.Size), node: h.Node, longs: make(map[uint32]*Long)}
 }
 
 // Open adds the channel to a rank, which is a local rank of the job.
-func (o *Outlet) Open(c *Channel, rank, local int) { o.open(c, rank, local, o.area.Settled()) }
+func (o *Outlet) Open(c *Channel, rank, local int) {
+	o.open(c, rank, local, ChannelPayload, o.area.Settled())
+}
 
-// OpenMirror adds the mirrored channel to a rank of another node.
-func (o *Outlet) OpenMirror(c *Channel, rank int) { o.open(c, rank, mirrored, c.Settled()) }
+// OpenMirror adds the mirrored channel to a rank of another node, whose datagrams carry at most so
+// many bytes of records.
+func (o *Outlet) OpenMirror(c *Channel, rank, most int) {
+	o.open(c, rank, mirrored, min(ChannelPayload, most&^7-ChannelHeader), c.Settled())
+}
 
-func (o *Outlet) open(c *Channel, rank, local int, settled *atomic.Uint64) {
-	o.to[rank] = &outlet{ChannelProducer: c.Producer(), local: local, kernel: o.send.Position(), through: true, settled: settled}
+func (o *Outlet) open(c *Channel, rank, local, limit int, settled *atomic.Uint64) {
+	o.to[rank] = &outlet{ChannelProducer: c.Producer(), local: local, limit: limit, kernel: o.send.Position(), through: true, settled: settled}
 }
 
 // direct reports whether a message to a handler takes a channel, which may be nil. Node kernels
@@ -85,11 +93,19 @@ func (o *Outlet) direct(to *outlet, handler uint16) bool {
 	return true
 }
 
-// Push sends a message to the rank r.Peer. It reports whether there was room, and which process to
-// wake.
+// Push sends a message of at most MaxPayload bytes to the rank r.Peer. It reports whether there was
+// room, and which process to wake.
 func (o *Outlet) Push(r *Record) (ok bool, wake int, err error) {
+	if len(r.Payload) > MaxPayload {
+		return false, WakeNobody, ErrTooLong
+	}
 	to := o.to[r.Peer]
-	if o.direct(to, r.Handler) {
+	return o.push(r, to, o.direct(to, r.Handler))
+}
+
+// push is Push on a path.
+func (o *Outlet) push(r *Record, to *outlet, direct bool) (ok bool, wake int, err error) {
+	if direct {
 		if ok, err = to.Push(r); err != nil {
 			return false, WakeNobody, fmt.Errorf("channel to rank %d: %w", r.Peer, err)
 		}
@@ -183,6 +199,7 @@ type Inlet struct {
 	// Where the last message of Next came from: one of the two.
 	ring    *Consumer
 	channel *inlet
+	later   bool // it is a piece behind the first
 }
 
 // inlet is another rank's way to this one.
@@ -300,7 +317,7 @@ func (in *Inlet) take(c *inlet) (r Record, ok bool, err error) {
 		return r, false, fmt.Errorf("channel from rank %d: %w", c.rank, err)
 	}
 	r.Peer, r.Node = c.rank, c.node
-	in.ring, in.channel = nil, c
+	in.ring, in.channel, in.later = nil, c, laterPiece(&r)
 	return r, ok, nil
 }
 
@@ -315,8 +332,10 @@ func (in *Inlet) Done() (wake int) {
 	}
 	blocked := c.Done()
 	if c.local == mirrored { // its producer counts at the other end
-		c.count++
-		c.Count().Store(c.count)
+		if !in.later {
+			c.count++
+			c.Count().Store(c.count)
+		}
 		blocked = false
 	}
 	if c.returned == c.position {

@@ -13,6 +13,7 @@ const (
 	HandlerCollective = MaxHandlers     // Call
 	HandlerRemote     = MaxHandlers + 1 // Remote
 	HandlerBarrier    = MaxHandlers + 2 // Note
+	HandlerPiece      = MaxHandlers + 3 // Piece
 )
 
 // CollectiveWindow is how many chunks of collective operations a rank may have sent to another that

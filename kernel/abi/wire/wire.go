@@ -54,9 +54,9 @@
 // and does not wrap around the ring's end: a head of kind pad fills the rest. The consumer polls
 // the head at its position, which is 0 while there is no record. The producer writes a record's
 // body, sets the head behind the record to 0, and then writes the record's head; that head must be
-// free, too. The consumer gives room back by moving its position in the header page. A producer
-// that waits for room sets the blocked word there, and then looks at the consumer's position once
-// more.
+// free, too. A payload has at most ChannelPayload bytes. The consumer gives room back by moving its
+// position in the header page. A producer that waits for room sets the blocked word there, and then
+// looks at the consumer's position once more.
 //
 // # Mirrored channels
 //
@@ -94,7 +94,8 @@
 //
 // A message with a handler of MaxHandlers or more is between the libraries of two ranks, or a rank
 // and a node kernel: Call for collective operations, Remote for accesses to windows, Note for
-// barriers. No extension sees it.
+// barriers. No extension sees it. Piece is a part of a message of the application that is too long
+// for a record; an extension sees the first one, as that message.
 //
 // # The board
 //
@@ -156,7 +157,7 @@ import (
 )
 
 // Version is the version of this interface. A rank and its node kernel must have the same one.
-const Version = 6
+const Version = 7
 
 // Names in a rank's environment.
 const (
@@ -170,8 +171,12 @@ const (
 // FD is the descriptor under which a rank inherits its socket.
 const FD = 3
 
-// MaxPayload is the longest payload of an active message, in bytes.
+// MaxPayload is the longest payload of a message in a ring between a rank and its node kernel, in
+// bytes. A longer message is sent in pieces (Piece).
 const MaxPayload = 1024
+
+// MaxMessage is the longest payload of an active message, in bytes.
+const MaxMessage = 1 << 20
 
 // MaxHandlers bounds the numbers of handlers: 0..MaxHandlers-1.
 const MaxHandlers = 256
@@ -276,8 +281,8 @@ func recordLength(payload int) int { return (RecordHeader + payload + 7) &^ 7 }
 // ErrCorrupt reports that a rank has written nonsense into its area.
 var ErrCorrupt = errors.New("the area was written over")
 
-// ErrTooLong reports a payload of more than MaxPayload bytes.
-var ErrTooLong = fmt.Errorf("a message carries at most %d bytes", MaxPayload)
+// ErrTooLong reports a payload of more than MaxPayload bytes in one piece.
+var ErrTooLong = fmt.Errorf("a message that is posted carries at most %d bytes", MaxPayload)
 
 // put writes the record to b, which is as long as the record.
 func (r Record) put(b []byte) {

@@ -1,10 +1,10 @@
-/* The layouts of the application interface, version 6: the Go package beside this header, in C. */
+/* The layouts of the application interface, version 7: the Go package beside this header, in C. */
 #ifndef MARGAY_WIRE_H
 #define MARGAY_WIRE_H
 
 #include <stdint.h>
 
-#define WIRE_VERSION 6
+#define WIRE_VERSION 7
 #define WIRE_MAGIC 0x5947524d
 #define WIRE_RING_SIZE (256 << 10)
 #define WIRE_MAX_NAME 64
@@ -69,8 +69,9 @@
 /* values[1] of a reply about mirrored channels. */
 #define WIRE_MIRROR 2
 
-/* Bytes of a record in a channel before its payload, and parts of a mark. */
+/* Bytes of a record in a channel before its payload, of the longest payload, parts of a mark. */
 #define WIRE_CHANNEL_HEADER 24
+#define WIRE_CHANNEL_PAYLOAD (WIRE_CHANNEL_RING / 8 - WIRE_CHANNEL_HEADER)
 #define WIRE_MARK_MASK (4 * WIRE_CHANNEL_RING / 8 - 1)
 #define WIRE_MARK_VALID (1 << 15)
 
@@ -137,6 +138,10 @@ struct wire_record {
 #define WIRE_MAX_ROUNDS 32
 #define WIRE_UNTRIED 2
 #define WIRE_MOST_SKIPPED 15
+
+/* The same, Piece. */
+#define WIRE_HANDLER_PIECE 259
+#define WIRE_PIECE_ARGS 16
 
 /* Requests. */
 #define WIRE_HELLO 1

@@ -65,7 +65,8 @@ var same = map[string]string{
 	"RemoteReply": "WIRE_REMOTE_REPLY", "RemoteOK": "WIRE_REMOTE_OK", "RemoteNoWindow": "WIRE_REMOTE_NO_WINDOW",
 	"RemoteOutside": "WIRE_REMOTE_OUTSIDE",
 
-	"MaxPayload": "MARGAY_MAX_PAYLOAD", "MaxHandlers": "MARGAY_MAX_HANDLERS",
+	"HandlerPiece": "WIRE_HANDLER_PIECE", "PieceArgs": "WIRE_PIECE_ARGS", "ChannelPayload": "WIRE_CHANNEL_PAYLOAD",
+	"MaxPayload": "MARGAY_MAX_PAYLOAD", "MaxMessage": "MARGAY_MAX_MESSAGE", "MaxHandlers": "MARGAY_MAX_HANDLERS",
 	"RecordHeader": "sizeof(struct wire_record)", "RequestSize": "sizeof(struct wire_request)", "SettingSize": "sizeof(struct wire_setting)",
 	"ReplySize":  "sizeof(struct wire_reply)",
 	"MaxText":    "sizeof(((struct wire_reply *)0)->text)",
@@ -74,13 +75,14 @@ var same = map[string]string{
 
 // goOnly are the numbers that C has no use for.
 var goOnly = []string{
-	"HeaderSize",    // the header gives the offset of the data behind it
-	"ringMask",      // follows from RingSize
-	"channelMask",   // from ChannelRing
-	"MirrorSize",    // the file says it
-	"ChannelPaused", // it is not 0
-	"mirrored",      // in C, channels have it otherwise
-	"barrierEnded",  // the node kernel alone writes and reads it
+	"HeaderSize",        // the header gives the offset of the data behind it
+	"ringMask",          // follows from RingSize
+	"channelMask",       // from ChannelRing
+	"MirrorSize",        // the file says it
+	"ChannelPaused",     // it is not 0
+	"mirrored",          // in C, channels have it otherwise
+	"barrierEnded",      // the node kernel alone writes and reads it
+	"batch", "mostIdle", // each side may choose its own
 	"WakeNobody", "WakeKernel", "WakeMirror",
 	"FD",            // the environment says it
 	"MaxObject",     // the node kernel sees to it

@@ -3,6 +3,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -571,7 +572,8 @@ func leave(args []string) error {
 	return job.Barrier(ctx)
 }
 
-// pingpong N PAUSE_MS has rank 0 exchange messages with every other rank, and checks their order.
+// pingpong N PAUSE_MS [BYTES] has rank 0 exchange messages with every other rank, and checks their order. Each tenth message from
+// rank 0 has so many bytes.
 func pingpong(args []string) error {
 	ctx, job, err := join()
 	if err != nil {
@@ -580,8 +582,19 @@ func pingpong(args []string) error {
 	const ping, pong = 1, 2
 	got := 0
 	next := make([]uint64, job.Size())
+	size := number(args, 2, 0)
+	payload := func(i uint64) []byte {
+		b := fmt.Append(nil, "number ", i)
+		for n := uint64(0); i%10 == 9 && len(b) < size; n++ {
+			b = append(b, byte(i+n+n>>8))
+		}
+		return b
+	}
 	job.Handle(ping, func(m margay.Message) {
-		if ok, err := job.Post(m.Source, pong, m.Args, m.Payload); !ok || err != nil {
+		if !bytes.Equal(m.Payload, payload(m.Args[0])) {
+			panic(fmt.Sprintf("message %d has %d bytes, others than were sent", m.Args[0], len(m.Payload)))
+		}
+		if ok, err := job.Post(m.Source, pong, m.Args, fmt.Append(nil, "number ", m.Args[0])); !ok || err != nil {
 			panic(fmt.Sprint("no room for an answer: ", err))
 		}
 	})
@@ -600,7 +613,7 @@ func pingpong(args []string) error {
 		fmt.Println("playing")
 		for i := range n {
 			for other := 1; other < job.Size(); other++ {
-				if err := job.Send(ctx, other, ping, [2]uint64{uint64(i)}, fmt.Append(nil, "number ", i)); err != nil {
+				if err := job.Send(ctx, other, ping, [2]uint64{uint64(i)}, payload(uint64(i))); err != nil {
 					return err
 				}
 			}

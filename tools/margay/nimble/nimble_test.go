@@ -108,7 +108,7 @@ func TestNimble(t *testing.T) {
 		{"fault: argument", "run|--services=linux", lookup, 1, "", `pc=0 addr=0x0 kind=argument fuel=999998: map_lookup_elem: argument 1 .*`},
 
 		{"object", "run|--elf|" + accumulate, "", 1, "", `pc=2 addr=0x10 kind=memory .* line=./accumulate.c:29`},
-		{"section", "run|--elf|" + accumulate + "|--section=message|" + strings.Repeat("00", 1064), "", 0, "2\n", ""},
+		{"section", "run|--elf|" + accumulate + "|--section=message|" + strings.Repeat("00", 1072), "", 0, "2\n", ""},
 		{"rejected: object", "run|--elf|" + text, "", 2, "", `not an ELF file.*`},
 		{"function", "run|--elf|" + faults + "|--function=null", "", 1, "", `pc=1 addr=0x0 kind=memory .*`},
 		{"function and section", "run|--elf|" + faults + "|--function=null|--section=message/null", "", 1, "", `pc=1 addr=0x0 kind=memory .*`},

@@ -17,7 +17,7 @@ static struct message {
 	int source;
 	uint64_t args[2];
 	size_t length;
-	char payload[MARGAY_MAX_PAYLOAD];
+	char *payload;
 } *came;
 static size_t count, room;
 static int quit;
@@ -38,6 +38,7 @@ static void on_message(const struct margay_am *m, void *data)
 	c->source = m->source;
 	c->length = m->length;
 	memcpy(c->args, m->args, sizeof c->args);
+	c->payload = malloc(m->length + 1);
 	memcpy(c->payload, m->payload, m->length);
 	if (data != &came)
 		errx(1, "the handler's data is lost");
@@ -59,6 +60,7 @@ static void echo(void)
 		for (size_t i = 0; i < count; i++) { /* while it sends, more may come */
 			struct message m = came[i];
 			check(margay_send(m.source, 2, m.args[0], m.args[1] + 1, m.payload, m.length));
+			free(m.payload);
 		}
 		count = 0;
 	}
@@ -248,6 +250,10 @@ int main(int argc, char **argv)
 		if (margay_send(3, 0, 0, 0, NULL, 0) < 0)
 			puts(margay_error());
 		if (margay_send(0, 256, 0, 0, NULL, 0) < 0)
+			puts(margay_error());
+		if (margay_send(0, 0, 0, 0, NULL, MARGAY_MAX_MESSAGE + 1) < 0)
+			puts(margay_error());
+		if (margay_post(0, 0, 0, 0, NULL, MARGAY_MAX_PAYLOAD + 1) < 0)
 			puts(margay_error());
 		if (!margay_window(1, 0))
 			puts(margay_error());

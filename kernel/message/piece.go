@@ -1,0 +1,69 @@
+package message
+
+import (
+	"fmt"
+
+	"margay/kernel/abi/frame"
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/slot"
+	"margay/kernel/abi/wire"
+	"margay/kernel/flow"
+)
+
+// longHops is how often a long message may be forwarded. Its target puts together one message at a
+// time from each source and each rank to which that has sent it; on two ways from there, pieces of
+// two messages could mix.
+const longHops = 1
+
+// stream is the pieces of long messages from a rank to another that come to a rank of this node.
+type stream struct {
+	source  id.Rank
+	sent    uint32 // the rank that the source has sent them to
+	arrived id.Rank
+}
+
+// decision is what becomes of the pieces of a long message.
+type decision struct {
+	verdict slot.Verdict
+	target  id.Rank
+}
+
+// judgePiece returns what becomes of a piece of a long message. The extensions decide when the first
+// one comes, about the message; the others share its fate, and are delivered if this node kernel
+// does not know any: it was started after the first one, and then the rank can tell. The source may
+// have written anything; the error wraps wire.ErrPiece. The caller holds receiver.mu.
+func (j *Job) judgePiece(o flow.Origin, m *frame.Message) (decision, error) {
+	in := &j.receiver
+	p, err := wire.ParsePiece(m.Args, m.Payload, len(j.place))
+	if err == nil && m.Hops == 0 && p.Target != uint32(m.Target) {
+		err = fmt.Errorf("%w: it was sent to rank %d", wire.ErrPiece, p.Target)
+	}
+	if err != nil {
+		return decision{}, err
+	}
+	s := stream{m.Source, p.Target, m.Target}
+	d, known := in.pieces[s]
+	if p.First() {
+		whole := *m
+		whole.Handler, whole.Args, whole.Payload = p.Handler, p.Args, p.Data
+		d.verdict, d.target = j.judge(o, &whole, p.Total, longHops)
+		m.Used = whole.Used
+		if d.verdict == slot.Upcall {
+			d.verdict = slot.Deliver // it cannot interrupt before it is whole
+		}
+		known = d.verdict != slot.Deliver
+		if !known {
+			delete(in.pieces, s) // that of a message that was given up
+		}
+	} else if !known {
+		d.verdict = slot.Deliver
+	}
+	switch {
+	case !known:
+	case p.Last():
+		delete(in.pieces, s)
+	default:
+		in.pieces[s] = d
+	}
+	return d, nil
+}
