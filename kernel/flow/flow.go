@@ -117,11 +117,12 @@ type Answer struct {
 
 // Actions collects what the caller must do after events. The zero value is ready.
 type Actions struct {
-	Credits  []Credit
-	Answers  []Answer
-	Placed   []id.Rank // sources of messages that have come to the rank that they were forwarded to
-	Quiesced bool      // Flow.Quiesced may have become true
-	Room     bool      // messages that had no credits may have some
+	Credits []Credit
+	Answers []Answer
+	Placed  []id.Rank // sources of messages that have come to the rank that they were forwarded to, or whose
+	// caused messages have
+	Quiesced bool // Flow.Quiesced may have become true
+	Room     bool // messages that had no credits may have some
 }
 
 // Flow is the state of the messages of one job at one node. It is not safe for concurrent use.
@@ -237,8 +238,7 @@ func (f *Flow) grant(c Channel, total uint64, a *Actions) {
 		if f.onward[c] = f.onward[c][1:]; len(f.onward[c]) == 0 {
 			delete(f.onward, c)
 		}
-		h.waits--
-		if h.forward {
+		if h.waits--; h.waits == 0 {
 			a.Placed = append(a.Placed, h.source)
 		}
 		f.release(h.Stream, a)

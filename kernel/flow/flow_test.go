@@ -302,7 +302,8 @@ func (m *model) cause(node int, o Origin, l *letter) {
 		n.queued[Of(&on.Message)] = append(n.queued[Of(&on.Message)], on)
 	}
 	n.order[o.Stream] = append(n.order[o.Stream], entry{0, sent})
-	n.flow.Cause(o, messages)
+	n.flow.Cause(o, l.Source, messages)
+	n.unplaced[l.Source]++
 }
 
 // take finishes a message.

@@ -16,9 +16,8 @@ const MaxQueued = 4 << 20
 // stream is. A message that causes others has one of no bytes, besides its own behind that.
 type held struct {
 	Origin
-	waits   int     // messages that are not taken where they were sent to
-	forward bool    // the message itself is being forwarded
-	source  id.Rank // of it, in that case
+	waits  int     // messages that are not taken where they were sent to
+	source id.Rank // of the message that came
 }
 
 // queue holds messages of a channel that have no credits yet, in order.
@@ -46,15 +45,15 @@ type onward struct {
 // Forward notes that an admitted message goes on to another rank: m, with the new target, and one
 // hop more. The payload is the Flow's until the message is sent (Next).
 func (f *Flow) Forward(o Origin, m frame.Message) {
-	f.hold(&held{Origin: o, forward: true, source: m.Source}, m)
+	f.hold(&held{Origin: o, source: m.Source}, m)
 }
 
-// Cause notes that this node sends messages because of an admitted one, which must be taken or
-// forwarded after that. Each has one hop more than the admitted one. The payloads are the Flow's
-// until the messages are sent (Next).
-func (f *Flow) Cause(o Origin, messages []frame.Message) {
+// Cause notes that this node sends messages because of an admitted one of source, which must be
+// taken or forwarded after that. Each has one hop more than the admitted one. The payloads are the
+// Flow's until the messages are sent (Next).
+func (f *Flow) Cause(o Origin, source id.Rank, messages []frame.Message) {
 	o.Cost = 0
-	f.hold(&held{Origin: o}, messages...)
+	f.hold(&held{Origin: o, source: source}, messages...)
 }
 
 // hold queues messages and holds credits until they are taken.

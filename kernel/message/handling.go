@@ -210,13 +210,14 @@ func (h *handling) Node(place uint32) (slot.JobNode, error) {
 	return n, nil
 }
 
-// cause sends messages because of one that has come. It does not wait.
-func (j *Job) cause(o flow.Origin, messages []frame.Message) {
+// cause sends messages because of one of source that has come. It does not wait.
+func (j *Job) cause(o flow.Origin, source id.Rank, messages []frame.Message) {
 	if len(messages) == 0 {
 		return
 	}
+	j.held(source)
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.flow.Cause(o, messages)
+	j.flow.Cause(o, source, messages)
 	j.passOnSoon()
 }

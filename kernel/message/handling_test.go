@@ -319,7 +319,9 @@ func TestShare(t *testing.T) {
 				}
 				h.sent = append(h.sent, m)
 			}
-			total += len(h.sent)
+			if total += len(h.sent); total > slot.MaxCaused {
+				t.Fatalf("%d messages, %d at once, were sent for one", total, most)
+			}
 			forwarded := random.IntN(8) == 0
 			h.share(forwarded)
 			next := *h.message
@@ -327,9 +329,6 @@ func TestShare(t *testing.T) {
 			if next.Hops++; forwarded {
 				waits = append(waits, next)
 			}
-		}
-		if total > slot.MaxCaused {
-			t.Fatalf("%d messages, %d at once, were sent for one", total, most)
 		}
 	}
 }
@@ -511,7 +510,7 @@ func TestHandling(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	}
-	h.begin(&h.sent[0])
+	h.begin(&h.sent[0], len(h.sent[0].Payload), slot.MaxHops)
 	if _, err := h.Room(0); err != unix.ELOOP || h.Send(slot.Send{}, nil) != unix.ELOOP || !h.ByExtension() {
 		t.Errorf("of one that was forwarded as often as can be: %v", err)
 	}

@@ -218,7 +218,7 @@ func (j *Job) judge(o flow.Origin, m *frame.Message, total int, hops uint8) (slo
 	}
 	in := &j.receiver
 	verdict := in.handled.ask(m, total, hops)
-	j.cause(o, in.handled.sent)
+	j.cause(o, m.Source, in.handled.sent)
 	return verdict, j.namedTarget()
 }
 

@@ -230,7 +230,7 @@ func TestContext(t *testing.T) {
 func TestSourceIsTrue(t *testing.T) {
 	j := open(t, 2, 1)
 	a, b := j.join(0), j.join(1)
-	if ok, _, err := a.send.Push(wire.Record{Handler: 1, Peer: 1, Node: 77}); !ok || err != nil {
+	if ok, _, err := a.send.Push(wire.Record{Handler: 1, Peer: 1, Node: wire.NodeExtension | 77}); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
 	a.ring()

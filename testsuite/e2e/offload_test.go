@@ -15,7 +15,7 @@ func TestOffload(t *testing.T) {
 			var fingerprints []string
 			for _, program := range []string{"offload", "offload-c"} {
 				r := m.run(0, append(args, filepath.Join(bin, program), "20")...)
-				line := regexp.MustCompile(`(?m)^20 all-reduces of \d+ ranks on 2 nodes: equal results, fingerprint (.*)$`).FindStringSubmatch(r.stdout)
+				line := regexp.MustCompile(`(?m)^20 all-reduces of \d+ ranks, nodes: 2, equal results, fingerprint (.*)$`).FindStringSubmatch(r.stdout)
 				if line == nil || !strings.Contains(r.stdout, "\nextension ") {
 					t.Fatal(r)
 				}

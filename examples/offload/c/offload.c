@@ -150,7 +150,7 @@ int main(int argc, char **argv)
 	print("library", of_library, calls);
 	print("extension", of_extension, calls);
 	if (margay_rank() == 0)
-		printf("%d all-reduces of %d ranks on %d nodes: equal results, fingerprint %016" PRIx64 "\n", calls, margay_size(), margay_nodes(), library[0]);
+		printf("%d all-reduces of %d ranks, nodes: %d, equal results, fingerprint %016" PRIx64 "\n", calls, margay_size(), margay_nodes(), library[0]);
 	must(margay_finalize(TIMEOUT), "finalize");
 	return 0;
 }

@@ -78,7 +78,7 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	if job.Rank() == 0 {
-		fmt.Printf("%d all-reduces of %d ranks on %d nodes: equal results, fingerprint %016x\n", calls, job.Size(), job.Nodes(), library[0])
+		fmt.Printf("%d all-reduces of %d ranks, nodes: %d, equal results, fingerprint %016x\n", calls, job.Size(), job.Nodes(), library[0])
 	}
 	return job.Finalize(ctx)
 }

@@ -66,7 +66,7 @@ var same = map[string]string{
 	"RemoteOutside": "WIRE_REMOTE_OUTSIDE",
 
 	"HandlerPiece": "WIRE_HANDLER_PIECE", "PieceArgs": "WIRE_PIECE_ARGS", "ChannelPayload": "WIRE_CHANNEL_PAYLOAD",
-	"MaxPayload": "MARGAY_MAX_PAYLOAD", "MaxMessage": "MARGAY_MAX_MESSAGE", "MaxHandlers": "MARGAY_MAX_HANDLERS",
+	"MaxPayload": "MARGAY_MAX_PAYLOAD", "MaxMessage": "MARGAY_MAX_MESSAGE", "MaxHandlers": "MARGAY_MAX_HANDLERS", "NodeExtension": "WIRE_NODE_EXTENSION",
 	"RecordHeader": "sizeof(struct wire_record)", "RequestSize": "sizeof(struct wire_request)", "SettingSize": "sizeof(struct wire_setting)",
 	"ReplySize":  "sizeof(struct wire_reply)",
 	"MaxText":    "sizeof(((struct wire_reply *)0)->text)",
