@@ -36,6 +36,8 @@ type job struct {
 	records   *records.Relay
 	told      told
 	noted     map[uint32]bool // nodes whose records are recorded as complete
+	ends      bool            // ranks have ended since it was recorded
+	soon      bool            // it is recorded soon
 	over      map[uint32]bool // nodes that say that all ranks on them have ended
 	behind    map[uint32]bool // nodes that are to tell records again when the client has taken more
 	moved     time.Time       // when a record came last, or an acknowledgement, or the connection to a node
@@ -337,11 +339,10 @@ func (s *Server) ack(j *job, node uint32, seq uint64) {
 	}
 	j.moved = time.Now()
 	seq = j.records.Ack(node, seq)
-	if j.records.Complete(node) && !j.noted[node] || j.unsaved != nil {
-		s.saveRunning(j) // before the node lets go of it
-	}
-	if j.unsaved == nil {
+	if j.recorded() {
 		s.release(j, node, seq)
+	} else if !j.complete() { // else its end is recorded below
+		s.recordSoon(j)
 	}
 	s.finishIfComplete(j)
 }
@@ -357,10 +358,13 @@ func (s *Server) release(j *job, node uint32, seq uint64) {
 // rankEnded notes the end of a rank. The first that failed decides the job's status, and ends the others. When the job is to keep going,
 // the lowest that failed decides. The caller holds Server.mu.
 func (s *Server) rankEnded(j *job, number int, exit *control.ExitStatus) {
+	j.ends = true
 	if j.exited(number, exit) {
 		s.endOthers(j)
+		s.saveRunning(j) // a later serve names the same rank
+	} else {
+		s.recordSoon(j)
 	}
-	s.saveRunning(j)
 	if j.ended() {
 		for _, m := range j.members {
 			s.finishOn(s.nodes[m.Node], j)
@@ -485,7 +489,7 @@ const askedLately = 10 * time.Second
 // finishIfComplete ends a job whose ranks have all ended and whose output is with whoever wants it. That must be recorded before
 // the nodes forget the job. The caller holds Server.mu.
 func (s *Server) finishIfComplete(j *job) {
-	if j.phase != control.JobPhase_JOB_RUNNING || !j.complete() || j.unsaved != nil {
+	if j.phase != control.JobPhase_JOB_RUNNING || !j.complete() {
 		return
 	}
 	for i, r := range j.ranks {
@@ -493,6 +497,11 @@ func (s *Server) finishIfComplete(j *job) {
 			s.fail(j, control.Failf(control.Code_CODE_FAILED, "its output is complete, but how it ended was not told").At(r.place.Node).Of(i))
 			return
 		}
+	}
+	j.phase = control.JobPhase_JOB_ENDING
+	if s.saveRunning(j); j.unsaved != nil {
+		j.phase = control.JobPhase_JOB_RUNNING
+		return
 	}
 	s.finish(j)
 }
@@ -540,8 +549,10 @@ func (s *Server) finish(j *job) {
 	}
 	j.enter(control.Phase_PHASE_END)
 	j.finishing, j.torn = true, j.torn || j.phase == control.JobPhase_JOB_RUNNING && !j.complete()
-	j.phase = control.JobPhase_JOB_ENDING
-	s.save(j) // a serve that is killed now does not find that the nodes have lost it
+	if j.phase != control.JobPhase_JOB_ENDING || j.unsaved != nil {
+		j.phase = control.JobPhase_JOB_ENDING
+		s.save(j) // a serve that is killed now does not find that the nodes have lost it
+	}
 	// It comes behind all that the nodes were asked before, and step asks nothing more.
 	asked := s.askAll(j, &control.Forget{Job: j.number})
 	s.running.Go(func() {
