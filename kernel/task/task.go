@@ -160,7 +160,7 @@ const (
 	Strings  = "strings"  // payload: a piece of the job's Exec, before Create; not answered
 	Create   = "create"   // CreateBody -> (empty)
 	Contents = "contents" // ContentsBody and files that the node has already, before Unpack; not answered
-	Unpack   = "unpack"   // payload: a piece of the zstd-compressed tar archive of the job's files; not answered
+	Unpack   = "unpack"   // payload: a piece of the archive of the job's files (package archive); not answered
 	Unpacked = "unpacked" // the archive is complete -> (empty)
 	Start    = "start"    // run the ranks -> (empty)
 	Signal   = "signal"   // SignalBody; not answered
