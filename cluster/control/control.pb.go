@@ -3550,9 +3550,10 @@ type Record struct {
 	Stream        Stream                 `protobuf:"varint,5,opt,name=stream,proto3,enum=margay.control.Stream" json:"stream,omitempty"`
 	Data          []byte                 `protobuf:"bytes,6,opt,name=data,proto3" json:"data,omitempty"`
 	Exit          *ExitStatus            `protobuf:"bytes,7,opt,name=exit,proto3" json:"exit,omitempty"`
-	Open          bool                   `protobuf:"varint,8,opt,name=open,proto3" json:"open,omitempty"`    // of an exit: processes that the rank has left behind may still write for it
-	Last          bool                   `protobuf:"varint,9,opt,name=last,proto3" json:"last,omitempty"`    // the job's output on this node is complete: no record follows
-	Acked         uint64                 `protobuf:"varint,10,opt,name=acked,proto3" json:"acked,omitempty"` // the node has no record up to this one any more: all were acknowledged
+	Open          bool                   `protobuf:"varint,8,opt,name=open,proto3" json:"open,omitempty"`     // of an exit: processes that the rank has left behind may still write for it
+	Last          bool                   `protobuf:"varint,9,opt,name=last,proto3" json:"last,omitempty"`     // the job's output on this node is complete: no record follows
+	Acked         uint64                 `protobuf:"varint,10,opt,name=acked,proto3" json:"acked,omitempty"`  // the node has no record up to this one any more: all were acknowledged
+	Unkept        *Unkept                `protobuf:"bytes,11,opt,name=unkept,proto3" json:"unkept,omitempty"` // with last: files that are gone with the job
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3655,6 +3656,13 @@ func (x *Record) GetAcked() uint64 {
 		return x.Acked
 	}
 	return 0
+}
+
+func (x *Record) GetUnkept() *Unkept {
+	if x != nil {
+		return x.Unkept
+	}
+	return nil
 }
 
 type ExitStatus struct {
@@ -8057,7 +8065,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04last\x18\x03 \x01(\bR\x04last\"5\n" +
 	"\tFileTaken\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x86\x02\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xb6\x02\n" +
 	"\x06Record\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x10\n" +
@@ -8069,7 +8077,8 @@ const file_control_proto_rawDesc = "" +
 	"\x04open\x18\b \x01(\bR\x04open\x12\x12\n" +
 	"\x04last\x18\t \x01(\bR\x04last\x12\x14\n" +
 	"\x05acked\x18\n" +
-	" \x01(\x04R\x05acked\"\x96\x01\n" +
+	" \x01(\x04R\x05acked\x12.\n" +
+	"\x06unkept\x18\v \x01(\v2\x16.margay.control.UnkeptR\x06unkept\"\x96\x01\n" +
 	"\n" +
 	"ExitStatus\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x16\n" +
@@ -8682,53 +8691,54 @@ var file_control_proto_depIdxs = []int32{
 	13,  // 76: margay.control.JobFault.error:type_name -> margay.control.Error
 	5,   // 77: margay.control.Record.stream:type_name -> margay.control.Stream
 	39,  // 78: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	40,  // 79: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	22,  // 80: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	23,  // 81: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	25,  // 82: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 83: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 84: margay.control.JobState.error:type_name -> margay.control.Error
-	52,  // 85: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	31,  // 86: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	51,  // 87: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 88: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	39,  // 89: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	55,  // 90: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 91: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 92: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	57,  // 93: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	56,  // 94: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	7,   // 95: margay.control.Drain.state:type_name -> margay.control.DrainState
-	64,  // 96: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	63,  // 97: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 98: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	52,  // 99: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	31,  // 100: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	22,  // 101: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	25,  // 102: margay.control.StoredJob.places:type_name -> margay.control.Place
-	26,  // 103: margay.control.StoredJob.members:type_name -> margay.control.Member
-	64,  // 104: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	50,  // 105: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	69,  // 106: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	70,  // 107: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	75,  // 108: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	77,  // 109: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	99,  // 110: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	80,  // 111: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	76,  // 112: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	75,  // 113: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	89,  // 114: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	90,  // 115: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	91,  // 116: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	75,  // 117: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 118: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 119: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 120: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	121, // [121:121] is the sub-list for method output_type
-	121, // [121:121] is the sub-list for method input_type
-	121, // [121:121] is the sub-list for extension type_name
-	121, // [121:121] is the sub-list for extension extendee
-	0,   // [0:121] is the sub-list for field type_name
+	31,  // 79: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	40,  // 80: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	22,  // 81: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	23,  // 82: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	25,  // 83: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 84: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 85: margay.control.JobState.error:type_name -> margay.control.Error
+	52,  // 86: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	31,  // 87: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	51,  // 88: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 89: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	39,  // 90: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	55,  // 91: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 92: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 93: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	57,  // 94: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	56,  // 95: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	7,   // 96: margay.control.Drain.state:type_name -> margay.control.DrainState
+	64,  // 97: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	63,  // 98: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 99: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	52,  // 100: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	31,  // 101: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	22,  // 102: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	25,  // 103: margay.control.StoredJob.places:type_name -> margay.control.Place
+	26,  // 104: margay.control.StoredJob.members:type_name -> margay.control.Member
+	64,  // 105: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	50,  // 106: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	69,  // 107: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	70,  // 108: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	75,  // 109: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	77,  // 110: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	99,  // 111: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	80,  // 112: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	76,  // 113: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	75,  // 114: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	89,  // 115: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	90,  // 116: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	91,  // 117: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	75,  // 118: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 119: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 120: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 121: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	122, // [122:122] is the sub-list for method output_type
+	122, // [122:122] is the sub-list for method input_type
+	122, // [122:122] is the sub-list for extension type_name
+	122, // [122:122] is the sub-list for extension extendee
+	0,   // [0:122] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }

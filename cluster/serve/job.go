@@ -48,6 +48,8 @@ type job struct {
 	finishing bool
 	torn      bool              // it has ended before its output was complete
 	unkept    []*control.Unkept // by node: files that are gone with it
+	left      map[uint32]bool   // nodes whose last record has said which
+	announced bool              // its client knows that it has ended, while nodes forget it
 	unsaved   error             // why its state could not be recorded
 	stood     time.Time         // since when it stands still for that; zero while it does not
 	owed      map[uint32]int    // by node: bytes of output that have come since the node could last forget all
@@ -63,7 +65,7 @@ func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job 
 	j := &job{
 		number: number, spec: spec, places: places, created: time.Now(), first: control.None,
 		failed: make(chan struct{}), loaded: make(chan struct{}), done: make(chan struct{}), loading: make(map[uint32]bool),
-		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), behind: make(map[uint32]bool),
+		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), behind: make(map[uint32]bool), left: make(map[uint32]bool),
 	}
 	for _, p := range places {
 		j.ranks = append(j.ranks, rank{place: p})
@@ -181,9 +183,17 @@ func (j *job) state() *control.JobState {
 func (j *job) tellClient() {
 	if j.client != nil {
 		m := j.state()
-		m.Times = j.phases.list()
+		m.Phase, m.Times = j.shown(), j.phases.list()
 		_ = j.client.Send(fitState(m))
 	}
+}
+
+// shown is the phase of the job as people see it. The caller holds Server.mu.
+func (j *job) shown() control.JobPhase {
+	if j.announced {
+		return control.JobPhase_JOB_DONE
+	}
+	return j.phase
 }
 
 // enter begins the next phase of the job's launch, unless the job ends. The caller holds Server.mu.
@@ -282,6 +292,11 @@ func (s *Server) record(j *job, m *control.Record) {
 			return
 		}
 		j.owed[m.Node] += len(m.Data)
+		if m.Last && m.Unkept != nil {
+			j.left[m.Node] = true
+			j.lose(m.Node, m.Unkept)
+		}
+		m.Unkept = nil // it is not kept with the output
 		if m.Exit != nil && j.ranks[m.Rank].exit == nil {
 			s.rankEnded(j, int(m.Rank), m.Exit)
 		}
@@ -556,6 +571,7 @@ func (s *Server) finish(j *job) {
 	// It comes behind all that the nodes were asked before, and step asks nothing more.
 	asked := s.askAll(j, &control.Forget{Job: j.number})
 	s.running.Go(func() {
+		early := s.announce(j)
 		s.answers(asked, forgetTimeout, func(q *question, answer proto.Message, err error) {
 			if err != nil {
 				s.config.Log("job %d: end it on node%d: %v", j.number, q.node, err)
@@ -564,7 +580,10 @@ func (s *Server) finish(j *job) {
 				s.forgotten(j, q.node, m.Unkept)
 			}
 		})
-		lacking := s.keep(j) // before a client, or a later serve, can know that the job has ended
+		var lacking error
+		if !early {
+			lacking = s.keep(j)
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		j.tellLacking(lacking)
@@ -579,17 +598,46 @@ func (s *Server) finish(j *job) {
 			j.spool.close()
 		}
 		s.config.Log("job %d ended with status %d", j.number, j.exitCode())
-		j.tellClient()
+		if !early {
+			j.tellClient()
+		}
 	})
+}
+
+// announce keeps the record of a job that has ended, and then tells its client, while its nodes still forget it. It reports false when there
+// is something to say of the job that only its nodes know, or no client to tell. The job's cores are not given to another one before the
+// nodes have forgotten it, but look free.
+func (s *Server) announce(j *job) bool {
+	s.mu.Lock()
+	early := j.client != nil && j.failure == nil && !j.torn && len(j.left) == len(j.members)
+	s.mu.Unlock()
+	if !early {
+		return false
+	}
+	lacking := s.keep(j) // before a client can know that the job has ended
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j.tellLacking(lacking)
+	j.phases.enter(control.Phase_PHASE_UNKNOWN)
+	j.announced = true
+	j.tellClient()
+	return true
 }
 
 // forgotten notes which files are gone with a job on a node.
 func (s *Server) forgotten(j *job, node uint32, u *control.Unkept) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !j.left[node] {
+		j.lose(node, u)
+	}
+}
+
+// lose is forgotten for a caller that holds Server.mu.
+func (j *job) lose(node uint32, u *control.Unkept) {
 	if u.GetFiles() == 0 {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	u.Node = node
 	j.unkept = append(j.unkept, u)
 	slices.SortFunc(j.unkept, func(a, b *control.Unkept) int { return int(a.Node) - int(b.Node) })

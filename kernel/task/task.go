@@ -88,6 +88,7 @@ type Record struct {
 	Open   bool   `json:",omitempty"` // of an end: processes that the rank has left behind may still write for it
 	Last   bool   `json:",omitempty"` // every rank of the node has ended, and nothing can be written any more
 	Acked  uint64 `json:",omitempty"` // every record up to this one had been acknowledged when this one was sent
+	Unkept Unkept `json:",omitzero"`  // with Last: files that vanish with the job
 }
 
 // Status is how a rank ended.
