@@ -2,8 +2,9 @@ package control
 
 import "google.golang.org/protobuf/proto"
 
-// The messages of each job and heartbeats are wrapped and unwrapped without reflection: it is slower, and what it
-// makes at first use is a tenth of the processor time of margay run. TestFrequent compares both ways.
+// The messages of each job and heartbeats are wrapped and unwrapped without reflection: it is
+// slower, and what it makes at first use is a tenth of the processor time of margay run.
+// TestFrequent compares both ways.
 
 // frequent is NewFrame for a message of these; it returns nil for others.
 func frequent(body proto.Message) *Frame {

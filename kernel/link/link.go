@@ -2,11 +2,11 @@
 // and the node kernel, the node kernel and a job init. It runs over one AF_UNIX SOCK_SEQPACKET
 // pair.
 //
-// A packet is a message: a 4-byte little-endian length, that many bytes of header, then raw payload;
-// file descriptors travel beside it. A header is the length of the kind in one byte, the kind, and
-// the parameters in JSON. Because the kernel keeps packets whole, a reader that
-// dies never leaves half a message behind, and its successor, handed the same socket, continues
-// with the next one. Both ends are programs of one build, so the format has no version of its own.
+// A packet is a message: a 4-byte little-endian length, that many bytes of header, then raw
+// payload; file descriptors travel beside it. A header is the length of the kind in one byte, the
+// kind, and the parameters in JSON. Because the kernel keeps packets whole, a reader that dies
+// never leaves half a message behind, and its successor, handed the same socket, continues with the
+// next one. Both ends are programs of one build, so the format has no version of its own.
 //
 // A Conn may be used by one receiver and any number of senders at the same time.
 package link

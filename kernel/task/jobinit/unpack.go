@@ -31,7 +31,8 @@ type unpacker struct {
 	added   func(digest archive.Digest, f *os.File) // receives each file with a digest that the archive had
 }
 
-// entriesOf returns the tar archive in r, which may be compressed by zstd, and what ends its reading.
+// entriesOf returns the tar archive in r, which may be compressed by zstd, and a function that ends
+// reading.
 func entriesOf(r io.Reader) (entries io.Reader, end func(), err error) {
 	in := bufio.NewReader(r)
 	// An archive that ends before is refused by its reader.

@@ -159,8 +159,7 @@ func TestEntriesOf(t *testing.T) {
 	}
 }
 
-// What is rehearsed happens: a message that a job init cannot read, or an archive without an entry,
-// would leave the work to the launch.
+// The rehearsal has no errors: one that fails would leave the work to the launch.
 func TestRehearse(t *testing.T) {
 	if err := rehearse(); err != nil {
 		t.Error(err)
