@@ -286,17 +286,18 @@ func (s *Server) record(j *job, m *control.Record) {
 	if !passes {
 		return
 	}
+	unkept := m.Unkept
+	m.Unkept = nil // it is neither kept nor sent with the output
 	if fresh {
 		if err := j.told.take(m); err != nil {
 			s.fail(j, control.Failf(control.Code_CODE_FAILED, "its output cannot be believed: %v", err).At(m.Node))
 			return
 		}
 		j.owed[m.Node] += len(m.Data)
-		if m.Last && m.Unkept != nil {
+		if m.Last && unkept != nil {
 			j.left[m.Node] = true
-			j.lose(m.Node, m.Unkept)
+			j.lose(m.Node, unkept)
 		}
-		m.Unkept = nil // it is not kept with the output
 		if m.Exit != nil && j.ranks[m.Rank].exit == nil {
 			s.rankEnded(j, int(m.Rank), m.Exit)
 		}
