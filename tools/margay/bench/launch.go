@@ -47,7 +47,7 @@ func (a commands) benchLaunchCommand() *cobra.Command {
 	var f launchFlags
 	c := a.JSONFlag(&cobra.Command{
 		Use:   "launch",
-		Short: "Measure how long a job that does nothing takes, beside MPICH and pdsh",
+		Short: "Measure how long an empty job takes, beside MPICH and pdsh",
 		Long: `Measure how long margay run takes for a program that does nothing, one rank on each of 1, 8 and 64 hosted nodes, beside MPICH's
 hydra and pdsh where they are installed, and beside processes that are only started. This makes machines of its own and ends
 them again. The hosts of the others are pretended: all of their processes are on this host.
