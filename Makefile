@@ -73,6 +73,12 @@ bench-fabric: ## measure messages beside MPICH, Open MPI and sockets, all in one
 	@$(MAKE) --no-print-directory build
 	@bin/margay bench fabric --into docs/fabric.md
 
+.PHONY: bench-launch
+bench-launch: ## measure how long a job that does nothing takes beside MPICH and pdsh, all in one run, and write the figures into docs/launch.md
+	@tools/deps run launch
+	@$(MAKE) --no-print-directory build
+	@bin/margay bench launch --into docs/launch.md
+
 .PHONY: generate
 generate: ## make the generated files anew: the control protocol, handlers of an engine, tables, the compiled extensions
 	go generate ./cluster/control ./nimble/engine/direct

@@ -439,6 +439,9 @@ func (a *Agent) Record(job id.Job, r task.Record) {
 		Job: uint32(job), Node: a.self(), Seq: r.Seq, Rank: uint32(r.Rank), Stream: control.Stream(r.Stream), Data: r.Data,
 		Open: r.Open, Last: r.Last, Acked: r.Acked,
 	}
+	if r.Last {
+		m.Unkept = a.unkept(r.Unkept)
+	}
 	if r.Stream == task.Exit {
 		used := r.Status.Usage
 		m.Exit = &control.ExitStatus{
@@ -450,6 +453,11 @@ func (a *Agent) Record(job id.Job, r task.Record) {
 		}
 	}
 	a.report(m)
+}
+
+// unkept is what a job leaves behind on this node, as a message.
+func (a *Agent) unkept(u task.Unkept) *control.Unkept {
+	return &control.Unkept{Node: a.self(), Files: u.Files, Names: u.Names, More: u.More}
 }
 
 // InputTaken implements kernel.Sink.

@@ -154,9 +154,7 @@ func (a *Agent) forget(conn *control.Conn, f *control.Frame, m *control.Forget) 
 	a.mu.Lock()
 	delete(a.faults, job)
 	a.mu.Unlock()
-	conn.Answer(f, &control.Forgotten{Unkept: &control.Unkept{
-		Node: a.self(), Files: unkept.Files, Names: unkept.Names, More: unkept.More,
-	}}, nil)
+	conn.Answer(f, &control.Forgotten{Unkept: a.unkept(unkept)}, nil)
 }
 
 // failure turns an error of the node kernel into a message.

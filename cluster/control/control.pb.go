@@ -3817,9 +3817,10 @@ type Record struct {
 	Stream        Stream                 `protobuf:"varint,5,opt,name=stream,proto3,enum=margay.control.Stream" json:"stream,omitempty"`
 	Data          []byte                 `protobuf:"bytes,6,opt,name=data,proto3" json:"data,omitempty"`
 	Exit          *ExitStatus            `protobuf:"bytes,7,opt,name=exit,proto3" json:"exit,omitempty"`
-	Open          bool                   `protobuf:"varint,8,opt,name=open,proto3" json:"open,omitempty"`    // of an exit: processes that the rank has left behind may still write for it
-	Last          bool                   `protobuf:"varint,9,opt,name=last,proto3" json:"last,omitempty"`    // the job's output on this node is complete: no record follows
-	Acked         uint64                 `protobuf:"varint,10,opt,name=acked,proto3" json:"acked,omitempty"` // the node has no record up to this one any more: all were acknowledged
+	Open          bool                   `protobuf:"varint,8,opt,name=open,proto3" json:"open,omitempty"`     // of an exit: processes that the rank has left behind may still write for it
+	Last          bool                   `protobuf:"varint,9,opt,name=last,proto3" json:"last,omitempty"`     // the job's output on this node is complete: no record follows
+	Acked         uint64                 `protobuf:"varint,10,opt,name=acked,proto3" json:"acked,omitempty"`  // the node has no record up to this one any more: all were acknowledged
+	Unkept        *Unkept                `protobuf:"bytes,11,opt,name=unkept,proto3" json:"unkept,omitempty"` // with last: files that are gone with the job
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3922,6 +3923,13 @@ func (x *Record) GetAcked() uint64 {
 		return x.Acked
 	}
 	return 0
+}
+
+func (x *Record) GetUnkept() *Unkept {
+	if x != nil {
+		return x.Unkept
+	}
+	return nil
 }
 
 type ExitStatus struct {
@@ -8468,7 +8476,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\bR\x04last\"\x1d\n" +
 	"\tFilesRead\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\rR\x03job\"\x86\x02\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\"\xb6\x02\n" +
 	"\x06Record\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x10\n" +
@@ -8480,7 +8488,8 @@ const file_control_proto_rawDesc = "" +
 	"\x04open\x18\b \x01(\bR\x04open\x12\x12\n" +
 	"\x04last\x18\t \x01(\bR\x04last\x12\x14\n" +
 	"\x05acked\x18\n" +
-	" \x01(\x04R\x05acked\"\x96\x01\n" +
+	" \x01(\x04R\x05acked\x12.\n" +
+	"\x06unkept\x18\v \x01(\v2\x16.margay.control.UnkeptR\x06unkept\"\x96\x01\n" +
 	"\n" +
 	"ExitStatus\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x16\n" +
@@ -9113,53 +9122,54 @@ var file_control_proto_depIdxs = []int32{
 	13,  // 81: margay.control.JobFault.error:type_name -> margay.control.Error
 	5,   // 82: margay.control.Record.stream:type_name -> margay.control.Stream
 	42,  // 83: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	43,  // 84: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	22,  // 85: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	23,  // 86: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	25,  // 87: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 88: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 89: margay.control.JobState.error:type_name -> margay.control.Error
-	55,  // 90: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	31,  // 91: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	54,  // 92: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 93: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	42,  // 94: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	58,  // 95: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 96: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 97: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	60,  // 98: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	59,  // 99: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	7,   // 100: margay.control.Drain.state:type_name -> margay.control.DrainState
-	68,  // 101: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	67,  // 102: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 103: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	55,  // 104: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	31,  // 105: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	22,  // 106: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	25,  // 107: margay.control.StoredJob.places:type_name -> margay.control.Place
-	26,  // 108: margay.control.StoredJob.members:type_name -> margay.control.Member
-	68,  // 109: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	53,  // 110: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	73,  // 111: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	74,  // 112: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	79,  // 113: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	81,  // 114: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	104, // 115: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	84,  // 116: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	80,  // 117: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	79,  // 118: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	93,  // 119: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	94,  // 120: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	95,  // 121: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	79,  // 122: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 123: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 124: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 125: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	126, // [126:126] is the sub-list for method output_type
-	126, // [126:126] is the sub-list for method input_type
-	126, // [126:126] is the sub-list for extension type_name
-	126, // [126:126] is the sub-list for extension extendee
-	0,   // [0:126] is the sub-list for field type_name
+	31,  // 84: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	43,  // 85: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	22,  // 86: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	23,  // 87: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	25,  // 88: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 89: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 90: margay.control.JobState.error:type_name -> margay.control.Error
+	55,  // 91: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	31,  // 92: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	54,  // 93: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 94: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	42,  // 95: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	58,  // 96: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 97: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 98: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	60,  // 99: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	59,  // 100: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	7,   // 101: margay.control.Drain.state:type_name -> margay.control.DrainState
+	68,  // 102: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	67,  // 103: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 104: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	55,  // 105: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	31,  // 106: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	22,  // 107: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	25,  // 108: margay.control.StoredJob.places:type_name -> margay.control.Place
+	26,  // 109: margay.control.StoredJob.members:type_name -> margay.control.Member
+	68,  // 110: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	53,  // 111: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	73,  // 112: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	74,  // 113: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	79,  // 114: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	81,  // 115: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	104, // 116: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	84,  // 117: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	80,  // 118: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	79,  // 119: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	93,  // 120: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	94,  // 121: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	95,  // 122: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	79,  // 123: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 124: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 125: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 126: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	127, // [127:127] is the sub-list for method output_type
+	127, // [127:127] is the sub-list for method input_type
+	127, // [127:127] is the sub-list for extension type_name
+	127, // [127:127] is the sub-list for extension extendee
+	0,   // [0:127] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }

@@ -402,6 +402,8 @@ func digestOf(file *File) (digest archive.Digest, err error) {
 const (
 	aheadFiles  = 256     // files and folders
 	aheadCopied = 4 << 20 // bytes of files that are copied into the job's root
+
+	aheadPlain = 16 << 10 // bytes of an archive up to which compression takes longer than sending it
 )
 
 // Ahead returns the archive of the files without the data of contents, for nodes that lack none. It
@@ -422,8 +424,14 @@ func (f *Files) Ahead() ([]byte, error) {
 	if inside > control.FilesAhead || copied > aheadCopied {
 		return nil, nil
 	}
-	var packed bytes.Buffer
-	if err := f.Archive(&packed, nil, func(int64) {}); err != nil {
+	var plain, packed bytes.Buffer
+	if err := f.writeTar(&plain, nil, func(int64) {}); err != nil {
+		return nil, err
+	}
+	if plain.Len() <= aheadPlain && !bytes.HasPrefix(plain.Bytes(), []byte(archive.Compressed)) {
+		return plain.Bytes(), nil
+	}
+	if err := compress(&packed, func(w io.Writer) error { _, err := w.Write(plain.Bytes()); return err }); err != nil {
 		return nil, err
 	}
 	if packed.Len() > control.FilesAhead {
@@ -435,21 +443,30 @@ func (f *Files) Ahead() ([]byte, error) {
 // Archive writes the files to w as package archive describes. Contents whose indexes are not in
 // lacking are left out. progress receives the number of bytes read.
 func (f *Files) Archive(w io.Writer, lacking []uint32, progress func(bytes int64)) error {
+	return compress(w, func(w io.Writer) error { return f.writeTar(w, lacking, progress) })
+}
+
+// compress compresses what write writes.
+func compress(w io.Writer, write func(io.Writer) error) error {
 	zw, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(1<<20))
 	if err != nil {
 		return err
 	}
-	out := tar.NewWriter(zw)
+	return errors.Join(write(zw), zw.Close())
+}
+
+// writeTar is Archive without compression.
+func (f *Files) writeTar(w io.Writer, lacking []uint32, progress func(bytes int64)) error {
+	out := tar.NewWriter(w)
 	var done int64
 	for _, file := range f.List {
 		if err := archiveOne(out, file, lacking); err != nil {
-			zw.Close()
 			return err
 		}
 		done += file.Size
 		progress(done)
 	}
-	return errors.Join(out.Close(), zw.Close())
+	return out.Close()
 }
 
 func archiveOne(out *tar.Writer, file File, lacking []uint32) error {

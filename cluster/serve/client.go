@@ -212,7 +212,9 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 	j.client, j.moved = c.conn, time.Now()
 	clear(j.behind) // all tell again
 	c.jobs = append(c.jobs, j)
-	c.conn.Answer(f, fitState(j.state()), nil)
+	state := j.state()
+	state.Phase = j.shown()
+	c.conn.Answer(f, fitState(state), nil)
 	j.tellUnsaved()
 	s.finishIfComplete(j) // if its client has not brought back its files
 	for _, member := range j.members {
@@ -313,7 +315,7 @@ func (s *Server) listNodes() *control.Nodes {
 		}
 		if n.info != nil {
 			for _, core := range n.info.Cores {
-				u := n.uses[core]
+				u := s.using(n, core)
 				state.Cores = append(state.Cores, &control.CoreUse{Core: core, Job: u.job, Ranks: u.ranks})
 			}
 		}
@@ -337,7 +339,7 @@ func (s *Server) listJobs(m *control.ListJobs) (*control.Jobs, error) {
 		if m.Job == 0 || m.Job == j.number {
 			// The store has it too, as it was last saved.
 			list.Jobs = slices.DeleteFunc(list.Jobs, func(o *control.JobSummary) bool { return o.Job == j.number })
-			list.Jobs = append(list.Jobs, j.summary())
+			list.Jobs = append(list.Jobs, j.visible())
 		}
 	}
 	slices.SortFunc(list.Jobs, func(a, b *control.JobSummary) int { return int(a.Job) - int(b.Job) })
@@ -359,8 +361,13 @@ func (s *Server) status() *control.MachineStatus {
 	defer s.mu.Unlock()
 	m := &control.MachineStatus{
 		Machine: s.config.Machine, Substrate: s.config.Substrate, ServePid: int64(os.Getpid()), Nodes: uint32(len(s.nodes)),
-		Jobs: uint32(len(s.jobs)), SinceNs: s.started.UnixNano(), ServeStarts: s.starts,
+		SinceNs: s.started.UnixNano(), ServeStarts: s.starts,
 		Unwritten: s.history.unwritten(),
+	}
+	for _, j := range s.jobs {
+		if !j.announced {
+			m.Jobs++
+		}
 	}
 	for _, n := range s.nodes {
 		if n.drain != nil {

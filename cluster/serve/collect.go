@@ -15,8 +15,7 @@ const readFilesTimeout = 35 * time.Second
 // to wait for: the client wants no files or is gone, has them, or no rank has run. The client may take its time, as for output; when it
 // goes, or the job is killed once more, the job ends. A node ends what is left of the job before it is read. The caller holds Server.mu.
 func (s *Server) collect(j *job) bool {
-	spoilt := j.failure != nil && j.phases.phase == control.Phase_PHASE_START
-	if len(j.spec.Out) == 0 || j.client == nil || j.collected || j.phase != control.JobPhase_JOB_RUNNING || spoilt {
+	if !j.collects() {
 		return false
 	}
 	if !j.collecting {
@@ -24,6 +23,12 @@ func (s *Server) collect(j *job) bool {
 		j.tellClient()
 	}
 	return true
+}
+
+// collects reports whether the client of a job that ends is to read what its ranks have written. The caller holds Server.mu.
+func (j *job) collects() bool {
+	spoilt := j.failure != nil && j.phases.phase == control.Phase_PHASE_START
+	return len(j.spec.Out) > 0 && j.client != nil && !j.collected && j.phase == control.JobPhase_JOB_RUNNING && !spoilt
 }
 
 // stopCollecting ends a job whose files are being read. The caller holds Server.mu.

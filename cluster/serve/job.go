@@ -36,6 +36,8 @@ type job struct {
 	records   *records.Relay
 	told      told
 	noted     map[uint32]bool // nodes whose records are recorded as complete
+	ends      bool            // ranks have ended since it was recorded
+	soon      bool            // it is recorded soon
 	over      map[uint32]bool // nodes that say that all ranks on them have ended
 	behind    map[uint32]bool // nodes that are to tell records again when the client has taken more
 	moved     time.Time       // when a record came last, or an acknowledgement, or the connection to a node
@@ -46,6 +48,8 @@ type job struct {
 	finishing bool
 	torn      bool              // it has ended before its output was complete
 	unkept    []*control.Unkept // by node: files that are gone with it
+	left      map[uint32]bool   // nodes whose last record has said which
+	announced bool              // its client knows that it has ended, while nodes forget it
 	unsaved   error             // why its state could not be recorded
 	stood     time.Time         // since when it stands still for that; zero while it does not
 	owed      map[uint32]int    // by node: bytes of output that have come since the node could last forget all
@@ -64,7 +68,7 @@ func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job 
 	j := &job{
 		number: number, spec: spec, places: places, created: time.Now(), first: control.None,
 		failed: make(chan struct{}), loaded: make(chan struct{}), done: make(chan struct{}), loading: make(map[uint32]bool),
-		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), behind: make(map[uint32]bool),
+		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), behind: make(map[uint32]bool), left: make(map[uint32]bool),
 	}
 	for _, p := range places {
 		j.ranks = append(j.ranks, rank{place: p})
@@ -182,9 +186,17 @@ func (j *job) state() *control.JobState {
 func (j *job) tellClient() {
 	if j.client != nil {
 		m := j.state()
-		m.Times = j.phases.list()
+		m.Phase, m.Times = j.shown(), j.phases.list()
 		_ = j.client.Send(fitState(m))
 	}
+}
+
+// shown is the phase of the job as people see it. The caller holds Server.mu.
+func (j *job) shown() control.JobPhase {
+	if j.announced {
+		return control.JobPhase_JOB_DONE
+	}
+	return j.phase
 }
 
 // enter begins the next phase of the job's launch, unless the job ends. The caller holds Server.mu.
@@ -277,12 +289,18 @@ func (s *Server) record(j *job, m *control.Record) {
 	if !passes {
 		return
 	}
+	unkept := m.Unkept
+	m.Unkept = nil // it is neither kept nor sent with the output
 	if fresh {
 		if err := j.told.take(m); err != nil {
 			s.fail(j, control.Failf(control.Code_CODE_FAILED, "its output cannot be believed: %v", err).At(m.Node))
 			return
 		}
 		j.owed[m.Node] += len(m.Data)
+		if m.Last && unkept != nil && len(j.spec.Out) == 0 { // files that travel back are still there
+			j.left[m.Node] = true
+			j.lose(m.Node, unkept)
+		}
 		if m.Exit != nil && j.ranks[m.Rank].exit == nil {
 			s.rankEnded(j, int(m.Rank), m.Exit)
 		}
@@ -340,11 +358,10 @@ func (s *Server) ack(j *job, node uint32, seq uint64) {
 	}
 	j.moved = time.Now()
 	seq = j.records.Ack(node, seq)
-	if j.records.Complete(node) && !j.noted[node] || j.unsaved != nil {
-		s.saveRunning(j) // before the node lets go of it
-	}
-	if j.unsaved == nil {
+	if j.recorded() {
 		s.release(j, node, seq)
+	} else if !j.complete() { // else its end is recorded below
+		s.recordSoon(j)
 	}
 	s.finishIfComplete(j)
 }
@@ -360,10 +377,13 @@ func (s *Server) release(j *job, node uint32, seq uint64) {
 // rankEnded notes the end of a rank. The first that failed decides the job's status, and ends the others. When the job is to keep going,
 // the lowest that failed decides. The caller holds Server.mu.
 func (s *Server) rankEnded(j *job, number int, exit *control.ExitStatus) {
+	j.ends = true
 	if j.exited(number, exit) {
 		s.endOthers(j)
+		s.saveRunning(j) // a later serve names the same rank
+	} else {
+		s.recordSoon(j)
 	}
-	s.saveRunning(j)
 	if j.ended() {
 		for _, m := range j.members {
 			s.finishOn(s.nodes[m.Node], j)
@@ -488,7 +508,7 @@ const askedLately = 10 * time.Second
 // finishIfComplete ends a job whose ranks have all ended and whose output is with whoever wants it. That must be recorded before
 // the nodes forget the job. The caller holds Server.mu.
 func (s *Server) finishIfComplete(j *job) {
-	if j.phase != control.JobPhase_JOB_RUNNING || !j.complete() || j.unsaved != nil {
+	if j.phase != control.JobPhase_JOB_RUNNING || !j.complete() {
 		return
 	}
 	for i, r := range j.ranks {
@@ -496,6 +516,21 @@ func (s *Server) finishIfComplete(j *job) {
 			s.fail(j, control.Failf(control.Code_CODE_FAILED, "its output is complete, but how it ended was not told").At(r.place.Node).Of(i))
 			return
 		}
+	}
+	collects := j.collects()
+	if collects && j.collecting {
+		return
+	}
+	if !collects {
+		j.phase = control.JobPhase_JOB_ENDING
+	}
+	if s.saveRunning(j); j.unsaved != nil {
+		j.phase = control.JobPhase_JOB_RUNNING
+		return
+	}
+	if collects {
+		s.collect(j)
+		return
 	}
 	s.finish(j)
 }
@@ -543,11 +578,14 @@ func (s *Server) finish(j *job) {
 	}
 	j.enter(control.Phase_PHASE_END)
 	j.finishing, j.torn = true, j.torn || j.phase == control.JobPhase_JOB_RUNNING && !j.complete()
-	j.phase = control.JobPhase_JOB_ENDING
-	s.save(j) // a serve that is killed now does not find that the nodes have lost it
+	if j.phase != control.JobPhase_JOB_ENDING || j.unsaved != nil {
+		j.phase = control.JobPhase_JOB_ENDING
+		s.save(j) // a serve that is killed now does not find that the nodes have lost it
+	}
 	// It comes behind all that the nodes were asked before, and step asks nothing more.
 	asked := s.askAll(j, &control.Forget{Job: j.number})
 	s.running.Go(func() {
+		early := s.announce(j)
 		s.answers(asked, forgetTimeout, func(q *question, answer proto.Message, err error) {
 			if err != nil {
 				s.config.Log("job %d: end it on node%d: %v", j.number, q.node, err)
@@ -556,7 +594,10 @@ func (s *Server) finish(j *job) {
 				s.forgotten(j, q.node, m.Unkept)
 			}
 		})
-		lacking := s.keep(j) // before a client, or a later serve, can know that the job has ended
+		var lacking error
+		if !early {
+			lacking = s.keep(j)
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		j.tellLacking(lacking)
@@ -571,17 +612,46 @@ func (s *Server) finish(j *job) {
 			j.spool.close()
 		}
 		s.config.Log("job %d ended with status %d", j.number, j.exitCode())
-		j.tellClient()
+		if !early {
+			j.tellClient()
+		}
 	})
+}
+
+// announce keeps the record of a job that has ended, and then tells its client, while its nodes still forget it. It reports false when there
+// is something to say of the job that only its nodes know, or no client to tell. The job's cores are not given to another one before the
+// nodes have forgotten it, but look free.
+func (s *Server) announce(j *job) bool {
+	s.mu.Lock()
+	early := j.client != nil && j.failure == nil && !j.torn && len(j.left) == len(j.members)
+	s.mu.Unlock()
+	if !early {
+		return false
+	}
+	lacking := s.keep(j) // before a client can know that the job has ended
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j.tellLacking(lacking)
+	j.phases.enter(control.Phase_PHASE_UNKNOWN)
+	j.announced = true
+	j.tellClient()
+	return true
 }
 
 // forgotten notes which files are gone with a job on a node.
 func (s *Server) forgotten(j *job, node uint32, u *control.Unkept) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !j.left[node] {
+		j.lose(node, u)
+	}
+}
+
+// lose is forgotten for a caller that holds Server.mu.
+func (j *job) lose(node uint32, u *control.Unkept) {
 	if u.GetFiles() == 0 {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	u.Node = node
 	j.unkept = append(j.unkept, u)
 	slices.SortFunc(j.unkept, func(a, b *control.Unkept) int { return int(a.Node) - int(b.Node) })

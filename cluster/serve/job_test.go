@@ -232,6 +232,7 @@ func TestRanksLeaveChildren(t *testing.T) {
 				none[*control.Finish](t, &m.played[1].recorder, "its output is complete")
 				c.ackAll()
 				if restart {
+					time.Sleep(recordPause)
 					m.restart()
 					c = m.attach(job)
 					m.back(job, control.JobPhase_JOB_DONE, 0, 1)

@@ -37,13 +37,13 @@ func (s *Server) admit(spec *control.JobSpec, client *control.Conn) (*job, error
 		room, expected := s.room, s.expected(spec)
 		s.mu.Unlock()
 		j, err := s.create(spec, client)
-		if expected == "" || !errors.Is(err, &control.Failure{Code: control.Code_CODE_NO_ROOM}) {
+		if err != errForgetting && (expected == "" || !errors.Is(err, &control.Failure{Code: control.Code_CODE_NO_ROOM})) {
 			return j, err
 		}
 		select {
 		case <-room:
 		case <-silent.C:
-			_ = client.Send(&control.LogLine{Level: "info", Text: "waiting for " + expected, TimeNs: time.Now().UnixNano()})
+			_ = client.Send(&control.LogLine{Level: "info", Text: "waiting for " + cmp.Or(expected, "nodes to forget a job that has ended"), TimeNs: time.Now().UnixNano()})
 		case <-patience.C:
 			return s.create(spec, client)
 		case <-client.Done():
@@ -112,6 +112,9 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 	if places == nil {
 		return nil, s.noRoom(spec)
 	}
+	if s.forgetting(places) {
+		return nil, errForgetting
+	}
 	phases.enter(control.Phase_PHASE_RECORD)
 	number, err := s.store.nextJob()
 	if err != nil {
@@ -173,13 +176,38 @@ func (s *Server) offers() []offer {
 		}
 		o := offer{node: n.number, total: len(n.info.Cores)}
 		for _, core := range n.info.Cores {
-			if _, taken := n.uses[core]; !taken {
+			if s.using(n, core).job == 0 {
 				o.cores = append(o.cores, core)
 			}
 		}
 		offers = append(offers, o)
 	}
 	return offers
+}
+
+// using says what a core has been given to, and nothing for a job that its client knows to have ended. The caller holds Server.mu.
+func (s *Server) using(n *node, core uint32) use {
+	u := n.uses[core]
+	if j := s.jobs[u.job]; j != nil && j.announced {
+		return use{}
+	}
+	return u
+}
+
+// errForgetting is why a job waits for a moment: it gets the cores of one that its client knows to have ended, so that places do not depend on
+// how fast nodes forget a job.
+var errForgetting = control.Failf(control.Code_CODE_NO_ROOM, "the nodes still forget a job that has ended")
+
+// forgetting reports whether nodes have not forgotten the job that had one of the places before. The caller holds Server.mu.
+func (s *Server) forgetting(places []*control.Place) bool {
+	for _, p := range places {
+		for _, core := range append([]uint32{p.Core}, p.More...) {
+			if _, taken := s.nodes[p.Node].uses[core]; taken {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // offersFor lists the free cores of the nodes in service that have the architecture of a job. The caller holds Server.mu.

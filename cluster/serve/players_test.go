@@ -100,6 +100,9 @@ func (a *actor) forward() {
 		Job: a.job, Node: a.number, Seq: r.Seq, Rank: uint32(r.Rank), Stream: control.Stream(r.Stream), Data: r.Data, Open: r.Open, Last: r.Last,
 		Acked: r.Acked,
 	}
+	if r.Last {
+		m.Unkept = new(control.Unkept)
+	}
 	if r.Stream == task.Exit {
 		m.Exit = &control.ExitStatus{Code: int32(r.Status.Code), Signal: int32(r.Status.Signal)}
 	}

@@ -82,7 +82,10 @@ func (s *Server) enqueue(spec *control.JobSpec, client *control.Conn) (*job, err
 		room := s.room
 		j, err := s.createAs(w, spec, client)
 		why := ""
-		if err != nil {
+		switch {
+		case err == errForgetting:
+			why = told
+		case err != nil:
 			why = s.waitsFor(w)
 		}
 		w.why = why

@@ -22,6 +22,7 @@ func (s *Server) save(j *job) {
 	for _, m := range j.members {
 		j.noted[m.Node] = j.noted[m.Node] || j.unsaved == nil && j.records.Complete(m.Node)
 	}
+	j.ends = j.ends && j.unsaved != nil
 	if j.unsaved == nil && forget != 0 {
 		s.dropOutput(forget)
 	}
@@ -32,6 +33,49 @@ func (s *Server) saveRunning(j *job) {
 	before := j.unsaved
 	if s.save(j); before == nil {
 		j.tellUnsaved()
+	}
+}
+
+// recorded reports whether nothing has changed since the job was recorded that its nodes must not forget before. The caller holds
+// Server.mu.
+func (j *job) recorded() bool {
+	if j.ends || j.unsaved != nil {
+		return false
+	}
+	for _, m := range j.members {
+		if j.records.Complete(m.Node) && !j.noted[m.Node] {
+			return false
+		}
+	}
+	return true
+}
+
+// recordPause is how long ends of ranks wait for others, to be recorded with them: each record is of the whole job.
+const recordPause = 20 * time.Millisecond
+
+// recordSoon records a running job, and then has its nodes forget what they may. The caller holds Server.mu.
+func (s *Server) recordSoon(j *job) {
+	if j.soon {
+		return
+	}
+	j.soon = true
+	s.later(j, recordPause, func() {
+		if j.soon = false; j.finishing {
+			return
+		}
+		if s.saveRunning(j); j.unsaved == nil {
+			s.releaseAll(j)
+		}
+		s.finishIfComplete(j)
+	})
+}
+
+// releaseAll tells the nodes of a job what they may forget. The caller holds Server.mu.
+func (s *Server) releaseAll(j *job) {
+	for _, m := range j.members {
+		if acked := j.records.Acked(m.Node); acked > 0 {
+			s.release(j, m.Node, acked)
+		}
 	}
 }
 
@@ -68,9 +112,7 @@ func (s *Server) saveAgain() {
 		switch s.save(j); {
 		case j.unsaved == nil:
 			j.stood = time.Time{}
-			for _, m := range j.members {
-				s.release(j, m.Node, j.records.Acked(m.Node))
-			}
+			s.releaseAll(j)
 			s.finishIfComplete(j)
 		case j.standsStill() && j.stood.IsZero():
 			j.stood = time.Now()

@@ -432,8 +432,9 @@ func TestWaitOnFullDisk(t *testing.T) {
 				room := fullDisk(t, 1)
 				stop(n, job)
 				c.ackAll()
+				time.Sleep(recordPause)
 				said := one[*control.LogLine](t, &c.recorder)
-				time.Sleep(119 * time.Second)
+				time.Sleep(119*time.Second - recordPause)
 				none[*control.Forget](t, &n.recorder, "the job is ended early")
 				none[*control.LogLine](t, &c.recorder, "its client is told again")
 				time.Sleep(2 * time.Second)
@@ -489,6 +490,7 @@ func TestAttachOnFullDisk(t *testing.T) {
 		room := fullDisk(t, 1)
 		m.played[0].exits(job, 1, 0, 0, 0)
 		c := m.attach(job)
+		time.Sleep(recordPause)
 		said := one[*control.LogLine](t, &c.recorder)
 		room()
 		if !strings.Contains(said.Text, "the machine's disk is full: ") {

@@ -344,6 +344,15 @@ func (j *job) missing() string {
 	return ""
 }
 
+// visible is summary as people see it. The caller holds Server.mu.
+func (j *job) visible() *control.JobSummary {
+	m := j.summary()
+	if j.announced {
+		m.Phase, m.EndNs = control.JobPhase_JOB_DONE, time.Now().UnixNano()
+	}
+	return m
+}
+
 // summary is the job as a line of margay ps.
 func (j *job) summary() *control.JobSummary {
 	m := &control.JobSummary{

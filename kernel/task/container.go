@@ -318,7 +318,7 @@ func (c *Container) Give(folder string, digests []archive.Digest, files []*os.Fi
 	return nil
 }
 
-// Unpack has the zstd-compressed tar archive that r gives unpacked into the job's root.
+// Unpack has the archive that r gives unpacked into the job's root.
 func (c *Container) Unpack(ctx context.Context, r io.Reader) error {
 	buf := make([]byte, link.MaxPayload)
 	for {

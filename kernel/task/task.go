@@ -89,6 +89,7 @@ type Record struct {
 	Open   bool   `json:",omitempty"` // of an end: processes that the rank has left behind may still write for it
 	Last   bool   `json:",omitempty"` // every rank of the node has ended, and nothing can be written any more
 	Acked  uint64 `json:",omitempty"` // every record up to this one had been acknowledged when this one was sent
+	Unkept Unkept `json:",omitzero"`  // with Last: files that vanish with the job
 }
 
 // Status is how a rank ended.
@@ -161,7 +162,7 @@ const (
 	Strings  = "strings"  // payload: a piece of the job's Exec, before Create; not answered
 	Create   = "create"   // CreateBody -> (empty)
 	Contents = "contents" // ContentsBody and files that the node has already, before Unpack; not answered
-	Unpack   = "unpack"   // payload: a piece of the zstd-compressed tar archive of the job's files; not answered
+	Unpack   = "unpack"   // payload: a piece of the archive of the job's files (package archive); not answered
 	Unpacked = "unpacked" // the archive is complete -> (empty)
 	Start    = "start"    // run the ranks -> (empty)
 	Signal   = "signal"   // SignalBody; not answered

@@ -158,6 +158,51 @@ func (f fabricResult) check(t *testing.T) {
 	}
 }
 
+// Launches are measured, and the figures of JSON and of the page are the same.
+func TestBenchLaunch(t *testing.T) {
+	use(t, "hosted")
+	page := filepath.Join(t.TempDir(), "page.md")
+	text := "# Figures\n<!-- begin: written by margay bench launch -->\n<!-- end: written by margay bench launch -->\nend\n"
+	if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, nil, "bench", "launch", "--quick", "--json", "--nodes", "2", "--into", page).wait()
+	if r.code != 0 {
+		t.Fatal(r)
+	}
+	var figures struct {
+		Results []struct {
+			Nodes, Jobs, Failed int
+			Contender           string
+			Median              float64            `json:"median_ms"`
+			Speed               map[string]float64 `json:"speed_to"`
+		}
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &figures); err != nil {
+		t.Fatalf("%v\n%v", err, r)
+	}
+	got := make(map[string]bool)
+	for _, f := range figures.Results {
+		if f.Nodes != 2 || f.Jobs != 1 || f.Failed != 0 || f.Median <= 0 || f.Contender == "Margay" && f.Speed["MPICH hydra"] <= 0 {
+			t.Errorf("%+v", f)
+		}
+		got[f.Contender] = true
+	}
+	for _, want := range []string{"Margay", "Margay, back to back", "MPICH hydra", "fork and exec"} {
+		if !got[want] {
+			t.Errorf("%s is not measured: %v", want, r)
+		}
+	}
+	written, err := os.ReadFile(page)
+	if err != nil || !strings.Contains(string(written), fmt.Sprintf("\n| 2 | %.1f (", figures.Results[0].Median)) {
+		t.Errorf("%v\n%s", err, written)
+	}
+	left, err := filepath.Glob(filepath.Join(scratch, "m", "bench-launch-*"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
 // A measurement of messages that is killed leaves nothing either.
 func TestBenchFabricKilled(t *testing.T) {
 	use(t, "hosted")

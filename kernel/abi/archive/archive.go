@@ -1,12 +1,12 @@
 // Package archive is the border between margay run, which packs the files of a job, and the job
 // inits, which unpack them.
 //
-// The files travel as one zstd-compressed tar archive in PAX format: regular files, folders and
-// symbolic links, with names relative to the job's root. An entry of a regular file may have the
-// PAX record Content, the SHA-256 digest of its data. Nodes keep files by their digests, so an
-// entry with that record may come without data (size 0) when each node of the job has the content.
-// One with the PAX record Code as well is executed: the program, its interpreter or a library. Jobs
-// with the same code share its memory, so none can change it.
+// The files travel as one tar archive in PAX format, compressed by zstd unless it is small: regular
+// files, folders and symbolic links, with names relative to the job's root. An entry of a regular
+// file may have the PAX record Content, the SHA-256 digest of its data. Nodes keep files by their
+// digests, so an entry with that record may come without data (size 0) when each node of the job
+// has the content. One with the PAX record Code as well is executed: the program, its interpreter
+// or a library. Jobs with the same code share its memory, so none can change it.
 //
 // margay run names the digests in its request for the job, at most MaxContents, and learns which of
 // them some node lacks. If it is small, an archive without the data of all of them comes with the
@@ -27,6 +27,9 @@ import (
 	"encoding/hex"
 	"fmt"
 )
+
+// Compressed begins an archive that is compressed (RFC 8878, section 3.1.1), and no other.
+const Compressed = "\x28\xb5\x2f\xfd"
 
 // Content is the PAX record that holds the digest of a file, in hexadecimal digits.
 const Content = "MARGAY.content"

@@ -48,6 +48,7 @@ func (in *initProcess) collect(m *link.Message) error {
 		// An error ends the archive early, and its reader notices.
 		if err := in.brought.collect("/", paths, pipe); err == nil {
 			in.brought.take(paths)
+			in.output.travelled()
 		}
 	}()
 	return in.tell(task.Collect, nil)

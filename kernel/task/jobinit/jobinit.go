@@ -95,6 +95,7 @@ func Main(words ...string) error {
 		pids:   make(map[int]*rank),
 		held:   make(map[archive.Digest]*os.File),
 	}
+	in.output.search = func() task.Unkept { return in.brought.unkept("", in.spec.Dir) }
 	if slices.Contains(words, task.WithGroup) {
 		in.group = os.NewFile(GroupFD, "group")
 	}
@@ -112,7 +113,7 @@ func Main(words ...string) error {
 	err = in.obey()
 	in.killAll()
 	if in.started {
-		left := in.brought.unkept("", in.spec.Dir)
+		left := in.output.left()
 		// A dead node kernel needs no message. PID 1 may hold its end of the link, and does not
 		// read it.
 		in.conn.SetWriteDeadline(time.Now().Add(tellWait))

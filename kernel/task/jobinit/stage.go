@@ -145,6 +145,9 @@ func (in *initProcess) awaitJob() error {
 	if in.stage != nil {
 		return in.stage
 	}
+	if err := rehearse(); err != nil {
+		return err
+	}
 	runtime.LockOSThread() // Linux keeps the signal for each thread
 	defer runtime.UnlockOSThread()
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
