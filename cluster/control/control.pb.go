@@ -619,6 +619,7 @@ type Frame struct {
 	//	*Frame_StdinTaken
 	//	*Frame_Signal
 	//	*Frame_FileTaken
+	//	*Frame_Resize
 	//	*Frame_RunRequest
 	//	*Frame_RunReply
 	//	*Frame_Attach
@@ -932,6 +933,15 @@ func (x *Frame) GetFileTaken() *FileTaken {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_FileTaken); ok {
 			return x.FileTaken
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetResize() *Resize {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Resize); ok {
+			return x.Resize
 		}
 	}
 	return nil
@@ -1376,6 +1386,10 @@ type Frame_FileTaken struct {
 	FileTaken *FileTaken `protobuf:"bytes,46,opt,name=file_taken,json=fileTaken,proto3,oneof"`
 }
 
+type Frame_Resize struct {
+	Resize *Resize `protobuf:"bytes,126,opt,name=resize,proto3,oneof"`
+}
+
 type Frame_RunRequest struct {
 	// Clients and serve.
 	RunRequest *RunRequest `protobuf:"bytes,60,opt,name=run_request,json=runRequest,proto3,oneof"`
@@ -1577,6 +1591,8 @@ func (*Frame_StdinTaken) isFrame_Body() {}
 func (*Frame_Signal) isFrame_Body() {}
 
 func (*Frame_FileTaken) isFrame_Body() {}
+
+func (*Frame_Resize) isFrame_Body() {}
 
 func (*Frame_RunRequest) isFrame_Body() {}
 
@@ -2485,6 +2501,7 @@ type JobSpec struct {
 	WarningMs     int64                  `protobuf:"varint,27,opt,name=warning_ms,json=warningMs,proto3" json:"warning_ms,omitempty"` // how long before the limit
 	Mpi           MPI                    `protobuf:"varint,29,opt,name=mpi,proto3,enum=margay.control.MPI" json:"mpi,omitempty"`      // how the ranks find each other, if they are of MPI
 	Network       bool                   `protobuf:"varint,30,opt,name=network,proto3" json:"network,omitempty"`                      // a network of the job's own; with PMI on several nodes it has one without asking
+	Terminal      *Terminal              `protobuf:"bytes,51,opt,name=terminal,proto3" json:"terminal,omitempty"`                     // rank 0 has a terminal of this size; absent: it has pipes, as the others
 	WaitMs        int64                  `protobuf:"varint,28,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`          // how long the job may wait in the queue for cores; 0: not at all, -1: for ever
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2709,9 +2726,69 @@ func (x *JobSpec) GetNetwork() bool {
 	return false
 }
 
+func (x *JobSpec) GetTerminal() *Terminal {
+	if x != nil {
+		return x.Terminal
+	}
+	return nil
+}
+
 func (x *JobSpec) GetWaitMs() int64 {
 	if x != nil {
 		return x.WaitMs
+	}
+	return 0
+}
+
+// Terminal is the size of a terminal in characters.
+type Terminal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rows          uint32                 `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`
+	Columns       uint32                 `protobuf:"varint,2,opt,name=columns,proto3" json:"columns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Terminal) Reset() {
+	*x = Terminal{}
+	mi := &file_control_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Terminal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Terminal) ProtoMessage() {}
+
+func (x *Terminal) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Terminal.ProtoReflect.Descriptor instead.
+func (*Terminal) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Terminal) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *Terminal) GetColumns() uint32 {
+	if x != nil {
+		return x.Columns
 	}
 	return 0
 }
@@ -2728,7 +2805,7 @@ type Exec struct {
 
 func (x *Exec) Reset() {
 	*x = Exec{}
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2740,7 +2817,7 @@ func (x *Exec) String() string {
 func (*Exec) ProtoMessage() {}
 
 func (x *Exec) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2753,7 +2830,7 @@ func (x *Exec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exec.ProtoReflect.Descriptor instead.
 func (*Exec) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{13}
+	return file_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Exec) GetArgv() [][]byte {
@@ -2790,7 +2867,7 @@ type Prepared struct {
 
 func (x *Prepared) Reset() {
 	*x = Prepared{}
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2802,7 +2879,7 @@ func (x *Prepared) String() string {
 func (*Prepared) ProtoMessage() {}
 
 func (x *Prepared) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2815,7 +2892,7 @@ func (x *Prepared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prepared.ProtoReflect.Descriptor instead.
 func (*Prepared) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{14}
+	return file_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Prepared) GetLacking() []uint32 {
@@ -2858,7 +2935,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2870,7 +2947,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2883,7 +2960,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{15}
+	return file_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Place) GetRank() uint32 {
@@ -2924,7 +3001,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2936,7 +3013,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2949,7 +3026,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Member) GetNode() uint32 {
@@ -2976,7 +3053,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2988,7 +3065,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3001,7 +3078,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Start) GetJob() uint32 {
@@ -3020,7 +3097,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3032,7 +3109,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3045,7 +3122,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Started) GetStartNs() int64 {
@@ -3065,7 +3142,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3077,7 +3154,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3090,7 +3167,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Forget) GetJob() uint32 {
@@ -3109,7 +3186,7 @@ type Forgotten struct {
 
 func (x *Forgotten) Reset() {
 	*x = Forgotten{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +3198,7 @@ func (x *Forgotten) String() string {
 func (*Forgotten) ProtoMessage() {}
 
 func (x *Forgotten) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +3211,7 @@ func (x *Forgotten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgotten.ProtoReflect.Descriptor instead.
 func (*Forgotten) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Forgotten) GetUnkept() *Unkept {
@@ -3157,7 +3234,7 @@ type Unkept struct {
 
 func (x *Unkept) Reset() {
 	*x = Unkept{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3169,7 +3246,7 @@ func (x *Unkept) String() string {
 func (*Unkept) ProtoMessage() {}
 
 func (x *Unkept) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3182,7 +3259,7 @@ func (x *Unkept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unkept.ProtoReflect.Descriptor instead.
 func (*Unkept) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Unkept) GetNode() uint32 {
@@ -3225,7 +3302,7 @@ type Loaded struct {
 
 func (x *Loaded) Reset() {
 	*x = Loaded{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3237,7 +3314,7 @@ func (x *Loaded) String() string {
 func (*Loaded) ProtoMessage() {}
 
 func (x *Loaded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3250,7 +3327,7 @@ func (x *Loaded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loaded.ProtoReflect.Descriptor instead.
 func (*Loaded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Loaded) GetJob() uint32 {
@@ -3285,7 +3362,7 @@ type JobFault struct {
 
 func (x *JobFault) Reset() {
 	*x = JobFault{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3297,7 +3374,7 @@ func (x *JobFault) String() string {
 func (*JobFault) ProtoMessage() {}
 
 func (x *JobFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3310,7 +3387,7 @@ func (x *JobFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFault.ProtoReflect.Descriptor instead.
 func (*JobFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *JobFault) GetJob() uint32 {
@@ -3339,7 +3416,7 @@ type Rewind struct {
 
 func (x *Rewind) Reset() {
 	*x = Rewind{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3351,7 +3428,7 @@ func (x *Rewind) String() string {
 func (*Rewind) ProtoMessage() {}
 
 func (x *Rewind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3364,7 +3441,7 @@ func (x *Rewind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewind.ProtoReflect.Descriptor instead.
 func (*Rewind) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Rewind) GetJob() uint32 {
@@ -3391,7 +3468,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3403,7 +3480,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3416,7 +3493,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Finish) GetJob() uint32 {
@@ -3438,7 +3515,7 @@ type FileChunk struct {
 
 func (x *FileChunk) Reset() {
 	*x = FileChunk{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3450,7 +3527,7 @@ func (x *FileChunk) String() string {
 func (*FileChunk) ProtoMessage() {}
 
 func (x *FileChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3463,7 +3540,7 @@ func (x *FileChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChunk.ProtoReflect.Descriptor instead.
 func (*FileChunk) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FileChunk) GetJob() uint32 {
@@ -3498,7 +3575,7 @@ type FileTaken struct {
 
 func (x *FileTaken) Reset() {
 	*x = FileTaken{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3510,7 +3587,7 @@ func (x *FileTaken) String() string {
 func (*FileTaken) ProtoMessage() {}
 
 func (x *FileTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3523,7 +3600,7 @@ func (x *FileTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileTaken.ProtoReflect.Descriptor instead.
 func (*FileTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *FileTaken) GetJob() uint32 {
@@ -3559,7 +3636,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3571,7 +3648,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3584,7 +3661,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -3670,7 +3747,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3682,7 +3759,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3695,7 +3772,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -3748,7 +3825,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3760,7 +3837,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3773,7 +3850,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -3830,7 +3907,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3842,7 +3919,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3855,7 +3932,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -3894,7 +3971,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3906,7 +3983,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3919,7 +3996,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -3975,7 +4052,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3987,7 +4064,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4000,7 +4077,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -4036,7 +4113,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4048,7 +4125,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4061,7 +4138,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -4085,6 +4162,59 @@ func (x *Signal) GetSignal() int32 {
 	return 0
 }
 
+// Resize gives the terminal of a job another size.
+type Resize struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Size          *Terminal              `protobuf:"bytes,2,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resize) Reset() {
+	*x = Resize{}
+	mi := &file_control_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resize) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resize) ProtoMessage() {}
+
+func (x *Resize) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resize.ProtoReflect.Descriptor instead.
+func (*Resize) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *Resize) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *Resize) GetSize() *Terminal {
+	if x != nil {
+		return x.Size
+	}
+	return nil
+}
+
 // RunRequest starts a job. Answer: RunReply; then the client sends FileChunks and is told JobStates and Records.
 type RunRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4097,7 +4227,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4109,7 +4239,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4122,7 +4252,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -4158,7 +4288,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4170,7 +4300,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4183,7 +4313,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -4225,7 +4355,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4237,7 +4367,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4250,7 +4380,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -4277,7 +4407,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4289,7 +4419,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4302,7 +4432,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -4322,7 +4452,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4334,7 +4464,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4347,7 +4477,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -4381,7 +4511,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4393,7 +4523,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4406,7 +4536,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -4478,7 +4608,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4490,7 +4620,7 @@ func (x *PhaseTime) String() string {
 func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4503,7 +4633,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -4547,7 +4677,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4559,7 +4689,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4572,7 +4702,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -4618,7 +4748,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4630,7 +4760,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4643,7 +4773,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 type Nodes struct {
@@ -4655,7 +4785,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4667,7 +4797,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4680,7 +4810,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -4712,7 +4842,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4724,7 +4854,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4737,7 +4867,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -4851,7 +4981,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4863,7 +4993,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4876,7 +5006,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -4918,7 +5048,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4930,7 +5060,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4943,7 +5073,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -4980,7 +5110,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4992,7 +5122,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5005,7 +5135,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -5038,7 +5168,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5050,7 +5180,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5063,7 +5193,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -5083,7 +5213,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5095,7 +5225,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5108,7 +5238,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -5128,7 +5258,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5140,7 +5270,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5153,7 +5283,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -5180,7 +5310,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5192,7 +5322,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5205,7 +5335,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -5236,7 +5366,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5248,7 +5378,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5261,7 +5391,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -5316,13 +5446,14 @@ type JobSummary struct {
 	Unkept        []*Unkept              `protobuf:"bytes,14,rep,name=unkept,proto3" json:"unkept,omitempty"`                               // files that ranks have written and that are gone with the job, by node
 	Missing       string                 `protobuf:"bytes,13,opt,name=missing,proto3" json:"missing,omitempty"`                             // why some of its output is missing; empty: nothing is
 	FirstFailed   int32                  `protobuf:"varint,15,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that decides the status: the first that failed, or the lowest; -1 while none has
+	Stopped       bool                   `protobuf:"varint,35,opt,name=stopped,proto3" json:"stopped,omitempty"`                            // its ranks were sent SIGSTOP, and no SIGCONT since
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5334,7 +5465,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5347,7 +5478,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -5455,6 +5586,13 @@ func (x *JobSummary) GetFirstFailed() int32 {
 	return 0
 }
 
+func (x *JobSummary) GetStopped() bool {
+	if x != nil {
+		return x.Stopped
+	}
+	return false
+}
+
 // StoredJob is how serve records a job.
 type StoredJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5467,13 +5605,14 @@ type StoredJob struct {
 	LimitNs       int64                  `protobuf:"varint,7,opt,name=limit_ns,json=limitNs,proto3" json:"limit_ns,omitempty"` // when its time is over, since the epoch; 0: never, or not known yet
 	Warned        bool                   `protobuf:"varint,8,opt,name=warned,proto3" json:"warned,omitempty"`                  // of that
 	Over          bool                   `protobuf:"varint,9,opt,name=over,proto3" json:"over,omitempty"`                      // that is why its ranks end
+	Halt          int32                  `protobuf:"varint,30,opt,name=halt,proto3" json:"halt,omitempty"`                     // SIGSTOP or SIGCONT: which of them all ranks were sent last; 0: neither
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5485,7 +5624,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5498,7 +5637,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -5564,6 +5703,13 @@ func (x *StoredJob) GetOver() bool {
 	return false
 }
 
+func (x *StoredJob) GetHalt() int32 {
+	if x != nil {
+		return x.Halt
+	}
+	return 0
+}
+
 // Kill sends a signal to a job's ranks, or to one; with force it ends the job whatever its ranks do. Answer: Done.
 type Kill struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5577,7 +5723,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5589,7 +5735,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5602,7 +5748,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -5644,7 +5790,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5656,7 +5802,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5669,7 +5815,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -5695,7 +5841,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5707,7 +5853,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5720,7 +5866,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -5743,7 +5889,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5755,7 +5901,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5768,7 +5914,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -5816,7 +5962,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5828,7 +5974,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5841,7 +5987,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -5866,7 +6012,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5878,7 +6024,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5891,7 +6037,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 type MachineStatus struct {
@@ -5915,7 +6061,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5927,7 +6073,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5940,7 +6086,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -6044,7 +6190,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6056,7 +6202,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6069,7 +6215,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -6088,7 +6234,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6100,7 +6246,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6113,7 +6259,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -6148,7 +6294,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6160,7 +6306,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6173,7 +6319,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -6312,7 +6458,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6324,7 +6470,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6337,7 +6483,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -6400,7 +6546,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6412,7 +6558,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6425,7 +6571,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -6453,7 +6599,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6465,7 +6611,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6478,7 +6624,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -6504,7 +6650,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6516,7 +6662,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6529,7 +6675,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -6554,7 +6700,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6566,7 +6712,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6579,7 +6725,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -6644,7 +6790,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6656,7 +6802,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6669,7 +6815,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -6711,7 +6857,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6723,7 +6869,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6736,7 +6882,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -6768,7 +6914,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6780,7 +6926,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6793,7 +6939,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -6854,7 +7000,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6866,7 +7012,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6879,7 +7025,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -6948,7 +7094,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6960,7 +7106,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6973,7 +7119,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -6992,7 +7138,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7004,7 +7150,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7017,7 +7163,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -7037,7 +7183,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7049,7 +7195,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7062,7 +7208,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -7082,7 +7228,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7094,7 +7240,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7107,7 +7253,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -7139,7 +7285,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7151,7 +7297,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7164,7 +7310,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -7223,7 +7369,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7235,7 +7381,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7248,7 +7394,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -7314,7 +7460,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7326,7 +7472,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7339,7 +7485,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -7446,7 +7592,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7458,7 +7604,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7471,7 +7617,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -7514,7 +7660,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7526,7 +7672,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7539,7 +7685,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -7575,7 +7721,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7587,7 +7733,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7600,7 +7746,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -7634,7 +7780,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7646,7 +7792,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7659,7 +7805,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -7680,7 +7826,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7692,7 +7838,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7705,7 +7851,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -7728,7 +7874,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7740,7 +7886,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7753,7 +7899,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -7787,7 +7933,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7799,7 +7945,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7812,7 +7958,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -7826,7 +7972,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xa7\x1c\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xd9\x1c\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -7860,7 +8006,8 @@ const file_control_proto_rawDesc = "" +
 	"stdinTaken\x120\n" +
 	"\x06signal\x18- \x01(\v2\x16.margay.control.SignalH\x00R\x06signal\x12:\n" +
 	"\n" +
-	"file_taken\x18. \x01(\v2\x19.margay.control.FileTakenH\x00R\tfileTaken\x12=\n" +
+	"file_taken\x18. \x01(\v2\x19.margay.control.FileTakenH\x00R\tfileTaken\x120\n" +
+	"\x06resize\x18~ \x01(\v2\x16.margay.control.ResizeH\x00R\x06resize\x12=\n" +
 	"\vrun_request\x18< \x01(\v2\x1a.margay.control.RunRequestH\x00R\n" +
 	"runRequest\x127\n" +
 	"\trun_reply\x18= \x01(\v2\x18.margay.control.RunReplyH\x00R\brunReply\x120\n" +
@@ -7973,7 +8120,7 @@ const file_control_proto_rawDesc = "" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\xf8\x05\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\xae\x06\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -8006,8 +8153,12 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"warning_ms\x18\x1b \x01(\x03R\twarningMs\x12%\n" +
 	"\x03mpi\x18\x1d \x01(\x0e2\x13.margay.control.MPIR\x03mpi\x12\x18\n" +
-	"\anetwork\x18\x1e \x01(\bR\anetwork\x12\x17\n" +
-	"\await_ms\x18\x1c \x01(\x03R\x06waitMsJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"H\n" +
+	"\anetwork\x18\x1e \x01(\bR\anetwork\x124\n" +
+	"\bterminal\x183 \x01(\v2\x18.margay.control.TerminalR\bterminal\x12\x17\n" +
+	"\await_ms\x18\x1c \x01(\x03R\x06waitMsJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"8\n" +
+	"\bTerminal\x12\x12\n" +
+	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x18\n" +
+	"\acolumns\x18\x02 \x01(\rR\acolumns\"H\n" +
 	"\x04Exec\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x10\n" +
 	"\x03env\x18\x02 \x03(\fR\x03env\x12\x1a\n" +
@@ -8103,7 +8254,10 @@ const file_control_proto_rawDesc = "" +
 	"\x06Signal\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\x05R\x04rank\x12\x16\n" +
-	"\x06signal\x18\x03 \x01(\x05R\x06signal\"y\n" +
+	"\x06signal\x18\x03 \x01(\x05R\x06signal\"H\n" +
+	"\x06Resize\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12,\n" +
+	"\x04size\x18\x02 \x01(\v2\x18.margay.control.TerminalR\x04size\"y\n" +
 	"\n" +
 	"RunRequest\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12(\n" +
@@ -8192,7 +8346,7 @@ const file_control_proto_rawDesc = "" +
 	"\acommand\x18\x02 \x01(\tR\acommand\x12\x14\n" +
 	"\x05ranks\x18\x03 \x01(\rR\x05ranks\x12\x19\n" +
 	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\x12\x10\n" +
-	"\x03why\x18\x05 \x01(\tR\x03why\"\xd2\x03\n" +
+	"\x03why\x18\x05 \x01(\tR\x03why\"\xec\x03\n" +
 	"\n" +
 	"JobSummary\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
@@ -8211,7 +8365,8 @@ const file_control_proto_rawDesc = "" +
 	"rankStates\x12.\n" +
 	"\x06unkept\x18\x0e \x03(\v2\x16.margay.control.UnkeptR\x06unkept\x12\x18\n" +
 	"\amissing\x18\r \x01(\tR\amissing\x12!\n" +
-	"\ffirst_failed\x18\x0f \x01(\x05R\vfirstFailed\"\xe2\x02\n" +
+	"\ffirst_failed\x18\x0f \x01(\x05R\vfirstFailed\x12\x18\n" +
+	"\astopped\x18# \x01(\bR\astopped\"\xf6\x02\n" +
 	"\tStoredJob\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
 	"\x06places\x18\x02 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
@@ -8221,7 +8376,8 @@ const file_control_proto_rawDesc = "" +
 	"\bcomplete\x18\x06 \x03(\rR\bcomplete\x12\x19\n" +
 	"\blimit_ns\x18\a \x01(\x03R\alimitNs\x12\x16\n" +
 	"\x06warned\x18\b \x01(\bR\x06warned\x12\x12\n" +
-	"\x04over\x18\t \x01(\bR\x04over\"Z\n" +
+	"\x04over\x18\t \x01(\bR\x04over\x12\x12\n" +
+	"\x04halt\x18\x1e \x01(\x05R\x04halt\"Z\n" +
 	"\x04Kill\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\x05R\x04rank\x12\x16\n" +
@@ -8499,7 +8655,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 90)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -8524,83 +8680,85 @@ var file_control_proto_goTypes = []any{
 	(*LogLine)(nil),          // 20: margay.control.LogLine
 	(*Prepare)(nil),          // 21: margay.control.Prepare
 	(*JobSpec)(nil),          // 22: margay.control.JobSpec
-	(*Exec)(nil),             // 23: margay.control.Exec
-	(*Prepared)(nil),         // 24: margay.control.Prepared
-	(*Place)(nil),            // 25: margay.control.Place
-	(*Member)(nil),           // 26: margay.control.Member
-	(*Start)(nil),            // 27: margay.control.Start
-	(*Started)(nil),          // 28: margay.control.Started
-	(*Forget)(nil),           // 29: margay.control.Forget
-	(*Forgotten)(nil),        // 30: margay.control.Forgotten
-	(*Unkept)(nil),           // 31: margay.control.Unkept
-	(*Loaded)(nil),           // 32: margay.control.Loaded
-	(*JobFault)(nil),         // 33: margay.control.JobFault
-	(*Rewind)(nil),           // 34: margay.control.Rewind
-	(*Finish)(nil),           // 35: margay.control.Finish
-	(*FileChunk)(nil),        // 36: margay.control.FileChunk
-	(*FileTaken)(nil),        // 37: margay.control.FileTaken
-	(*Record)(nil),           // 38: margay.control.Record
-	(*ExitStatus)(nil),       // 39: margay.control.ExitStatus
-	(*Usage)(nil),            // 40: margay.control.Usage
-	(*Ack)(nil),              // 41: margay.control.Ack
-	(*Stdin)(nil),            // 42: margay.control.Stdin
-	(*StdinTaken)(nil),       // 43: margay.control.StdinTaken
-	(*Signal)(nil),           // 44: margay.control.Signal
-	(*RunRequest)(nil),       // 45: margay.control.RunRequest
-	(*RunReply)(nil),         // 46: margay.control.RunReply
-	(*Attach)(nil),           // 47: margay.control.Attach
-	(*RemoveOutput)(nil),     // 48: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 49: margay.control.OutputRemoved
-	(*JobState)(nil),         // 50: margay.control.JobState
-	(*PhaseTime)(nil),        // 51: margay.control.PhaseTime
-	(*RankState)(nil),        // 52: margay.control.RankState
-	(*ListNodes)(nil),        // 53: margay.control.ListNodes
-	(*Nodes)(nil),            // 54: margay.control.Nodes
-	(*NodeState)(nil),        // 55: margay.control.NodeState
-	(*Drain)(nil),            // 56: margay.control.Drain
-	(*CoreUse)(nil),          // 57: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 58: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 59: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 60: margay.control.ResumeNodes
-	(*ListJobs)(nil),         // 61: margay.control.ListJobs
-	(*Jobs)(nil),             // 62: margay.control.Jobs
-	(*WaitingJob)(nil),       // 63: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 64: margay.control.JobSummary
-	(*StoredJob)(nil),        // 65: margay.control.StoredJob
-	(*Kill)(nil),             // 66: margay.control.Kill
-	(*Noise)(nil),            // 67: margay.control.Noise
-	(*NoiseReport)(nil),      // 68: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 69: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 70: margay.control.InterruptRow
-	(*Status)(nil),           // 71: margay.control.Status
-	(*MachineStatus)(nil),    // 72: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 73: margay.control.ListExtensions
-	(*Extensions)(nil),       // 74: margay.control.Extensions
-	(*ExtensionState)(nil),   // 75: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 76: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 77: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 78: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 79: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 80: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 81: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 82: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 83: margay.control.ReadEvents
-	(*Events)(nil),           // 84: margay.control.Events
-	(*ReadClock)(nil),        // 85: margay.control.ReadClock
-	(*Clock)(nil),            // 86: margay.control.Clock
-	(*TakeSamples)(nil),      // 87: margay.control.TakeSamples
-	(*Samples)(nil),          // 88: margay.control.Samples
-	(*NodeSample)(nil),       // 89: margay.control.NodeSample
-	(*CoreSample)(nil),       // 90: margay.control.CoreSample
-	(*RankSample)(nil),       // 91: margay.control.RankSample
-	(*NodeExit)(nil),         // 92: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 93: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 94: margay.control.NodeStage
-	(*NodeUp)(nil),           // 95: margay.control.NodeUp
-	(*RestartKernel)(nil),    // 96: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 97: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 98: margay.control.DutiesSet
-	nil,                      // 99: margay.control.ExtensionLog.AfterEntry
+	(*Terminal)(nil),         // 23: margay.control.Terminal
+	(*Exec)(nil),             // 24: margay.control.Exec
+	(*Prepared)(nil),         // 25: margay.control.Prepared
+	(*Place)(nil),            // 26: margay.control.Place
+	(*Member)(nil),           // 27: margay.control.Member
+	(*Start)(nil),            // 28: margay.control.Start
+	(*Started)(nil),          // 29: margay.control.Started
+	(*Forget)(nil),           // 30: margay.control.Forget
+	(*Forgotten)(nil),        // 31: margay.control.Forgotten
+	(*Unkept)(nil),           // 32: margay.control.Unkept
+	(*Loaded)(nil),           // 33: margay.control.Loaded
+	(*JobFault)(nil),         // 34: margay.control.JobFault
+	(*Rewind)(nil),           // 35: margay.control.Rewind
+	(*Finish)(nil),           // 36: margay.control.Finish
+	(*FileChunk)(nil),        // 37: margay.control.FileChunk
+	(*FileTaken)(nil),        // 38: margay.control.FileTaken
+	(*Record)(nil),           // 39: margay.control.Record
+	(*ExitStatus)(nil),       // 40: margay.control.ExitStatus
+	(*Usage)(nil),            // 41: margay.control.Usage
+	(*Ack)(nil),              // 42: margay.control.Ack
+	(*Stdin)(nil),            // 43: margay.control.Stdin
+	(*StdinTaken)(nil),       // 44: margay.control.StdinTaken
+	(*Signal)(nil),           // 45: margay.control.Signal
+	(*Resize)(nil),           // 46: margay.control.Resize
+	(*RunRequest)(nil),       // 47: margay.control.RunRequest
+	(*RunReply)(nil),         // 48: margay.control.RunReply
+	(*Attach)(nil),           // 49: margay.control.Attach
+	(*RemoveOutput)(nil),     // 50: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 51: margay.control.OutputRemoved
+	(*JobState)(nil),         // 52: margay.control.JobState
+	(*PhaseTime)(nil),        // 53: margay.control.PhaseTime
+	(*RankState)(nil),        // 54: margay.control.RankState
+	(*ListNodes)(nil),        // 55: margay.control.ListNodes
+	(*Nodes)(nil),            // 56: margay.control.Nodes
+	(*NodeState)(nil),        // 57: margay.control.NodeState
+	(*Drain)(nil),            // 58: margay.control.Drain
+	(*CoreUse)(nil),          // 59: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 60: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 61: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 62: margay.control.ResumeNodes
+	(*ListJobs)(nil),         // 63: margay.control.ListJobs
+	(*Jobs)(nil),             // 64: margay.control.Jobs
+	(*WaitingJob)(nil),       // 65: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 66: margay.control.JobSummary
+	(*StoredJob)(nil),        // 67: margay.control.StoredJob
+	(*Kill)(nil),             // 68: margay.control.Kill
+	(*Noise)(nil),            // 69: margay.control.Noise
+	(*NoiseReport)(nil),      // 70: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 71: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 72: margay.control.InterruptRow
+	(*Status)(nil),           // 73: margay.control.Status
+	(*MachineStatus)(nil),    // 74: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 75: margay.control.ListExtensions
+	(*Extensions)(nil),       // 76: margay.control.Extensions
+	(*ExtensionState)(nil),   // 77: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 78: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 79: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 80: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 81: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 82: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 83: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 84: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 85: margay.control.ReadEvents
+	(*Events)(nil),           // 86: margay.control.Events
+	(*ReadClock)(nil),        // 87: margay.control.ReadClock
+	(*Clock)(nil),            // 88: margay.control.Clock
+	(*TakeSamples)(nil),      // 89: margay.control.TakeSamples
+	(*Samples)(nil),          // 90: margay.control.Samples
+	(*NodeSample)(nil),       // 91: margay.control.NodeSample
+	(*CoreSample)(nil),       // 92: margay.control.CoreSample
+	(*RankSample)(nil),       // 93: margay.control.RankSample
+	(*NodeExit)(nil),         // 94: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 95: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 96: margay.control.NodeStage
+	(*NodeUp)(nil),           // 97: margay.control.NodeUp
+	(*RestartKernel)(nil),    // 98: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 99: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 100: margay.control.DutiesSet
+	nil,                      // 101: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	11,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -8612,123 +8770,126 @@ var file_control_proto_depIdxs = []int32{
 	19,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
 	20,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
 	21,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	27,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	29,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	32,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	33,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	34,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	35,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	30,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
-	24,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	28,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
-	36,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	38,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	41,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	42,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	43,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	44,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
-	37,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	45,  // 25: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	46,  // 26: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	47,  // 27: margay.control.Frame.attach:type_name -> margay.control.Attach
-	50,  // 28: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	53,  // 29: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	54,  // 30: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	61,  // 31: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	62,  // 32: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	66,  // 33: margay.control.Frame.kill:type_name -> margay.control.Kill
-	67,  // 34: margay.control.Frame.noise:type_name -> margay.control.Noise
-	68,  // 35: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	71,  // 36: margay.control.Frame.status:type_name -> margay.control.Status
-	72,  // 37: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	48,  // 38: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	49,  // 39: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	58,  // 40: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	59,  // 41: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	60,  // 42: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	73,  // 43: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	74,  // 44: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	76,  // 45: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	82,  // 46: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	78,  // 47: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	79,  // 48: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	83,  // 49: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	84,  // 50: margay.control.Frame.events:type_name -> margay.control.Events
-	85,  // 51: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	86,  // 52: margay.control.Frame.clock:type_name -> margay.control.Clock
-	87,  // 53: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	88,  // 54: margay.control.Frame.samples:type_name -> margay.control.Samples
-	92,  // 55: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	93,  // 56: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	95,  // 57: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	94,  // 58: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	96,  // 59: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	97,  // 60: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	98,  // 61: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	0,   // 62: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 63: margay.control.Error.code:type_name -> margay.control.Code
-	17,  // 64: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	18,  // 65: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 66: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	17,  // 67: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	22,  // 68: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	25,  // 69: margay.control.Prepare.places:type_name -> margay.control.Place
-	26,  // 70: margay.control.Prepare.members:type_name -> margay.control.Member
-	23,  // 71: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 72: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 73: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	31,  // 74: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	13,  // 75: margay.control.Loaded.error:type_name -> margay.control.Error
-	13,  // 76: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 77: margay.control.Record.stream:type_name -> margay.control.Stream
-	39,  // 78: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	40,  // 79: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	22,  // 80: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	23,  // 81: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	25,  // 82: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 83: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 84: margay.control.JobState.error:type_name -> margay.control.Error
-	52,  // 85: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	31,  // 86: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	51,  // 87: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 88: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	39,  // 89: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	55,  // 90: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 91: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 92: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	57,  // 93: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	56,  // 94: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	7,   // 95: margay.control.Drain.state:type_name -> margay.control.DrainState
-	64,  // 96: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	63,  // 97: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 98: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	52,  // 99: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	31,  // 100: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	22,  // 101: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	25,  // 102: margay.control.StoredJob.places:type_name -> margay.control.Place
-	26,  // 103: margay.control.StoredJob.members:type_name -> margay.control.Member
-	64,  // 104: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	50,  // 105: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	69,  // 106: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	70,  // 107: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	75,  // 108: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	77,  // 109: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	99,  // 110: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	80,  // 111: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	76,  // 112: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	75,  // 113: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	89,  // 114: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	90,  // 115: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	91,  // 116: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	75,  // 117: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 118: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 119: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 120: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	121, // [121:121] is the sub-list for method output_type
-	121, // [121:121] is the sub-list for method input_type
-	121, // [121:121] is the sub-list for extension type_name
-	121, // [121:121] is the sub-list for extension extendee
-	0,   // [0:121] is the sub-list for field type_name
+	28,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	30,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	33,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	34,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	35,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	36,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	31,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	25,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
+	29,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
+	37,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	39,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	42,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	43,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	44,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	45,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	38,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	46,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	47,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	48,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	49,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	52,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	55,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	56,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	63,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	64,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	68,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	69,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	70,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	73,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	74,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	50,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	51,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	60,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	61,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	62,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	75,  // 44: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	76,  // 45: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	78,  // 46: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	84,  // 47: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	80,  // 48: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	81,  // 49: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	85,  // 50: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	86,  // 51: margay.control.Frame.events:type_name -> margay.control.Events
+	87,  // 52: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	88,  // 53: margay.control.Frame.clock:type_name -> margay.control.Clock
+	89,  // 54: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	90,  // 55: margay.control.Frame.samples:type_name -> margay.control.Samples
+	94,  // 56: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	95,  // 57: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	97,  // 58: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	96,  // 59: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	98,  // 60: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	99,  // 61: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	100, // 62: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	0,   // 63: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 64: margay.control.Error.code:type_name -> margay.control.Code
+	17,  // 65: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	18,  // 66: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 67: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	17,  // 68: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	22,  // 69: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	26,  // 70: margay.control.Prepare.places:type_name -> margay.control.Place
+	27,  // 71: margay.control.Prepare.members:type_name -> margay.control.Member
+	24,  // 72: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 73: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 74: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	23,  // 75: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	32,  // 76: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	13,  // 77: margay.control.Loaded.error:type_name -> margay.control.Error
+	13,  // 78: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 79: margay.control.Record.stream:type_name -> margay.control.Stream
+	40,  // 80: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	41,  // 81: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	23,  // 82: margay.control.Resize.size:type_name -> margay.control.Terminal
+	22,  // 83: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	24,  // 84: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	26,  // 85: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 86: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 87: margay.control.JobState.error:type_name -> margay.control.Error
+	54,  // 88: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	32,  // 89: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	53,  // 90: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 91: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	40,  // 92: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	57,  // 93: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 94: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 95: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	59,  // 96: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	58,  // 97: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	7,   // 98: margay.control.Drain.state:type_name -> margay.control.DrainState
+	66,  // 99: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	65,  // 100: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 101: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	54,  // 102: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	32,  // 103: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	22,  // 104: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	26,  // 105: margay.control.StoredJob.places:type_name -> margay.control.Place
+	27,  // 106: margay.control.StoredJob.members:type_name -> margay.control.Member
+	66,  // 107: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	52,  // 108: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	71,  // 109: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	72,  // 110: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	77,  // 111: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	79,  // 112: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	101, // 113: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	82,  // 114: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	78,  // 115: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	77,  // 116: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	91,  // 117: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	92,  // 118: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	93,  // 119: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	77,  // 120: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 121: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 122: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 123: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	124, // [124:124] is the sub-list for method output_type
+	124, // [124:124] is the sub-list for method input_type
+	124, // [124:124] is the sub-list for extension type_name
+	124, // [124:124] is the sub-list for extension extendee
+	0,   // [0:124] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -8762,6 +8923,7 @@ func file_control_proto_init() {
 		(*Frame_StdinTaken)(nil),
 		(*Frame_Signal)(nil),
 		(*Frame_FileTaken)(nil),
+		(*Frame_Resize)(nil),
 		(*Frame_RunRequest)(nil),
 		(*Frame_RunReply)(nil),
 		(*Frame_Attach)(nil),
@@ -8806,7 +8968,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   90,
+			NumMessages:   92,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

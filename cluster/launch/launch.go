@@ -51,7 +51,9 @@ type Options struct {
 	Stdin          io.Reader // nil for none
 	Stdout, Stderr io.Writer
 	Signals        <-chan os.Signal // to pass on
+	Suspend        func()           // stops this process until it is continued; nil: a stop of the job does not stop it
 	Status         *Status
+	Terminal       Terminal               // that rank 0 has, too: what is typed goes there as it is; nil: it has pipes
 	Timing         *Timing                // nil: nothing is measured
 	Started        func(job uint32) error // called when the ranks run; an error ends margay run, but no detached job; nil for none
 }
@@ -71,8 +73,9 @@ type session struct {
 	failed  chan error             // gets why output cannot be written
 
 	interrupts interrupts
-	insisted   atomic.Bool   // the user has had the job ended
-	passed     atomic.Uint64 // signals passed on: bit N for signal N
+	keys       chan os.Signal // what was asked for at the terminal by an escape
+	insisted   atomic.Bool    // the user has had the job ended
+	passed     atomic.Uint64  // signals passed on: bit N for signal N
 
 	printing sync.Mutex // held while a record is printed: a lost connection may still have some for us
 
@@ -139,7 +142,7 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 	s := &session{
 		Options: o, printer: newPrinter(o.Stdout, o.Stderr, int(o.Spec.Ranks), o.Label), printed: records.NewReader(),
 		files: newWindow(control.FileWindow), running: make(chan struct{}),
-		ended: make(chan *control.JobState, 1), failed: make(chan error, 1),
+		ended: make(chan *control.JobState, 1), failed: make(chan error, 1), keys: make(chan os.Signal, 1),
 	}
 	s.printer.files.out, s.printer.files.err = o.OutputFile, o.ErrorFile
 	readers := 0
@@ -149,7 +152,11 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 	case control.StdinMode_STDIN_ALL:
 		readers = int(o.Spec.Ranks)
 	}
-	s.stdin = newStdin(o.Stdin, readers, s.send)
+	if o.Terminal != nil {
+		defer o.Terminal.Restore()
+		s.Options.Stdin = &escapeReader{from: o.Stdin, asked: s.keys}
+	}
+	s.stdin = newStdin(s.Options.Stdin, readers, s.send)
 	var listening sync.WaitGroup // for signals; ends before another session may start
 	defer listening.Wait()
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -286,6 +293,9 @@ func (s *session) wait(ctx context.Context) (int, error) {
 			if s.Spec.Detach {
 				return 0, nil
 			}
+			if err := s.takeTerminal(); err != nil {
+				return ExitMargay, err
+			}
 			if s.Stdin != nil {
 				go s.stdin.run(ctx, s.job)
 			}
@@ -377,6 +387,7 @@ func (s *session) reconnect(ctx context.Context) (*control.JobState, error) {
 		}
 		s.Status.Warnf("job %d goes on", s.job)
 		s.stdin.rewind()
+		s.resize()
 		s.state(state)
 		return state, nil
 	}
@@ -431,6 +442,7 @@ func (s *session) handle(f *control.Frame) {
 		s.stdin.progress(m.Rank, m.Offset)
 	case *control.Rewind:
 		s.stdin.rewind(m.Node)
+		s.resize()
 	case *control.JobState:
 		s.state(m)
 	case *control.LogLine:

@@ -291,6 +291,7 @@ func (s *Server) reconcile(n *node, m *control.Register) {
 		}
 		s.finishOn(n, j)
 		s.killOn(n, j)
+		s.haltOn(n, j)
 		if j.wantsRecords() {
 			n.send(&control.Rewind{Job: j.number})
 		}
@@ -375,6 +376,7 @@ func (s *Server) startOn(n *node, j *job) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				s.inputAgain(j, q.node) // what came before its ranks were started is lost
+				s.haltOn(s.nodes[q.node], j)
 			}
 		})
 	})

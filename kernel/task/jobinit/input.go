@@ -14,7 +14,8 @@ const inputBytes = 256 << 10
 // input is the standard input of one rank. Pieces carry their offset, so that data sent again after
 // a broken connection is taken once.
 type input struct {
-	pipe *os.File // nil when the rank reads /dev/null
+	pipe     *os.File // nil when the rank reads /dev/null
+	terminal bool     // pipe is a terminal, which ends by a character
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -25,8 +26,8 @@ type input struct {
 	closed  bool   // the rank takes no further input
 }
 
-func newInput(pipe *os.File) *input {
-	i := &input{pipe: pipe, closed: pipe == nil}
+func newInput(pipe *os.File, terminal bool) *input {
+	i := &input{pipe: pipe, terminal: terminal, closed: pipe == nil}
 	i.changed.L = &i.mu
 	return i
 }
@@ -92,6 +93,9 @@ func (i *input) run(tell func(position uint64)) {
 		i.mu.Unlock()
 		tell(position)
 		if closed || last {
+			if last && i.terminal {
+				_, _ = i.pipe.WriteString(endOfFile)
+			}
 			i.pipe.Close()
 			return
 		}

@@ -27,15 +27,16 @@ const oomScore = 500
 // rank is one running process of the job.
 type rank struct {
 	task.Rank
-	pid     int
-	process *os.File // a pidfd of it
-	traced  bool     // waits for release
-	started time.Time
-	since   id.Time // the same by the clock of the node
-	input   *input
-	streams *streams
-	stuck   bool     // it was killed because it has aborted and did not end
-	pmi     *os.File // the init's end of its connection to the process management interface, or nil
+	pid      int
+	process  *os.File // a pidfd of it
+	traced   bool     // waits for release
+	started  time.Time
+	since    id.Time // the same by the clock of the node
+	input    *input
+	streams  *streams
+	terminal *os.File // the init's end of its terminal, or nil
+	stuck    bool     // it was killed because it has aborted and did not end
+	pmi      *os.File // the init's end of its connection to the process management interface, or nil
 }
 
 // spawn starts every rank of the job. It must be called once, and blocks signals to the ranks until
@@ -134,7 +135,7 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 			return fmt.Errorf("pin to cores %v: %w", r.Cores, err)
 		}
 	}
-	pipes, err := openPipes(r.Stdin)
+	pipes, err := openStreams(r)
 	if err != nil {
 		return err
 	}
@@ -147,7 +148,10 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	if app := in.kept.Files(task.AppFile(r.Rank)); len(app) > 0 {
 		files = append(files, app[0].Fd())
 	}
-	started := &rank{Rank: r, started: time.Now(), since: id.Time(clock.Monotonic()), input: newInput(pipes.input)}
+	started := &rank{Rank: r, started: time.Now(), since: id.Time(clock.Monotonic()), input: newInput(pipes.input, r.Terminal != nil)}
+	if r.Terminal != nil {
+		started.terminal = pipes.output
+	}
 	if in.pmi != nil {
 		near, far, err := pmiPair()
 		if err != nil {
@@ -185,6 +189,9 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 func (in *initProcess) fork(r *rank, files []uintptr) error {
 	pidfd := -1
 	attr := &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd, Ptrace: in.limitsData()}
+	if r.Terminal != nil {
+		attr.Setctty = true // descriptor 0
+	}
 	if os.Geteuid() != in.spec.UID {
 		attr.Credential = &syscall.Credential{Uid: uint32(in.spec.UID), Gid: uint32(in.spec.GID)}
 	}
@@ -293,6 +300,14 @@ func usage(u *unix.Rusage) task.Usage {
 type pipes struct {
 	stdin, stdout, stderr *os.File // far
 	input, output, errors *os.File // near; input is nil when the rank reads /dev/null
+}
+
+// openStreams makes the standard streams of a rank.
+func openStreams(r task.Rank) (*pipes, error) {
+	if r.Terminal != nil {
+		return openTerminal(*r.Terminal)
+	}
+	return openPipes(r.Stdin)
 }
 
 func openPipes(stdin bool) (*pipes, error) {

@@ -49,9 +49,12 @@ func (r *foregroundReader) Read(p []byte) (int, error) {
 	}
 }
 
+// background reports whether this process is in the background of the terminal.
+func (r *foregroundReader) background() bool { return background(r.terminal) }
+
 // background reports whether this process has a terminal and another process group is in its
 // foreground.
-func (r *foregroundReader) background() bool {
-	group, err := unix.IoctlGetInt(int(r.terminal.Fd()), unix.TIOCGPGRP)
+func background(terminal *os.File) bool {
+	group, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPGRP)
 	return err == nil && group != unix.Getpgrp()
 }

@@ -27,9 +27,6 @@ import (
 // would be a tenth of its processor time for a short job.
 const gcPercent = 400
 
-// forwarded are the signals that margay run passes on to the ranks.
-var forwarded = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2}
-
 // keptOutput is the amount of output that is kept for a detached job.
 var keptOutput = fmt.Sprintf("%d MiB", serve.SpoolLimit>>20)
 
@@ -48,6 +45,7 @@ type Flags struct {
 	Network   bool
 	Verbose   bool
 	Stdin     string
+	Terminal  bool
 	MemoryMiB int
 	Pids      int
 	InitWait  time.Duration
@@ -124,9 +122,15 @@ the use of several ranks. There each rank gets an equal part as the limit of its
 that it starts (where a host forbids tracing, not the first ones); beyond the limit Linux returns ENOMEM.
 
 Standard input goes to rank 0. In the background of a shell with job control margay run does not read the terminal, and does not stop
-for it. Signals, Ctrl-C among them, go to all ranks. A second Ctrl-C within 3 s ends the job with exit status 130, whatever its ranks
-do; a third one does not wait for the end. While files are copied, the first one ends the job. Ctrl-Z stops margay run; the ranks
-continue. Signals that were ignored at the start stay ignored (nohup).
+for it. Signals, Ctrl-C among them, go to all ranks, but for CHLD, PIPE, PROF, URG and 32 to 34, which margay needs itself. A second
+Ctrl-C within 3 s ends the job with exit status 130, whatever its ranks do; a third one does not wait for the end. While files are
+copied, the first one ends the job. Ctrl-Z (TSTP) stops all ranks, and then margay run; fg and bg let them go on. A stopped job keeps its
+cores, and its time limit goes on. Signals that were ignored at the start stay ignored (nohup).
+
+With --pty the rank, a single one, has a terminal on its node instead of pipes, as large as the terminal here: shells, editors and the
+like work. Keys go to the rank, Ctrl-C and Ctrl-Z among them; what it writes comes to standard output. At the begin of a line, ~. ends
+the job, and ~Ctrl-Z stops it and margay run. The file that describes the terminal (terminfo) is copied as well. However margay run
+ends, the terminal here is as it was. If standard input is not a terminal, its end is Ctrl-D.
 
 In a shell loop that reads its lines from standard input, margay run would read them: --stdin none, or </dev/null, leaves them to the
 loop.
@@ -149,6 +153,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
   margay run -t 10m --signal USR1@30s ./app   # ended after 10 minutes, warned 30 seconds before
   margay run --wait=1h -n 8 -o out.%j.%r ./app
   margay run -n 8 --timing ./app              # and print how long each phase took
+  margay run --pty --with "$(command -v ls)" bash -i   # a shell on a node
   margay run -n 8 --huge-pages -v ./app       # and print the resources of each rank
   margay run --detach -n 8 ./app && margay ps`,
 		Args: command.Arguments(1, -1),
@@ -170,6 +175,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.BoolVar(&f.KeepGoing, "keep-going", false, "let the other ranks continue when one fails; the lowest rank that failed decides the status")
 	fs.BoolVarP(&f.Verbose, "verbose", "v", false, "print the steps of margay")
 	fs.StringVar(&f.Stdin, "stdin", "first", "which ranks read standard input: first, all or none (in loops that read it)")
+	fs.BoolVar(&f.Terminal, "pty", false, "give the rank, a single one, a terminal: for shells, editors and other programs that need one")
 	fs.IntVar(&f.MemoryMiB, "memory", 0, "memory for the job on each node, in MiB (default: the share of its cores)")
 	fs.BoolVar(&f.HugePages, "huge-pages", false, "keep what the program allocates in huge pages (2 MiB) where it is large enough")
 	fs.StringVar(&f.MPI, "mpi", "auto", "how ranks of MPI find each other: `pmi1`, none, or auto, by the libraries of the program")
@@ -228,6 +234,9 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	if err := launch.CheckStrings(args, env); err != nil {
 		return command.Failed(launch.ExitStatus(err), fmt.Errorf("run %s: %w", args[0], err))
 	}
+	if f.Terminal {
+		f.With = append(f.With, terminfo(env)...)
+	}
 	files, err := launch.Collect(args[0], f.With)
 	if err != nil {
 		return command.Failed(launch.ExitStatus(err), err)
@@ -236,12 +245,17 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 		return fmt.Errorf("run %s: %w", args[0], err)
 	}
 	describe(asked, files)
-	signals, stop := command.Catch(16, forwarded...)
+	signals, stop := command.Catch(signalRoom, forwarded()...)
 	defer stop()
 	o := launch.Options{
 		Socket: socket, Spec: asked, Exec: &control.Exec{Argv: launch.Bytes(args), Env: launch.Bytes(env)}, Files: files, Label: f.Label,
-		OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output), Stdin: command.Foreground(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr, Signals: signals,
+		OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output), Stdin: command.Foreground(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr, Signals: signals, Suspend: command.Suspend,
 		Status: &launch.Status{W: a.Stderr, Verbose: f.Verbose, Quiet: f.Quiet, Terminal: show.IsTerminal(a.Stderr) && !f.Quiet},
+	}
+	if f.Terminal {
+		if err := takeTerminal(a, &o); err != nil {
+			return err
+		}
 	}
 	if f.Detach {
 		o.Started = func(job uint32) error { return printJob(a.Stdout, job) }
@@ -393,9 +407,16 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 	if err := f.valueApart(args[0]); err != nil {
 		return err
 	}
+	if f.Nodes > 0 && !c.Flags().Changed("ranks") {
+		f.Ranks = f.Nodes * max(1, f.PerNode)
+	}
 	switch {
 	case f.CoresEach > 0 && f.PerCore > 0:
 		return errors.New("run: ranks that have cores of their own (-c) share none: --per-core and -c exclude each other")
+	case f.Terminal && f.Ranks > 1:
+		return fmt.Errorf("run: --pty: a terminal is for a single rank, and there are %d", f.Ranks)
+	case f.Terminal && (f.Detach || f.Label || f.Error != "" || f.Stdin != "first"):
+		return errors.New("run: --pty excludes --detach, --label, -e and --stdin: the terminal is the rank's input, output and standard error")
 	case f.Detach && f.Output+f.Error != "":
 		return errors.New("run: the output of a detached job is kept on the machine: margay logs JOB >FILE; -o and -e are for jobs that margay run waits for")
 	case f.Timing != "" && f.Timing != timingTable && f.Timing != timingJSON:
@@ -404,9 +425,6 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 		return fmt.Errorf("run: --mpi=%s: it is %s, %s or %s", f.MPI, mpiPMI1, mpiNone, mpiAuto)
 	case f.Quiet && f.Verbose:
 		return errors.New("run: -q and -v exclude each other")
-	}
-	if f.Nodes > 0 && !c.Flags().Changed("ranks") {
-		f.Ranks = f.Nodes * max(1, f.PerNode)
 	}
 	return nil
 }

@@ -107,7 +107,7 @@ SIGTERM or SIGHUP has ended dies of that signal itself, which shells show as 128
 			root.AddCommand(commands(a)...)
 		}
 	}
-	root.AddCommand(versionCommand(a), manCommand(a))
+	root.AddCommand(versionCommand(a), manCommand(a), command.GuardCommand(a))
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpCommand(helpCommand())
 	root.InitDefaultHelpCmd()
