@@ -53,7 +53,7 @@ type Options struct {
 	Signals        <-chan os.Signal // to pass on
 	Suspend        func()           // stops this process until it is continued; nil: a stop of the job does not stop it
 	Status         *Status
-	Terminal       Terminal               // that rank 0 has, too: what is typed goes there as it is; nil: it has pipes
+	Terminal       Terminal               // of rank 0 as well: keys go there unchanged; nil: it has pipes
 	Timing         *Timing                // nil: nothing is measured
 	Started        func(job uint32) error // called when the ranks run; an error ends margay run, but no detached job; nil for none
 }

@@ -15,7 +15,8 @@ import (
 	"margay/internal/nodeset"
 )
 
-// insistTime is how soon a second interrupt must follow the first to end the job whatever its ranks do.
+// insistTime is how soon a second interrupt must follow the first to end the job whatever its ranks
+// do.
 const insistTime = 3 * time.Second
 
 // hangUp is how long ranks have after their terminal has gone before the job is ended.

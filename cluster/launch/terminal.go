@@ -21,7 +21,8 @@ type Terminal interface {
 	Size() *control.Terminal
 }
 
-// takeTerminal takes the terminal, and gives the rank's terminal the same size: it may have changed.
+// takeTerminal takes the terminal, and gives the rank's terminal the same size: it may have
+// changed.
 func (s *session) takeTerminal() error {
 	if s.Terminal == nil {
 		return nil
@@ -63,16 +64,16 @@ const (
 	escapeStop = '\x1a' // Ctrl-Z: stop the job and margay run
 )
 
-// endKey asks for the end of the job. It is no signal.
+// endKey asks for the end of the job. It is not a signal.
 const endKey = syscall.Signal(0)
 
-// escapes finds the escapes in what is typed.
+// escapes finds the escapes among the keys.
 type escapes struct {
 	within bool // the line has begun
 	begun  bool // an escape has: it is held back
 }
 
-// filter returns what is for the rank, and what an escape asks for, if there is one.
+// filter returns the keys for the rank, and the requests of escapes.
 func (e *escapes) filter(typed []byte) (passed []byte, asked []syscall.Signal) {
 	for _, key := range typed {
 		if e.begun {
@@ -99,11 +100,11 @@ func (e *escapes) filter(typed []byte) (passed []byte, asked []syscall.Signal) {
 	return passed, asked
 }
 
-// escapeReader reads what is typed, without the escapes.
+// escapeReader reads the keys without the escapes.
 type escapeReader struct {
 	from    io.Reader
 	escapes escapes
-	asked   chan<- os.Signal // gets what an escape asks for
+	asked   chan<- os.Signal // gets the requests of escapes
 }
 
 func (r *escapeReader) Read(p []byte) (int, error) {

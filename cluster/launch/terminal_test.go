@@ -27,7 +27,7 @@ var typedCases = []struct {
 	{"\r~", "\r", nil},
 }
 
-// Escapes are found wherever the reads cut what is typed.
+// Escapes are found wherever the reads cut the input.
 func TestEscapes(t *testing.T) {
 	for _, test := range typedCases {
 		for name, cut := range map[string]func(io.Reader) io.Reader{

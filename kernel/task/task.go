@@ -59,8 +59,8 @@ type Rank struct {
 	Env   []string // added to the job's environment
 	Stdin bool     // has a standard input that is fed by Stdin; otherwise /dev/null
 
-	// Terminal makes its standard streams a terminal of this size, the controlling one of its session.
-	// All that it writes is Stdout then. nil: they are pipes.
+	// Terminal makes its standard streams a terminal of this size, the controlling one of its
+	// session. All that it writes is Stdout then. nil: they are pipes.
 	Terminal *Size `json:",omitempty"`
 }
 

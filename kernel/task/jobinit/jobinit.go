@@ -284,8 +284,9 @@ func (in *initProcess) start() error {
 	return in.tell(task.Start, nil)
 }
 
-// signal sends a signal to the process group that a rank leads. Stopping and continuing all ranks is
-// for everything of the job on this node: processes in other groups of a rank's session would go on.
+// signal sends a signal to the process group that a rank leads. Stopping and continuing all ranks
+// is for everything of the job on this node: processes in other groups of a rank's session would go
+// on.
 func (in *initProcess) signal(m link.Message) error {
 	var b task.SignalBody
 	if err := m.Decode(&b); err != nil {

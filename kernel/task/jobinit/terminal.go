@@ -11,7 +11,7 @@ import (
 	"margay/kernel/task"
 )
 
-// terminals bounds the pseudo-terminals of a job on this node. Linux bounds those of all jobs.
+// terminals bounds the pseudo-terminals of a job on this node. Linux bounds the sum of all jobs.
 const terminals = 64
 
 // endOfFile ends the input of a terminal: the first ends a line that has begun, if one has, the
