@@ -208,6 +208,9 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 		PMI:      m.Spec.Mpi == control.MPI_MPI_PMI1, Network: m.Spec.Network,
 		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
 	}
+	for _, p := range m.Exec.GetParts() {
+		s.Parts = append(s.Parts, task.Part{First: id.Rank(p.First), Path: string(p.Path), Argv: stringsOf(p.Argv), Env: stringsOf(p.Env)})
+	}
 	for _, p := range m.Places {
 		place := kernel.Place{Rank: id.Rank(p.Rank), Node: id.Node(p.Node), Core: id.Core(p.Core)}
 		for _, core := range p.More {

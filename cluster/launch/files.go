@@ -44,9 +44,10 @@ type content struct {
 
 // Files are what a job takes along.
 type Files struct {
-	Program string // absolute path of the executable
-	Arch    string // that it is for, as Go names it
-	List    []File
+	Program  string   // absolute path of the executable
+	Programs []string // the same of each program of the job, that one first
+	Arch     string   // that it is for, as Go names it
+	List     []File
 	// Parallel is what makes the program one of MPI or PMI: a library or a function; empty: nothing
 	// does. PMI1 reports whether its ranks find each other by PMI 1, like the ranks of MPICH.
 	Parallel string
@@ -78,14 +79,28 @@ var arches = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm
 // else: its libraries, its interpreter when it is a script, and the files and folders in with, with
 // the libraries that programs and libraries among them need.
 func Collect(program string, with []string) (*Files, error) {
-	path, err := LookUp(program)
-	if err != nil {
-		return nil, err
-	}
-	f := &Files{Program: path, have: make(map[string]bool), most: maxFiles}
+	return CollectAll([]string{program}, with)
+}
+
+// CollectAll is Collect for a job of several programs, for one kind of processor. Program is the
+// first one then, and Programs has all.
+func CollectAll(programs []string, with []string) (*Files, error) {
+	f := &Files{have: make(map[string]bool), most: maxFiles}
 	f.search.LibraryPath, f.search.Preload = os.Getenv("LD_LIBRARY_PATH"), os.Getenv("LD_PRELOAD")
-	if err := f.addProgram(path, 0); err != nil {
-		return nil, err
+	for _, program := range programs {
+		path, err := LookUp(program)
+		if err != nil {
+			return nil, err
+		}
+		f.Programs = append(f.Programs, path)
+		f.Program = f.Programs[0]
+		arch := f.Arch
+		if err := f.addProgram(path, 0); err != nil {
+			return nil, err
+		}
+		if arch != "" && f.Arch != arch {
+			return nil, fmt.Errorf("%s: %w with %s: they are for %s and %s", path, ErrNotExecutable, f.Program, f.Arch, arch)
+		}
 	}
 	own := len(f.List)
 	f.isCode(0)

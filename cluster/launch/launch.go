@@ -42,7 +42,10 @@ type Options struct {
 	Spec   *control.JobSpec
 	Exec   *control.Exec
 	Files  *Files
-	Label  bool // begin each line with its rank
+	Label  Label
+
+	// Collapse prints equal lines of ranks once, with the ranks. Label is not used then.
+	Collapse bool
 
 	// Patterns of the names of files that take the output instead of Stdout and Stderr: %j is the
 	// job, %r the rank, %n the node.
@@ -144,6 +147,9 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 		files: newWindow(control.FileWindow), running: make(chan struct{}),
 		ended: make(chan *control.JobState, 1), failed: make(chan error, 1), keys: make(chan os.Signal, 1),
 	}
+	if o.Collapse {
+		s.printer.whole, s.printer.collapse = true, newCollapser(int(o.Spec.Ranks))
+	}
 	s.printer.files.out, s.printer.files.err = o.OutputFile, o.ErrorFile
 	readers := 0
 	switch o.Spec.Stdin {
@@ -170,6 +176,9 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 		return ExitStatus(err), err
 	}
 	defer func() { s.current().Close() }()
+	if o.Collapse {
+		listening.Go(func() { s.collapse(ctx) })
+	}
 	listening.Go(func() {
 		if err := s.forward(ctx, <-early); err != nil {
 			cancel(err)
@@ -491,6 +500,26 @@ func (s *session) record(m *control.Record) {
 		}
 	}
 	s.send(&control.Ack{Job: m.Job, Node: m.Node, Seq: s.printed.Seen(m.Node)})
+}
+
+// collapse prints the lines that have waited long enough for others that are equal, until ctx ends.
+func (s *session) collapse(ctx context.Context) {
+	tick := time.NewTicker(collapseTime / 4)
+	defer tick.Stop()
+	for {
+		select {
+		case now := <-tick.C:
+			s.printing.Lock()
+			err := s.printer.tick(now)
+			s.printing.Unlock()
+			if err != nil {
+				s.abandon(fmt.Errorf("write output: %w", err))
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // abandon gives the job up. serve ends it when the connection is gone.

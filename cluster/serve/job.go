@@ -631,10 +631,14 @@ func (s *Server) clientGone(j *job) {
 // maxCommand is how many bytes of a command line people are shown.
 const maxCommand = 200
 
-// commandLine is what is executed, for people.
+// commandLine is what is executed, for people. A colon stands between programs.
 func commandLine(exec *control.Exec) string {
+	words := exec.GetArgv()
+	for _, p := range exec.GetParts() {
+		words = append(append(slices.Clip(words), []byte(":")), p.Argv...)
+	}
 	text := ""
-	for i, arg := range exec.GetArgv() {
+	for i, arg := range words {
 		if i > 0 {
 			text += " "
 		}

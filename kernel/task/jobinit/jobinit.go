@@ -280,7 +280,7 @@ func (in *initProcess) start() error {
 		return err
 	}
 	in.started = true
-	in.spec.Argv, in.spec.Env = nil, nil // the ranks have them
+	in.spec.Argv, in.spec.Env, in.spec.Parts = nil, nil, nil // the ranks have them
 	return in.tell(task.Start, nil)
 }
 

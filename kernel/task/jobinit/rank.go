@@ -76,7 +76,8 @@ func (in *initProcess) spawnAll() error {
 	}
 	for _, r := range in.spec.Ranks {
 		if err := in.spawnRank(r); err != nil {
-			e := failure("start "+in.spec.Path, err)
+			path, _, _ := in.spec.Program(r.Rank)
+			e := failure("start "+path, err)
 			if e.Errno == unix.EAGAIN && in.spec.Pids > 0 {
 				e.Text += fmt.Sprintf(" (the job may have %d processes and threads on this node: --pids)", in.spec.Pids)
 			}
@@ -204,13 +205,14 @@ func (in *initProcess) fork(r *rank, files []uintptr) error {
 		defer unix.Close(group)
 		attr.UseCgroupFD, attr.CgroupFD = true, group
 	}
-	how := &syscall.ProcAttr{Dir: in.spec.Dir, Env: overlay(in.spec.Env, r.Env), Files: files, Sys: attr}
-	pid, err := syscall.ForkExec(in.spec.Path, in.spec.Argv, how)
+	path, argv, env := in.spec.Program(r.Rank.Rank)
+	how := &syscall.ProcAttr{Dir: in.spec.Dir, Env: overlay(overlay(in.spec.Env, env), r.Env), Files: files, Sys: attr}
+	pid, err := syscall.ForkExec(path, argv, how)
 	if err == unix.EPERM && attr.Ptrace {
 		// Some hosts let no process be traced. There the limit comes a moment after the rank has
 		// begun.
 		attr.Ptrace = false
-		pid, err = syscall.ForkExec(in.spec.Path, in.spec.Argv, how)
+		pid, err = syscall.ForkExec(path, argv, how)
 	}
 	if err != nil {
 		return err

@@ -20,7 +20,7 @@ import (
 )
 
 // guardName is the hidden command that gives a terminal back when margay cannot.
-const guardName = "restore-terminal"
+const guardName = "guard"
 
 // guardDone is what the guard is sent when there is nothing left to do for it.
 const guardDone = 1

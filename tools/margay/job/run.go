@@ -36,7 +36,8 @@ type Flags struct {
 	PerNode   int
 	PerCore   int
 	With      []string
-	Label     bool
+	Label     string // rank, host or both; empty: none
+	Collapse  bool
 	Detach    bool
 	KeepGoing bool
 	HugePages bool
@@ -46,6 +47,7 @@ type Flags struct {
 	Verbose   bool
 	Stdin     string
 	Terminal  bool
+	Loadfile  string // empty: the programs are arguments
 	MemoryMiB int
 	Pids      int
 	InitWait  time.Duration
@@ -68,9 +70,13 @@ type Flags struct {
 func (a commands) runCommand() *cobra.Command {
 	var f Flags
 	c := &cobra.Command{
-		Use:   "run [flags] PROGRAM [ARGUMENT...]",
+		Use:   "run [flags] PROGRAM [ARGUMENT...] [: -n RANKS PROGRAM [ARGUMENT...]]...",
 		Short: "Run a program on the machine, one process per application core",
 		Long: `Run a program on the machine: one process, called a rank, on each of -n application cores.
+
+A job can have several programs: after a lone : and -n come the number of ranks of the next one, --env for it, and its arguments. The
+ranks are numbered in this order, and are all of one job. Other flags stand before the first program and are for all. With -f the
+programs are in a file: a line for each, -sz N PROGRAM [ARGUMENT...], with # before comments.
 
 With --ppn each node gets that many ranks; if that is more than it has cores, up to 8 ranks share one. With --per-core that many ranks
 share each core. Ranks that share a core take turns, or follow an extension in the slot sched. Jobs never share a core.
@@ -127,6 +133,10 @@ Ctrl-C within 3 s ends the job with exit status 130, whatever its ranks do; a th
 copied, the first one ends the job. Ctrl-Z (TSTP) stops all ranks, and then margay run; fg and bg let them go on. A stopped job keeps its
 cores, and its time limit goes on. Signals that were ignored at the start stay ignored (nohup).
 
+--label begins each line with its rank, --label=host with its node, --label=both with both. With --collapse equal lines of ranks are
+printed once, after the ranks that wrote them: [0-62,64] done. A line waits until all ranks have written it, for a second at most, or
+until 4 MiB wait. The lines of each rank keep their order.
+
 With --pty the rank, a single one, has a terminal on its node instead of pipes, as large as the terminal here: shells, editors and the
 like work. Keys go to the rank, Ctrl-C and Ctrl-Z among them; what it writes comes to standard output. At the begin of a line, ~. ends
 the job, and ~Ctrl-Z stops it and margay run. The file that describes the terminal (terminfo) is copied as well. However margay run
@@ -153,24 +163,36 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
   margay run -t 10m --signal USR1@30s ./app   # ended after 10 minutes, warned 30 seconds before
   margay run --wait=1h -n 8 -o out.%j.%r ./app
   margay run -n 8 --timing ./app              # and print how long each phase took
+  margay run -n 1 ./master : -n 7 ./worker    # two programs, 8 ranks
   margay run --pty --with "$(command -v ls)" bash -i   # a shell on a node
   margay run -n 8 --huge-pages -v ./app       # and print the resources of each rank
   margay run --detach -n 8 ./app && margay ps`,
-		Args: command.Arguments(1, -1),
+		Args: func(c *cobra.Command, args []string) error {
+			if f.Loadfile != "" {
+				return nil
+			}
+			return command.Arguments(1, -1)(c, args)
+		},
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := f.check(c, args); err != nil {
 				return err
 			}
-			return Run(c.Context(), a.App, f, args)
+			parts, err := f.parts(args)
+			if err != nil {
+				return err
+			}
+			return run(c.Context(), a.App, f, parts)
 		},
 	}
 	c.Flags().SetInterspersed(false)
 	fs := c.Flags()
 	fs.IntVarP(&f.Ranks, "ranks", "n", 1, "how many ranks")
+	fs.StringVarP(&f.Loadfile, "file", "f", "", "read the programs of the job from this loadfile: lines of -sz N PROGRAM [ARGUMENT...]")
 	fs.IntVar(&f.PerNode, "ppn", 0, "ranks on each node but the last (default: one for each free core)")
 	fs.IntVar(&f.PerCore, "per-core", 0, "ranks that share a core (default: 1, or as many as --ppn needs)")
 	fs.StringArrayVar(&f.With, "with", nil, "a file or folder to copy as well (may be repeated)")
-	fs.BoolVarP(&f.Label, "label", "l", false, "begin each line of output with the rank that wrote it")
+	labelFlag(fs, &f.Label)
+	fs.BoolVar(&f.Collapse, "collapse", false, "print equal lines of ranks once, with the ranks: a line waits up to a second for others")
 	fs.BoolVarP(&f.Detach, "detach", "d", false, "print the job's number and return; margay logs shows its output, "+keptOutput+" at most")
 	fs.BoolVar(&f.KeepGoing, "keep-going", false, "let the other ranks continue when one fails; the lowest rank that failed decides the status")
 	fs.BoolVarP(&f.Verbose, "verbose", "v", false, "print the steps of margay")
@@ -214,8 +236,13 @@ var stdinModes = map[string]control.StdinMode{
 	"none":  control.StdinMode_STDIN_NONE,
 }
 
-// Run runs a job on the machine of a, and returns its failure as an exit status.
+// Run runs a job of one program on the machine of a, and returns its failure as an exit status.
 func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
+	return run(ctx, a, f, []part{{ranks: f.Ranks, argv: args}})
+}
+
+// run runs a job of several programs.
+func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
@@ -231,24 +258,30 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := launch.CheckStrings(args, env); err != nil {
-		return command.Failed(launch.ExitStatus(err), fmt.Errorf("run %s: %w", args[0], err))
+	for _, p := range parts {
+		if err := launch.CheckStrings(p.argv, slices.Concat(env, p.env)); err != nil {
+			return command.Failed(launch.ExitStatus(err), fmt.Errorf("run %s: %w", p.argv[0], err))
+		}
 	}
 	if f.Terminal {
 		f.With = append(f.With, terminfo(env)...)
 	}
-	files, err := launch.Collect(args[0], f.With)
+	files, err := launch.CollectAll(programsOf(parts), f.With)
 	if err != nil {
 		return command.Failed(launch.ExitStatus(err), err)
 	}
 	if asked.Mpi, err = f.interfaceOf(files); err != nil {
-		return fmt.Errorf("run %s: %w", args[0], err)
+		return fmt.Errorf("run %s: %w", parts[0].argv[0], err)
+	}
+	exec, err := execOf(parts, files, env)
+	if err != nil {
+		return err
 	}
 	describe(asked, files)
 	signals, stop := command.Catch(signalRoom, forwarded()...)
 	defer stop()
 	o := launch.Options{
-		Socket: socket, Spec: asked, Exec: &control.Exec{Argv: launch.Bytes(args), Env: launch.Bytes(env)}, Files: files, Label: f.Label,
+		Socket: socket, Spec: asked, Exec: exec, Files: files, Label: labels[f.Label], Collapse: f.Collapse,
 		OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output), Stdin: command.Foreground(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr, Signals: signals, Suspend: command.Suspend,
 		Status: &launch.Status{W: a.Stderr, Verbose: f.Verbose, Quiet: f.Quiet, Terminal: show.IsTerminal(a.Stderr) && !f.Quiet},
 	}
@@ -270,10 +303,41 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	if code == 0 && err == nil {
 		return nil
 	}
-	if hint := files.Hint(code, args[1:]); hint != "" && code != launch.ExitMargay && err != nil {
+	if hint := files.Hint(code, argumentsOf(parts)); hint != "" && code != launch.ExitMargay && err != nil {
 		err = fmt.Errorf("%w; %s", err, hint)
 	}
 	return command.Failed(code, err)
+}
+
+// argumentsOf returns the arguments of all programs.
+func argumentsOf(parts []part) (args []string) {
+	for _, p := range parts {
+		args = append(args, p.argv[1:]...)
+	}
+	return args
+}
+
+// parts returns the programs of the job, and sets the number of its ranks to their sum.
+func (f *Flags) parts(args []string) (parts []part, err error) {
+	switch {
+	case f.Loadfile == "":
+		parts, err = splitParts(f.Ranks, args)
+	case len(args) > 0:
+		return nil, fmt.Errorf("run: -f has the programs: %s is one more", args[0])
+	default:
+		parts, err = readLoadfile(f.Loadfile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	f.Ranks = 0
+	for _, p := range parts {
+		f.Ranks += p.ranks
+	}
+	if f.Terminal && f.Ranks > 1 {
+		return nil, fmt.Errorf("run: --pty: a terminal is for a single rank, and there are %d", f.Ranks)
+	}
+	return parts, nil
 }
 
 // The values of --mpi.
@@ -393,7 +457,7 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 	if err := command.Positive(c, "ranks", "ppn", "per-core", "memory", "pids", "init-timeout", "nodes", "cpus-per-task", "time"); err != nil {
 		return err
 	}
-	if err := command.Given(c, "nodelist", "exclude", "signal", "output", "error", "chdir", "wait", "export", "timing"); err != nil {
+	if err := command.Given(c, "nodelist", "exclude", "signal", "output", "error", "chdir", "wait", "export", "timing", "file"); err != nil {
 		return err
 	}
 	if slices.Contains(f.With, "") {
@@ -404,8 +468,13 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 			return fmt.Errorf("run: the file %s: %w", pattern, err)
 		}
 	}
-	if err := f.valueApart(args[0]); err != nil {
-		return err
+	if err := checkLabel(f.Label); err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	if len(args) > 0 {
+		if err := f.valueApart(args[0]); err != nil {
+			return err
+		}
 	}
 	if f.Nodes > 0 && !c.Flags().Changed("ranks") {
 		f.Ranks = f.Nodes * max(1, f.PerNode)
@@ -413,10 +482,12 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 	switch {
 	case f.CoresEach > 0 && f.PerCore > 0:
 		return errors.New("run: ranks that have cores of their own (-c) share none: --per-core and -c exclude each other")
-	case f.Terminal && f.Ranks > 1:
-		return fmt.Errorf("run: --pty: a terminal is for a single rank, and there are %d", f.Ranks)
-	case f.Terminal && (f.Detach || f.Label || f.Error != "" || f.Stdin != "first"):
+	case f.Loadfile != "" && (c.Flags().Changed("ranks") || f.Nodes > 0):
+		return errors.New("run: -f has the numbers of ranks: -n and -N are not for it")
+	case f.Terminal && (f.Detach || f.Label != "" || f.Collapse || f.Error != "" || f.Stdin != "first"):
 		return errors.New("run: --pty excludes --detach, --label, -e and --stdin: the terminal is the rank's input, output and standard error")
+	case f.Collapse && (f.Detach || f.Label != "" || f.Output+f.Error != ""):
+		return errors.New("run: --collapse excludes --label, --detach, -o and -e: each line has its ranks, and comes when they have all written it")
 	case f.Detach && f.Output+f.Error != "":
 		return errors.New("run: the output of a detached job is kept on the machine: margay logs JOB >FILE; -o and -e are for jobs that margay run waits for")
 	case f.Timing != "" && f.Timing != timingTable && f.Timing != timingJSON:
@@ -439,6 +510,7 @@ func (f *Flags) valueApart(program string) error {
 		meant bool // the program is one
 	}{
 		{"wait", f.Wait == forever, isTime == nil},
+		{"label", f.Label == labelRank, program == labelRank || program == "host" || program == "both"},
 		{"timing", f.Timing == timingTable, program == timingTable || program == timingJSON},
 	} {
 		if !flag.alone || !flag.meant {
