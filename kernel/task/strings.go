@@ -29,8 +29,8 @@ type Exec struct {
 // Part is the program of the ranks from First on, up to the next part.
 type Part struct {
 	First id.Rank
-	Path  string   // as that of Exec
-	Argv  []string // as that of Exec
+	Path  string   // like Exec.Path
+	Argv  []string // like Exec.Argv
 	Env   []string // added to the job's environment
 }
 

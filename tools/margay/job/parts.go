@@ -18,7 +18,7 @@ import (
 // part is one program of a job, with its ranks.
 type part struct {
 	ranks int
-	env   []string // NAME=VALUE, added to that of the job
+	env   []string // NAME=VALUE, added to the environment of the job
 	argv  []string // the program first
 }
 

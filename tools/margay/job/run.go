@@ -70,7 +70,7 @@ type Flags struct {
 func (a commands) runCommand() *cobra.Command {
 	var f Flags
 	c := &cobra.Command{
-		Use:   "run [flags] PROGRAM [ARGUMENT...] [: -n RANKS PROGRAM [ARGUMENT...]]...",
+		Use:   "run [flags] PROGRAM [ARGUMENT...]",
 		Short: "Run a program on the machine, one process per application core",
 		Long: `Run a program on the machine: one process, called a rank, on each of -n application cores.
 
