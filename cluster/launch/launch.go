@@ -52,6 +52,7 @@ type Options struct {
 	OutputFile, ErrorFile string
 
 	Stdin          io.Reader // nil for none
+	Lines          bool      // Stdin is a terminal that gives lines: the next one is read when the ranks have read the last
 	Stdout, Stderr io.Writer
 	Signals        <-chan os.Signal // to pass on
 	Suspend        func()           // stops this process until it is continued; nil: a stop of the job does not stop it
@@ -151,7 +152,7 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 		s.printer.whole, s.printer.collapse = true, newCollapser(int(o.Spec.Ranks))
 	}
 	s.printer.files.out, s.printer.files.err = o.OutputFile, o.ErrorFile
-	readers := 0
+	readers := 0 // ranks
 	switch o.Spec.Stdin {
 	case control.StdinMode_STDIN_FIRST:
 		readers = 1
@@ -163,6 +164,8 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 		s.Options.Stdin = &escapeReader{from: o.Stdin, asked: s.keys}
 	}
 	s.stdin = newStdin(s.Options.Stdin, readers, s.send)
+	s.stdin.byLines = o.Lines
+	defer s.stdin.giveBack()
 	var listening sync.WaitGroup // for signals; ends before another session may start
 	defer listening.Wait()
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -3,6 +3,7 @@ package jobinit
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -34,9 +35,10 @@ type rank struct {
 	since    id.Time // the same by the clock of the node
 	input    *input
 	streams  *streams
-	terminal *os.File // the init's end of its terminal, or nil
-	stuck    bool     // it was killed because it has aborted and did not end
-	pmi      *os.File // the init's end of its connection to the process management interface, or nil
+	terminal *os.File      // the init's end of its terminal, or nil
+	gone     chan struct{} // closed when it has ended
+	stuck    bool          // it was killed because it has aborted and did not end
+	pmi      *os.File      // the init's end of its connection to the process management interface, or nil
 }
 
 // spawn starts every rank of the job. It must be called once, and blocks signals to the ranks until
@@ -149,7 +151,7 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	if app := in.kept.Files(task.AppFile(r.Rank)); len(app) > 0 {
 		files = append(files, app[0].Fd())
 	}
-	started := &rank{Rank: r, started: time.Now(), since: id.Time(clock.Monotonic()), input: newInput(pipes.input, r.Terminal != nil)}
+	started := &rank{Rank: r, started: time.Now(), since: id.Time(clock.Monotonic()), input: newInput(pipes.input, r.Terminal != nil), gone: make(chan struct{})}
 	if r.Terminal != nil {
 		started.terminal = pipes.output
 	}
@@ -266,7 +268,11 @@ func overlay(base, more []string) []string {
 
 // follow copies the rank's output into the journal and feeds its standard input.
 func (in *initProcess) follow(r *rank, p *pipes) {
-	r.streams = in.output.follow(r.Rank.Rank, p.output, p.errors)
+	var output io.ReadCloser = p.output
+	if r.terminal != nil {
+		output = &terminalOutput{p.output, r.gone}
+	}
+	r.streams = in.output.follow(r.Rank.Rank, output, p.errors)
 	if in.pmi != nil {
 		go in.pmi.serve(r)
 	}
@@ -282,7 +288,10 @@ func (in *initProcess) rankEnded(r *rank, status task.Status, w unix.WaitStatus)
 	} else {
 		status.Code = w.ExitStatus()
 	}
-	r.input.close()
+	close(r.gone)
+	if position := r.input.end(); r.Stdin {
+		in.tell(task.Input, task.InputBody{Rank: r.Rank.Rank, Offset: position}) // before the record of its end
+	}
 	if in.pmi != nil {
 		in.pmi.ended(r, &status)
 	}

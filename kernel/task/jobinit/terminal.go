@@ -1,9 +1,11 @@
 package jobinit
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -72,6 +74,35 @@ func openTerminal(size task.Size) (p *pipes, err error) {
 	}
 	none.Close()
 	return p, nil
+}
+
+// terminalOutput reads what a rank writes to its terminal. It ends with the rank: one that closes
+// its streams can open the terminal again, and closing our end would hang up, which kills it.
+type terminalOutput struct {
+	*os.File
+	gone <-chan struct{} // closed when the rank has ended
+}
+
+// reopenPause is how often it is looked whether a rank has opened its terminal again.
+const reopenPause = 50 * time.Millisecond
+
+func (t *terminalOutput) Read(p []byte) (int, error) {
+	for {
+		ended := false
+		select {
+		case <-t.gone:
+			ended = true
+		default:
+		}
+		n, err := t.File.Read(p)
+		if n > 0 || !errors.Is(err, unix.EIO) || ended { // EIO: no process has it open
+			return n, err
+		}
+		select {
+		case <-t.gone:
+		case <-time.After(reopenPause):
+		}
+	}
 }
 
 func setSize(fd int, size task.Size) error {

@@ -13,6 +13,12 @@ import (
 	"margay/tools/margay/show"
 )
 
+// IsTerminal reports whether r is a terminal.
+func IsTerminal(r io.Reader) bool {
+	f, ok := show.FileOf(r)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
 // foregroundPause is how often a process in the background looks whether it is in the foreground.
 const foregroundPause = 100 * time.Millisecond
 

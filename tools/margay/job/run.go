@@ -127,7 +127,8 @@ processor time of each rank.
 the use of several ranks. There each rank gets an equal part as the limit of its private memory (RLIMIT_DATA), and so does each process
 that it starts (where a host forbids tracing, not the first ones); beyond the limit Linux returns ENOMEM.
 
-Standard input goes to rank 0. In the background of a shell with job control margay run does not read the terminal, and does not stop
+Standard input goes to rank 0. margay run reads no further ahead than the ranks have read: 4 KiB at first, of a terminal one line. Of a
+file, what no rank has read is left to the next program that reads it. In the background of a shell with job control margay run does not read the terminal, and does not stop
 for it. Signals, Ctrl-C among them, go to all ranks, but for CHLD, PIPE, PROF, URG and 32 to 34, which margay needs itself. A second
 Ctrl-C within 3 s ends the job with exit status 130, whatever its ranks do; a third one does not wait for the end. While files are
 copied, the first one ends the job. Ctrl-Z (TSTP) stops all ranks, and then margay run; fg and bg let them go on. A stopped job keeps its
@@ -282,7 +283,7 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	defer stop()
 	o := launch.Options{
 		Socket: socket, Spec: asked, Exec: exec, Files: files, Label: labels[f.Label], Collapse: f.Collapse,
-		OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output), Stdin: command.Foreground(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr, Signals: signals, Suspend: command.Suspend,
+		OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output), Stdin: command.Foreground(a.Stdin), Lines: !f.Terminal && command.IsTerminal(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr, Signals: signals, Suspend: command.Suspend,
 		Status: &launch.Status{W: a.Stderr, Verbose: f.Verbose, Quiet: f.Quiet, Terminal: show.IsTerminal(a.Stderr) && !f.Quiet},
 	}
 	if f.Terminal {

@@ -86,7 +86,7 @@ func yod(args []string, _ bool) ([]string, error) {
 	return append(append(line, "--"), args...), nil
 }
 
-// isLoadfile reports whether a name is no program, but a file.
+// isLoadfile reports whether a name is a file and not a program.
 func isLoadfile(name string) bool {
 	info, err := os.Stat(name)
 	if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 != 0 {
