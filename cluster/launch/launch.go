@@ -6,8 +6,8 @@
 // only when printed, so none is lost.
 //
 // Locks, outermost first: session.printing (held while a record is printed and acknowledged),
-// stdin.mu (held while a piece is sent), session.mu. window.mu, Status.mu and Timing.mu are taken
-// last, and held for no other.
+// stdin.reading (held while a file is read, and set back), stdin.mu (held while a piece is sent),
+// session.mu. window.mu, Status.mu and Timing.mu are taken last, and held for no other.
 package launch
 
 import (
