@@ -88,8 +88,8 @@ func (i *input) look() {
 	}
 }
 
-// end notes that the rank has ended, and returns how far it has read: what lies in the pipe and
-// what is pending stay unread.
+// end notes that the rank has ended, and returns how far it has read: input in the pipe and pending
+// input stay unread.
 func (i *input) end() (position uint64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
