@@ -98,6 +98,8 @@ install: bin/margay bin/nodekernel bin/jobinit bin/libmargay.a ## install comman
 	install -d $(BINDIR) $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/margay/ext $(SHAREDIR)/man/man1 \
 		$(SHAREDIR)/bash-completion/completions $(SHAREDIR)/zsh/site-functions $(SHAREDIR)/fish/vendor_completions.d
 	install -m 755 bin/margay bin/nodekernel bin/jobinit $(BINDIR)
+	ln -sf margay $(BINDIR)/yod
+	ln -sf margay $(BINDIR)/glurun
 	install -m 644 bin/libmargay.a $(DESTDIR)$(PREFIX)/lib
 	install -m 644 lib/c/margay.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 kernel/abi/slot/*.h $(DESTDIR)$(PREFIX)/include/margay/ext

@@ -32,6 +32,9 @@ type JobSpec struct {
 	Members []Member // the nodes of the job, in the order of its tree
 	Stdin   StdinMode
 
+	// Terminal gives rank 0 a terminal of this size; nil: it has pipes, as the others.
+	Terminal *task.Size `json:",omitempty"`
+
 	Files    int64            // bytes that the job's files need
 	Contents []archive.Digest `json:"-"` // of some of them, which the node may have already
 	Memory   int64            // bytes for the job on this node; 0: the share of its cores
@@ -105,6 +108,7 @@ type job struct {
 	container  *task.Container
 	messages   *message.Job
 	extensions *extension.Set
+	halts      halts
 	shares     bool                // some of its ranks share a core
 	phase      Phase               // guarded by Node.mu
 	running    map[id.Rank]bool    // ranks that have not ended; guarded by Node.mu
@@ -195,6 +199,7 @@ func (j *job) messageConfig() message.JobConfig {
 	c.CPUs = len(cpus)
 	c.Remote = j.node.remote(j.spec)
 	c.Meets = j.node.meets(j.spec)
+	c.Halts = j.halts.count
 	c.Arrived, c.Woken, c.Scheduled = j.arrived, j.woken, j.scheduled
 	return c
 }
@@ -245,11 +250,16 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 			}
 			cpus = append(cpus, n.cores[core].CPU)
 		}
+		var terminal *task.Size
+		if p.Rank == 0 {
+			terminal = s.Terminal
+		}
 		t.Ranks = append(t.Ranks, task.Rank{
-			Rank:  p.Rank,
-			Cores: cpus,
-			Env:   rankEnv(s, p, len(t.Ranks), t.PMI),
-			Stdin: s.Stdin == StdinAll || s.Stdin == StdinFirst && p.Rank == 0,
+			Terminal: terminal,
+			Rank:     p.Rank,
+			Cores:    cpus,
+			Env:      rankEnv(s, p, len(t.Ranks), t.PMI),
+			Stdin:    s.Stdin == StdinAll || s.Stdin == StdinFirst && p.Rank == 0,
 		})
 	}
 	if len(t.Ranks) == 0 {
@@ -363,6 +373,7 @@ func (n *Node) adoptJob(item *keep.Item) error {
 	}
 	j := n.newJob()
 	j.container, j.phase, j.uid = c, Running, c.Spec().UID
+	j.halts.set(c.Adopted().Halted)
 	defer close(j.ready)
 	if err := json.Unmarshal(c.Spec().Words, &j.spec); err != nil {
 		c.Follow(j)

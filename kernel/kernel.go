@@ -497,7 +497,19 @@ func (n *Node) Signal(number id.Job, rank int, sig syscall.Signal) error {
 	if err != nil {
 		return err
 	}
+	if rank == task.AllRanks && (sig == unix.SIGSTOP || sig == unix.SIGCONT) {
+		j.halts.set(sig == unix.SIGSTOP)
+	}
 	return j.container.Signal(rank, sig)
+}
+
+// Resize gives the terminal of a job's rank 0 another size, if that is on this node.
+func (n *Node) Resize(number id.Job, size *task.Size) error {
+	j, err := n.get(number)
+	if err != nil || size == nil {
+		return err
+	}
+	return j.container.Resize(*size)
 }
 
 // Input gives a rank a piece of its standard input (task.Container.Input).

@@ -168,7 +168,7 @@ func (j *job) task(p task.RankProcess) (sched.Task, bool) {
 		if place.Rank == p.Rank && place.Node == j.node.config.Boot.Node {
 			return sched.Task{
 				ID: sched.ID{Job: j.spec.Job, Rank: p.Rank}, Core: place.Core, CPU: j.node.cores[place.Core].CPU,
-				PID: p.PID, Process: p.File, Group: p.Group,
+				PID: p.PID, Process: p.File, Group: p.Group, Halted: j.halts.halted,
 				Waiting: func() uint32 { return j.messages.Waiting(p.Rank) },
 				Refuse:  func(err error) { j.extensions.Refuse(p.Rank, err) },
 			}, true

@@ -101,6 +101,7 @@ type Kernel interface {
 	Load(ctx context.Context, job id.Job, files io.Reader) error
 	Start(ctx context.Context, job id.Job) error
 	Signal(job id.Job, rank int, sig syscall.Signal) error
+	Resize(job id.Job, size *task.Size) error
 	Input(job id.Job, rank id.Rank, offset uint64, data []byte, eof bool) error
 	Ack(job id.Job, seq uint64) error
 	Rewind(job id.Job) error

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"syscall"
 	"time"
 
@@ -69,6 +70,8 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 		a.fileChunk(m)
 	case *control.Stdin:
 		a.ignore(a.node.Input(id.Job(m.Job), id.Rank(m.Rank), m.Offset, m.Data, m.Eof))
+	case *control.Resize:
+		a.ignore(a.node.Resize(id.Job(m.Job), terminalSize(m.Size)))
 	case *control.Signal:
 		a.ignore(a.node.Signal(id.Job(m.Job), int(m.Rank), syscall.Signal(m.Signal)))
 	case *control.Ack:
@@ -201,8 +204,12 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 		},
 		Job: id.Job(m.Job), Umask: int(m.Spec.Umask), User: m.Spec.User, Stdin: kernel.StdinMode(m.Spec.Stdin),
 		Files: m.Spec.RamDisk, Contents: contents, Memory: m.Spec.Memory,
-		PMI: m.Spec.Mpi == control.MPI_MPI_PMI1, Network: m.Spec.Network, HostRoot: m.Spec.HostRoot,
+		Terminal: terminalSize(m.Spec.Terminal),
+		PMI:      m.Spec.Mpi == control.MPI_MPI_PMI1, Network: m.Spec.Network, HostRoot: m.Spec.HostRoot,
 		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
+	}
+	for _, p := range m.Exec.GetParts() {
+		s.Parts = append(s.Parts, task.Part{First: id.Rank(p.First), Path: string(p.Path), Argv: stringsOf(p.Argv), Env: stringsOf(p.Env)})
 	}
 	for _, p := range m.Places {
 		place := kernel.Place{Rank: id.Rank(p.Rank), Node: id.Node(p.Node), Core: id.Core(p.Core)}
@@ -232,6 +239,14 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 	}
 	a.startCopy(s, answer.Loaded)
 	return answer, nil
+}
+
+// terminalSize returns the size of a terminal as Linux takes it, nil if there is none.
+func terminalSize(t *control.Terminal) *task.Size {
+	if t == nil {
+		return nil
+	}
+	return &task.Size{Rows: uint16(min(t.Rows, math.MaxUint16)), Columns: uint16(min(t.Columns, math.MaxUint16))}
 }
 
 // start runs the ranks of a job. Every node has its files then: a copy that waits for some is over.

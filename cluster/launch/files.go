@@ -55,9 +55,10 @@ type content struct {
 
 // Files are what a job takes along.
 type Files struct {
-	Program string // absolute path of the executable
-	Arch    string // that it is for, as Go names it
-	List    []File
+	Program  string   // absolute path of the executable
+	Programs []string // the same of each program of the job, that one first
+	Arch     string   // that it is for, as Go names it
+	List     []File
 	// Parallel is what makes the program one of MPI or PMI: a library or a function; empty: nothing
 	// does. PMI1 reports whether its ranks find each other by PMI 1, like the ranks of MPICH.
 	Parallel string
@@ -90,22 +91,36 @@ var arches = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm
 // Collect finds the program as a shell does, and everything it needs to run where there is nothing
 // else: its libraries, its interpreter when it is a script, and the files and folders in with, with
 // the libraries that programs and libraries among them need.
-func Collect(program string, with []string) (*Files, error) { return collect(program, with, false) }
+func Collect(program string, with []string) (*Files, error) {
+	return CollectAll([]string{program}, with)
+}
 
-// CollectHost is Collect for a job whose ranks see the host's programs, libraries and configuration
-// (node.HostFolders). Other files go along.
-func CollectHost(program string, with []string) (*Files, error) { return collect(program, with, true) }
+// CollectAll is Collect for a job of several programs, for one kind of processor. Program is the
+// first one then, and Programs has all.
+func CollectAll(programs, with []string) (*Files, error) { return collect(programs, with, false) }
 
-func collect(program string, with []string, host bool) (*Files, error) {
-	path, err := LookUp(program)
-	if err != nil {
-		return nil, err
-	}
-	f := &Files{Program: path, host: host, have: make(map[string]bool), most: maxFiles}
+// CollectHost is CollectAll for a job whose ranks see the host's programs, libraries and
+// configuration (node.HostFolders). Other files go along.
+func CollectHost(programs, with []string) (*Files, error) { return collect(programs, with, true) }
+
+func collect(programs, with []string, host bool) (*Files, error) {
+	f := &Files{host: host, have: make(map[string]bool), most: maxFiles}
 	f.search.LibraryPath, f.search.Preload = os.Getenv("LD_LIBRARY_PATH"), os.Getenv("LD_PRELOAD")
-	if err := f.addProgram(path, 0); err != nil {
-		return nil, err
+	for _, program := range programs {
+		path, err := LookUp(program)
+		if err != nil {
+			return nil, err
+		}
+		arch := f.Arch
+		f.Program = path // for errors
+		if err := f.addProgram(path, 0); err != nil {
+			return nil, err
+		}
+		if err := f.alsoProgram(arch); err != nil {
+			return nil, err
+		}
 	}
+	f.Program = f.Programs[0]
 	own := len(f.List)
 	f.isCode(0)
 	for _, name := range with {
@@ -121,6 +136,15 @@ func collect(program string, with []string, host bool) (*Files, error) {
 	}
 	f.isCode(all)
 	return f, nil
+}
+
+// alsoProgram adds Program to the programs of the job. Those that came before it are for arch.
+func (f *Files) alsoProgram(arch string) error {
+	if arch != "" && f.Arch != arch {
+		return fmt.Errorf("%s: %w with %s: they are for %s and %s", f.Program, ErrNotExecutable, f.Programs[0], f.Arch, arch)
+	}
+	f.Programs = append(f.Programs, f.Program)
+	return nil
 }
 
 // isCode notes that the files from first on are executed.

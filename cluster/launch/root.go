@@ -18,11 +18,11 @@ import (
 )
 
 // CollectRoot makes the files of a job whose root is a folder of this host, or is in a tar file.
-// The program is one of that root, found as a shell in it would, or a file of this host whose
+// Each program is one of that root, found as a shell in it would, or a file of this host whose
 // libraries are in the root. Files of this host that with names come in addition, and replace files
 // of the root with the same names. Files that a node makes itself, and the contents of /dev, /proc
 // and /sys, are left out, as are devices, pipes and sockets.
-func CollectRoot(root, program string, with []string) (*Files, error) {
+func CollectRoot(root string, programs, with []string) (*Files, error) {
 	f := &Files{have: make(map[string]bool), most: maxFiles, root: make(map[string]int)}
 	info, err := os.Stat(root)
 	if err == nil && info.IsDir() {
@@ -33,9 +33,16 @@ func CollectRoot(root, program string, with []string) (*Files, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--root %s: %w", root, err)
 	}
-	if err := f.findProgram(program); err != nil {
-		return nil, err
+	for _, program := range programs {
+		arch := f.Arch
+		if err := f.findProgram(program); err != nil {
+			return nil, err
+		}
+		if err := f.alsoProgram(arch); err != nil {
+			return nil, err
+		}
 	}
+	f.Program = f.Programs[0]
 	for _, name := range with {
 		if err := f.addTree(name); err != nil {
 			return nil, err

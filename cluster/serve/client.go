@@ -31,6 +31,12 @@ func (c *client) handle(f *control.Frame) {
 		c.fileChunk(m)
 	case *control.Stdin:
 		c.stdin(m)
+	case *control.Resize:
+		s.mu.Lock()
+		if j := s.jobs[m.Job]; j != nil && j.client == c.conn {
+			s.nodes[j.ranks[0].place.Node].send(m)
+		}
+		s.mu.Unlock()
 	case *control.Ack:
 		s.mu.Lock()
 		if j := s.jobs[m.Job]; j != nil && j.client == c.conn {

@@ -42,6 +42,7 @@ type job struct {
 	behind    map[uint32]bool // nodes that are to tell records again when the client has taken more
 	moved     time.Time       // when a record came last, or an acknowledgement, or the connection to a node
 	done      chan struct{}   // closed when nothing is left of the job on the nodes
+	halt      unix.Signal     // SIGSTOP or SIGCONT: which of them all ranks were sent last; 0: neither
 	killing   unix.Signal     // by which the ranks were told to end last; 0 while they were not
 	killed    time.Time       // when a node was told that last
 	asked     time.Time       // when somebody last sent all ranks a signal that ends programs
@@ -438,6 +439,9 @@ func (s *Server) killWith(j *job, sig unix.Signal) {
 	for _, m := range j.members {
 		s.killOn(s.nodes[m.Node], j)
 	}
+	if j.stopped() { // a stopped rank could not handle it
+		s.signal(j, control.None, unix.SIGCONT)
+	}
 }
 
 // killOn tells a node what the ranks of a job were told last that are to end, also when it was away then. The caller holds Server.mu.
@@ -488,10 +492,35 @@ func (s *Server) signal(j *job, rank int, sig unix.Signal) (away []uint32) {
 			n.send(&control.Signal{Job: j.number, Rank: int32(rank), Signal: int32(sig)})
 		}
 	}
-	if rank == control.None && slices.Contains(endings, sig) {
+	if rank != control.None {
+		return away
+	}
+	if slices.Contains(endings, sig) {
 		j.asked = time.Now()
 	}
+	if sig == unix.SIGSTOP || sig == unix.SIGCONT {
+		j.halt = sig
+		s.saveRunning(j)
+		return nil // haltOn sends it to those that are away
+	}
+	if j.stopped() && slices.Contains(wakening, sig) {
+		s.signal(j, rank, unix.SIGCONT)
+	}
 	return away
+}
+
+// wakening are the signals that continue a stopped job as well, as the kill of shells does: it could not end otherwise.
+var wakening = []unix.Signal{unix.SIGHUP, unix.SIGTERM}
+
+// stopped reports whether all ranks were stopped.
+func (j *job) stopped() bool { return j.halt == unix.SIGSTOP }
+
+// haltOn sends a node that has registered what it may have missed while it was away: that the ranks of a job stop, or continue. The
+// caller holds Server.mu.
+func (s *Server) haltOn(n *node, j *job) {
+	if j.halt != 0 && !j.endedOn(n.number) {
+		n.send(&control.Signal{Job: j.number, Rank: control.None, Signal: int32(j.halt)})
+	}
 }
 
 // endings are the signals by which people end programs.
@@ -678,10 +707,14 @@ func (s *Server) clientGone(j *job) {
 // maxCommand is how many bytes of a command line people are shown.
 const maxCommand = 200
 
-// commandLine is what is executed, for people.
+// commandLine is what is executed, for people. A colon stands between programs.
 func commandLine(exec *control.Exec) string {
+	words := exec.GetArgv()
+	for _, p := range exec.GetParts() {
+		words = append(append(slices.Clip(words), []byte(":")), p.Argv...)
+	}
 	text := ""
-	for i, arg := range exec.GetArgv() {
+	for i, arg := range words {
 		if i > 0 {
 			text += " "
 		}

@@ -304,6 +304,7 @@ func (s *Server) reconcile(n *node, m *control.Register) {
 		}
 		s.finishOn(n, j)
 		s.killOn(n, j)
+		s.haltOn(n, j)
 		if j.wantsRecords() {
 			n.send(&control.Rewind{Job: j.number})
 		}
@@ -388,6 +389,7 @@ func (s *Server) startOn(n *node, j *job) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				s.inputAgain(j, q.node) // what came before its ranks were started is lost
+				s.haltOn(s.nodes[q.node], j)
 			}
 		})
 	})

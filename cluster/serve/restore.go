@@ -3,6 +3,8 @@ package serve
 import (
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"margay/cluster/control"
 )
 
@@ -52,6 +54,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 	j.members = stored.Members
 	j.created = time.Unix(0, stored.Summary.StartNs)
 	j.phase = stored.Summary.Phase
+	j.halt = unix.Signal(stored.Halt)
 	for i, r := range stored.State.Ranks {
 		if i < len(j.ranks) {
 			j.ranks[i].exit = r.Exit

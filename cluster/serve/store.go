@@ -253,7 +253,7 @@ func (s *store) extensions() (list []*control.MachineExtension, err error) {
 
 // saveJob records a job as it is now, and forgets the one that is named unless that is 0.
 func (s *store) saveJob(j *job, forget uint32) error {
-	stored := &control.StoredJob{Spec: j.spec, Places: j.places, Members: j.members, Summary: j.summary(), State: j.state(), Warned: j.limit.warned, Over: j.limit.over}
+	stored := &control.StoredJob{Spec: j.spec, Places: j.places, Members: j.members, Summary: j.summary(), State: j.state(), Warned: j.limit.warned, Over: j.limit.over, Halt: int32(j.halt)}
 	if !j.limit.end.IsZero() {
 		stored.LimitNs = j.limit.end.UnixNano()
 	}
@@ -358,7 +358,7 @@ func (j *job) summary() *control.JobSummary {
 	m := &control.JobSummary{
 		Job: j.number, User: j.spec.User, Command: j.spec.Command, Ranks: uint32(len(j.ranks)), Phase: j.phase,
 		StartNs: j.created.UnixNano(), ExitCode: j.exitCode(), Detached: j.spec.Detach, RankStates: j.state().Ranks,
-		FirstFailed: int32(j.first),
+		FirstFailed: int32(j.first), Stopped: j.stopped() && j.phase == control.JobPhase_JOB_RUNNING,
 	}
 	if j.phase == control.JobPhase_JOB_DONE {
 		m.EndNs = time.Now().UnixNano()

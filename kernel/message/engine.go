@@ -117,6 +117,10 @@ type JobConfig struct {
 	// DefaultInitTimeout.
 	InitTimeout time.Duration
 
+	// Halts returns how often the job was stopped and continued; it is odd while the job is
+	// stopped. After each change the InitTimeout begins again. nil: never.
+	Halts func() uint64
+
 	// Arrived is called for each message that has come for a rank of this node, with the number
 	// that wait for it at most. It may be nil. The goroutine receives messages: Arrived must not
 	// wait, nor call the engine.

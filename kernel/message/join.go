@@ -74,10 +74,17 @@ func (j *Job) demand() {
 	if timeout == 0 {
 		timeout = DefaultInitTimeout
 	}
-	select {
-	case <-time.After(timeout):
-	case <-j.context.Done():
-		return
+	halts := func() uint64 { return 0 }
+	if j.config.Halts != nil {
+		halts = j.config.Halts
+	}
+	for before := ^uint64(0); before != halts() || before%2 == 1; {
+		before = halts()
+		select {
+		case <-time.After(timeout):
+		case <-j.context.Done():
+			return
+		}
 	}
 	for _, r := range j.local {
 		if !r.takesPart() {

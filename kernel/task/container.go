@@ -351,6 +351,9 @@ func (c *Container) Signal(rank int, sig unix.Signal) error {
 	return c.put(link.New(Signal, SignalBody{Rank: rank, Signal: sig}))
 }
 
+// Resize gives the terminal of the job another size, if it has one.
+func (c *Container) Resize(size Size) error { return c.put(link.New(Resize, size)) }
+
 // Input gives a rank a piece of its standard input; offset counts the bytes before it. The handler
 // receives the position that the rank has taken, and a piece must end less than 256 KiB after that.
 func (c *Container) Input(rank id.Rank, offset uint64, data []byte, eof bool) error {

@@ -59,7 +59,14 @@ type Rank struct {
 	Cores []id.CPU // the CPUs it may run on; none: wherever the job may
 	Env   []string // added to the job's environment
 	Stdin bool     // has a standard input that is fed by Stdin; otherwise /dev/null
+
+	// Terminal makes its standard streams a terminal of this size, the controlling one of its
+	// session. All that it writes is Stdout then. nil: they are pipes.
+	Terminal *Size `json:",omitempty"`
 }
+
+// Size is the size of a terminal in characters.
+type Size struct{ Rows, Columns uint16 }
 
 // PMIFD is the descriptor of a rank's connection to the process management interface.
 const PMIFD = 4
@@ -166,6 +173,7 @@ const (
 	Unpacked = "unpacked" // the archive is complete -> (empty)
 	Start    = "start"    // run the ranks -> (empty)
 	Signal   = "signal"   // SignalBody; not answered
+	Resize   = "resize"   // Size of the terminal; not answered
 	Input    = "input"    // InputBody and payload; returned when written
 	Ack      = "ack"      // AckBody; not answered
 	Rewind   = "rewind"   // send all unacknowledged records and input positions again; not answered
@@ -193,6 +201,7 @@ type State struct {
 	Spec    Spec      // without its Exec
 	Loaded  bool      // the job's files have been unpacked, all of them
 	Started bool      // the ranks have been started, all of them
+	Halted  bool      // the job is stopped: SIGSTOP was sent to AllRanks, and no SIGCONT since
 	Running []id.Rank // the ranks that have not ended
 }
 

@@ -460,7 +460,7 @@ func TestTerminalClosed(t *testing.T) {
 }
 
 // terminal makes a pseudo terminal.
-func terminal(t *testing.T) (master, slave *os.File) {
+func terminal(t testing.TB) (master, slave *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {

@@ -66,6 +66,9 @@ func setDev() error {
 	if err := os.Mkdir(filepath.Join(mountPoint, "shm"), 0o755); err != nil {
 		return failure("make /dev", err)
 	}
+	if err := mountTerminals(); err != nil {
+		return err
+	}
 	return move(mountPoint, "/dev")
 }
 
