@@ -6707,7 +6707,7 @@ type ExtensionState struct {
 	LastFault     string                 `protobuf:"bytes,13,opt,name=last_fault,json=lastFault,proto3" json:"last_fault,omitempty"`
 	Dropped       uint64                 `protobuf:"varint,14,opt,name=dropped,proto3" json:"dropped,omitempty"` // messages that it has thrown away
 	Passed        string                 `protobuf:"bytes,15,opt,name=passed,proto3" json:"passed,omitempty"`    // why not a better engine; empty: there is none
-	Number        uint64                 `protobuf:"varint,16,opt,name=number,proto3" json:"number,omitempty"`   // of what an operator has inserted into the machine; 0: it is something else
+	Number        uint64                 `protobuf:"varint,16,opt,name=number,proto3" json:"number,omitempty"`   // of its InsertExtension; 0: it is something else
 	Waits         string                 `protobuf:"bytes,17,opt,name=waits,proto3" json:"waits,omitempty"`      // why an active one is not asked yet; empty: it is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6872,7 +6872,7 @@ type InsertExtension struct {
 	Slot          string                 `protobuf:"bytes,4,opt,name=slot,proto3" json:"slot,omitempty"` // empty: the one that the object's section names
 	Object        []byte                 `protobuf:"bytes,5,opt,name=object,proto3" json:"object,omitempty"`
 	Settings      []*ExtensionSetting    `protobuf:"bytes,6,rep,name=settings,proto3" json:"settings,omitempty"`
-	Number        uint64                 `protobuf:"varint,7,opt,name=number,proto3" json:"number,omitempty"` // by which serve knows what it has inserted into the machine
+	Number        uint64                 `protobuf:"varint,7,opt,name=number,proto3" json:"number,omitempty"` // by which serve knows what it has inserted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -16,7 +16,8 @@ import (
 // What an operator inserts into the machine is for its nodes, and not only for what runs on them just now: one that boots anew,
 // or that was away, gets what it lacks before it is given jobs, and loses what was removed meanwhile. A node keeps its extensions
 // while its kernel is started again, and tells each one's number; one that was removed for its faults stays away as long as the
-// node remembers that.
+// node remembers that. One that does not answer when it is asked to insert something, into the machine or a job, loses it again: the
+// inserter is told that it failed.
 
 // active is the state of an extension that is in its slot.
 const active = "active"
@@ -36,7 +37,10 @@ func (s *Server) insertExtension(m *control.InsertExtension) (*control.Extension
 	if m.Job == 0 {
 		return s.insertIntoMachine(m)
 	}
-	m.Number = 0
+	var err error
+	if m.Number, err = s.store.nextExtension(); err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	j := s.jobs[m.Job]
 	var nodes []uint32
@@ -51,7 +55,54 @@ func (s *Server) insertExtension(m *control.InsertExtension) (*control.Extension
 	if len(nodes) == 0 {
 		return nil, control.Failf(control.Code_CODE_NOT_FOUND, "no job %d runs there", m.Job)
 	}
-	return s.gatherExtensions(nodes, m, control.ChangeTimeout)
+	list, err := s.gatherExtensions(nodes, m, control.ChangeTimeout)
+	unsure, err := unanswered(err)
+	if len(unsure) > 0 {
+		s.running.Go(func() { // the machine's extensions may be changing for as long as a node may take
+			s.placing.Lock()
+			defer s.placing.Unlock()
+			if err := s.takeBack(m, unsure); err != nil {
+				s.config.Log("extension %s of job %d may stay on nodes %v: %v", m.Name, m.Job, unsure, err)
+			}
+		})
+	}
+	return list, err
+}
+
+// unanswered returns the nodes of which it is not known whether they did what they were asked to insert, and the error with that.
+func unanswered(err error) (nodes []uint32, told error) {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return nil, err
+	}
+	var all []error
+	for _, err := range joined.Unwrap() {
+		var f *control.Failure
+		if errors.As(err, &f) && (f.Code == control.Code_CODE_TIMEOUT || f.Code == control.Code_CODE_NODE_LOST) && f.Node != control.None {
+			nodes = append(nodes, uint32(f.Node))
+			err = control.Failf(f.Code, "%s; if the extension got there, it is removed", f.Text).At(uint32(f.Node))
+		}
+		all = append(all, err)
+	}
+	return nodes, errors.Join(all...)
+}
+
+// takeBack has nodes lose what they were asked to insert and did not answer, now or when they are back. The caller holds
+// Server.placing.
+func (s *Server) takeBack(m *control.InsertExtension, nodes []uint32) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := &control.MachineExtension{
+		Request: &control.InsertExtension{Job: m.Job, Node: control.None, Name: m.Name, Number: m.Number}, Untold: nodes,
+	}
+	for _, n := range s.nodes { // no node is to have it
+		x.Except = append(x.Except, n.number)
+	}
+	s.extensions = append(s.extensions, x)
+	for _, n := range nodes {
+		s.hasChanged(s.nodes[n])
+	}
+	return s.store.saveExtension(x, true)
 }
 
 // insertIntoMachine inserts an extension on the nodes that are up, and has those get it that come later. A node that fails now
@@ -67,7 +118,12 @@ func (s *Server) insertIntoMachine(m *control.InsertExtension) (*control.Extensi
 		return nil, err
 	}
 	list, err := s.gatherExtensions(nodes, m, control.ChangeTimeout)
-	if len(list.Extensions) == 0 {
+	unsure, err := unanswered(err)
+	switch {
+	case len(list.Extensions) > 0:
+	case len(unsure) > 0:
+		return list, errors.Join(err, s.takeBack(m, unsure))
+	default:
 		return list, err
 	}
 	s.mu.Lock()
@@ -80,7 +136,7 @@ func (s *Server) insertIntoMachine(m *control.InsertExtension) (*control.Extensi
 	}
 	s.extensions = append(s.extensions, x)
 	for _, n := range s.nodes {
-		if wants(x, n.number) && placedOn(x, n.number) < 0 {
+		if wants(x, n.number) && placedOn(x, n.number) < 0 || slices.Contains(unsure, n.number) {
 			s.hasChanged(n)
 		}
 	}

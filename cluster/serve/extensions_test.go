@@ -3,6 +3,7 @@ package serve
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -231,6 +232,54 @@ func TestExtensionInsertedSlowly(t *testing.T) {
 			t.Errorf("inserted are %v", list)
 		}
 	})
+}
+
+// A node that does not answer an insertion loses the extension again, at once or when it is back, and its inserter is told so.
+func TestInsertionUnanswered(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		for _, ofJob := range []bool{false, true} {
+			bubble(t, func(t *testing.T) {
+				m, c := withExtensions(t, 1, 0)
+				n := m.played[0]
+				request := &control.InsertExtension{Node: control.None, Name: "x"}
+				if ofJob {
+					request.Job = m.client().run(spec(1))
+				}
+				n.mute["InsertExtension"] = true
+				n.has(map[uint64]string{1: active})
+				asked := make(chan error)
+				go func() {
+					_, err := c.ask(request)
+					asked <- err
+				}()
+				synctest.Wait()
+				if lost {
+					n.conn.Close()
+				}
+				if err := <-asked; err == nil || !strings.Contains(err.Error(), "if the extension got there, it is removed") {
+					t.Errorf("the inserter is told %v", err)
+				}
+				if lost {
+					n.hosts(request.Job, control.JobPhase_JOB_RUNNING)
+					n.connect()
+				}
+				synctest.Wait()
+				if got := n.inserted() + n.removed(); got != "1x 11 " {
+					t.Errorf("it is told to insert and remove %s", got)
+				}
+				n.has(nil)
+				n.boot = "another boot"
+				n.connect()
+				synctest.Wait()
+				if got := n.inserted() + n.removed(); got != "" {
+					t.Errorf("then %s", got)
+				}
+				if left, err := m.server.store.extensions(); err != nil || len(left) != 0 {
+					t.Errorf("recorded are %v, %v", left, err)
+				}
+			})
+		}
+	}
 }
 
 // What changes while a node has its extensions already and ends an old job is changed there before it is given jobs.

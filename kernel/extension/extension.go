@@ -23,6 +23,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -138,10 +139,7 @@ func (m *Manager) Set(job id.Job) *Set {
 // Remove removes an extension of any job: see Set.Remove.
 func (m *Manager) Remove(handle id.Handle, by string) error {
 	m.mu.Lock()
-	sets := make([]*Set, 0, len(m.sets))
-	for _, s := range m.sets {
-		sets = append(sets, s)
-	}
+	sets := slices.Collect(maps.Values(m.sets))
 	m.mu.Unlock()
 	for _, s := range sets {
 		if err := s.Remove(handle, by); !errors.Is(err, ErrNotFound) {
@@ -151,8 +149,15 @@ func (m *Manager) Remove(handle id.Handle, by string) error {
 	return fmt.Errorf("extension %d: %w", handle, ErrNotFound)
 }
 
-// List describes all extensions of the node, removed ones last.
+// List describes all extensions of the node, removed ones last. It waits for insertions that have
+// begun until their extensions are in their slots.
 func (m *Manager) List() []Info {
+	m.mu.Lock()
+	sets := slices.Collect(maps.Values(m.sets))
+	m.mu.Unlock()
+	for _, s := range sets {
+		s.settle()
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var list []Info
@@ -163,6 +168,12 @@ func (m *Manager) List() []Info {
 	}
 	slices.SortFunc(list, func(a, b Info) int { return cmp.Compare(a.Handle, b.Handle) })
 	return append(list, m.removed...)
+}
+
+// settle waits for the insertion that is under way.
+func (s *Set) settle() {
+	s.mu.Lock() // held by Insert until the extension is in its slot
+	defer s.mu.Unlock()
 }
 
 // newHandle returns a handle that no extension of the node has, or reserves an adopted one if that

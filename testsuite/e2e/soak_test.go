@@ -14,8 +14,3 @@ func TestSoakSchedulers(t *testing.T) {
 	t.Run("qemu", func(t *testing.T) { up(t, "qemu", 1, 1).schedulers("priority") })
 	t.Run("sched_ext", func(t *testing.T) { up(t, "qemu", 1, 1, "--profile", "sched").schedulers("sched_ext") })
 }
-
-// A scheduler that works for too long is found out on an emulated node as well.
-func TestSoakHostileSchedulers(t *testing.T) {
-	up(t, "qemu", 1, 1, "--profile", "sched").hostileSchedulers(append(confused(), tooLong(t))...)
-}

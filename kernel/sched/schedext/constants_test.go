@@ -23,7 +23,7 @@ func TestConstants(t *testing.T) {
 		"TURN": uint64(sched.Turn), "SHORTEST": uint64(sched.MinQuantum), "LONGEST": uint64(sched.MaxQuantum),
 		"MAX_CPUS":   maxCPUs,
 		"EVENT_HOLD": eventHold, "EVENT_FAULT": eventFault, "EVENT_RESCUE": eventRescue, "EVENT_EXIT": eventExit, "EVENT_SLOW": eventSlow,
-		"EVENT_SWITCH": eventSwitch, "EVENT_LEFT": eventLeft,
+		"EVENT_SWITCH": eventSwitch, "EVENT_LEFT": eventLeft, "EVENT_BORN": eventBorn,
 	}
 	defines, names := "", make(map[string]string)
 	var events []string

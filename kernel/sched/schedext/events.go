@@ -44,7 +44,7 @@ func (e *Enforcer) heard(ev event) func() {
 		return nil
 	}
 	if ev.Kind == eventExit {
-		e.evict()
+		e.ejected()
 		return nil
 	}
 	for _, c := range e.cores {
@@ -58,6 +58,8 @@ func (e *Enforcer) heard(ev event) func() {
 			e.switched(c, ev)
 		case ev.Kind == eventLeft:
 			return e.left(c, ev)
+		case ev.Kind == eventBorn:
+			e.takeBack(c, ev)
 		case p == nil: // it has been replaced
 		case ev.Kind == eventFault:
 			return func() { p.Fault(sched.Check(slot.Verdict(ev.Answer), int(ev.Count), ev.Hold)) }
@@ -70,9 +72,19 @@ func (e *Enforcer) heard(ev event) func() {
 	return nil
 }
 
-// left returns a thread to sched_ext that has changed its own Linux scheduling policy, if it still
-// belongs to its task.
+// left takes back a thread that has changed its own Linux scheduling policy, and reports that to
+// its task.
 func (e *Enforcer) left(c *core, ev event) func() {
+	t := e.takeBack(c, ev)
+	if t == nil || t.Refuse == nil {
+		return nil
+	}
+	return func() { t.Refuse(errLeft) }
+}
+
+// takeBack returns the thread of an event to sched_ext, if it is outside and still belongs to its
+// task. It returns that task, or nil if there was nothing to do.
+func (e *Enforcer) takeBack(c *core, ev event) *task {
 	t, tid := c.task(ev.Serial), int(ev.Answer)
 	if t == nil || e.broken != nil {
 		return nil
@@ -83,10 +95,10 @@ func (e *Enforcer) left(c *core, ev event) func() {
 	}
 	back, err := putBack(tid)
 	e.report(t, err)
-	if !back || t.Refuse == nil {
+	if !back {
 		return nil
 	}
-	return func() { t.Refuse(errLeft) }
+	return t
 }
 
 // errLeft is reported to Task.Refuse when a thread leaves sched_ext.
@@ -145,7 +157,8 @@ func (e *Enforcer) hold(c *core) {
 const watchInterval = 250 * time.Millisecond
 
 // watch makes a core decide again if a task waits too long while the core is idle: Linux calls the
-// skeleton only at events, and an idle core has none.
+// skeleton only at events, and an idle core has none. It also makes up for events that did not fit
+// into the ring.
 func (e *Enforcer) watch() {
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
@@ -156,9 +169,11 @@ func (e *Enforcer) watch() {
 		case <-ticker.C:
 		}
 		e.mu.Lock()
+		e.ejected()
 		for _, c := range e.cores {
 			if e.usable() == nil && c.cpu >= 0 {
 				e.hold(c)
+				e.findLost(c)
 				if e.starves(c) {
 					e.kick(c)
 				}
@@ -171,6 +186,19 @@ func (e *Enforcer) watch() {
 			}
 			e.loading.Unlock()
 		}
+	}
+}
+
+// findLost looks for threads outside sched_ext if events of a core were lost. The caller holds the
+// lock.
+func (e *Enforcer) findLost(c *core) {
+	lost := e.skeleton.core(c.cpu).lost().Load()
+	if lost == c.lost {
+		return
+	}
+	c.lost = lost
+	for _, t := range c.order {
+		e.report(t, e.skeleton.adopt(t))
 	}
 }
 
@@ -197,10 +225,13 @@ func (e *Enforcer) attachAgain() error {
 	return nil
 }
 
-// evict handles the skeleton's ejection by Linux: it attaches it again, or gives up and resumes all
-// tasks. The caller holds the lock.
-func (e *Enforcer) evict() {
+// ejected handles the skeleton's ejection by Linux, if there was one: it attaches it again, or
+// gives up and resumes all tasks. The caller holds the lock.
+func (e *Enforcer) ejected() {
 	end := e.skeleton.allEnding.all[0]
+	if end.Kind == 0 || e.usable() != nil {
+		return
+	}
 	reason, message := text(end.Reason[:]), text(end.Message[:])
 	if message != "" {
 		reason += ": " + message

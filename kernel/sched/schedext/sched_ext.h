@@ -32,6 +32,7 @@ struct sched_ext_entity {
 
 struct task_struct {
 	unsigned int flags;
+	unsigned int policy;
 	int pid;
 	struct sched_ext_entity scx;
 };
@@ -68,6 +69,7 @@ struct sched_ext_ops {
 #define SCX_OPS_ENQ_MIGRATION_DISABLED (1ull << 4)
 #define SCX_TASK_QUEUED 1u
 #define PF_EXITING 4u
+#define SCHED_EXT 7u
 #define SCX_KICK_PREEMPT 2ull
 #define SCX_SLICE_INF (~0ull)
 

@@ -82,6 +82,7 @@ type core struct {
 	places [slot.MaxTasks]*task
 	order  []*task
 	chain  *chain // written with both locks held
+	lost   uint64 // events, when its threads were last looked for
 
 	watched id.Time // time from which on the watcher gets decisions
 }

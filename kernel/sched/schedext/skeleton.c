@@ -9,11 +9,12 @@
  * a queue of its process's threads that are ready. Threads of a process take turns within the time
  * of the process.
  *
- * There are no locks. Linux holds the lock of a core's run queue during all callbacks for that core
- * (all programs except init_task, exit_task, init, exit and kick), and they touch no other core: a
- * thread that has changed its affinity, and so is not on the core of its task, is a stranger there.
- * kick only sets `again`. The node kernel writes only `given`. The skeleton writes the rest, and
- * atomically clears bits of given.signals. */
+ * There are no locks. Linux holds the lock of a core's run queue during all callbacks for that
+ * core (all programs except init_task, exit_task, forked, init, exit and kick), and they touch no
+ * other core: a thread that has changed its affinity, and so is not on the core of its task, is a
+ * stranger there. kick only sets `again`, and forked only counts lost events. The node kernel
+ * writes only `given`. The skeleton writes the rest, and atomically clears bits of given.signals.
+ */
 #include "sched_ext.h"
 
 #define MILLISECOND 1000000ull
@@ -122,6 +123,7 @@ struct kept {
 #define EVENT_SLOW 4   /* the policy runs for too long: answer has the nanoseconds */
 #define EVENT_SWITCH 5 /* the decider gave the core to the task (serial 0: idle); answer has the time */
 #define EVENT_LEFT 6   /* the thread in answer, of the task, has left sched_ext */
+#define EVENT_BORN 7   /* the thread in answer, of the task, began outside sched_ext */
 
 struct event {
 	__u32 kind;
@@ -223,7 +225,7 @@ part int tell(__u32 cpu, struct event *e)
 		return 0;
 	e->cpu = cpu;
 	if (ring_output(&events, e, sizeof *e, 0) && find(&h, cpu))
-		h.c->lost++;
+		__sync_fetch_and_add(&h.c->lost, 1);
 	return 0;
 }
 
@@ -962,6 +964,31 @@ SEC("struct_ops/disable") int disable(__u64 *ctx)
 	return tell(t->cpu, &e);
 }
 
+/* forked reports a new thread of a task that is not in sched_ext, and so would run before all
+ * threads that are: Linux copied the maker's scheduling policy before the node kernel changed that,
+ * or while the maker had left. A thread that begins before its maker is in `threads` is not
+ * reported, but Linux lists it by then, so the node kernel finds it when it lists the threads
+ * again. */
+SEC("tp_btf/sched_process_fork") int forked(__u64 *ctx)
+{
+	struct task_struct *p = (void *)ctx[1];
+	__s32 tid = p->pid, maker = ((struct task_struct *)ctx[0])->pid;
+	struct thread *of = map_lookup(&threads, &maker);
+
+	if (!of)
+		return 0;
+
+	struct thread t = *of;
+
+	map_update(&threads, &tid, &t, 0);
+	if (p->policy == SCHED_EXT)
+		return 0;
+
+	struct event e = { .kind = EVENT_BORN, .answer = tid, .serial = t.serial };
+
+	return tell(t.cpu, &e);
+}
+
 SEC("struct_ops/exit_task") int exit_task(__u64 *ctx)
 {
 	__s32 tid = ((struct task_struct *)ctx[0])->pid;
@@ -990,10 +1017,10 @@ SEC("struct_ops.s/exit") int ended(__u64 *ctx)
 
 	if (!e)
 		return 0;
-	e->kind = info->kind;
 	e->code = info->exit_code;
 	read_kernel_string(e->reason, sizeof e->reason, info->reason);
 	read_kernel_string(e->message, sizeof e->message, info->msg);
+	e->kind = info->kind; /* last: the node kernel reads the others when this is not 0 */
 	return tell(MAX_CPUS, &event);
 }
 

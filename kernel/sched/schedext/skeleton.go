@@ -80,6 +80,7 @@ type skeleton struct {
 	policy     *ebpf.ProgramSpec // each chain is spliced into a copy
 	collection *ebpf.Collection
 	link       link.Link // nil: not attached
+	forks      link.Link // of the program that sees new threads
 	reader     *ringbuf.Reader
 
 	allGiven  shared[given]
@@ -119,6 +120,9 @@ func load(watchdog time.Duration) (*skeleton, error) {
 	}
 	if err := s.share(); err != nil {
 		return nil, errors.Join(err, s.Close())
+	}
+	if s.forks, err = link.AttachTracing(link.TracingOptions{Program: s.collection.Programs["forked"]}); err != nil {
+		return nil, errors.Join(fmt.Errorf("see new threads: %w", err), s.Close())
 	}
 	return s, nil
 }
@@ -235,6 +239,9 @@ func (s *skeleton) Close() error {
 	errs := []error{s.detach(), s.allGiven.Close(), s.allCores.Close(), s.allEnding.Close()}
 	if s.reader != nil {
 		errs = append(errs, s.reader.Close())
+	}
+	if s.forks != nil {
+		errs = append(errs, s.forks.Close())
 	}
 	s.collection.Close()
 	return errors.Join(errs...)

@@ -110,6 +110,7 @@ const (
 	eventSlow
 	eventSwitch
 	eventLeft
+	eventBorn
 )
 
 // ending is Linux's reason for the skeleton's end.
@@ -134,6 +135,7 @@ func (p *givenPlace) messages() *atomic.Uint32 {
 
 func (s *coreState) current() *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&s.Current)) }
 func (s *coreState) hold() *atomic.Uint64    { return (*atomic.Uint64)(unsafe.Pointer(&s.Hold)) }
+func (s *coreState) lost() *atomic.Uint64    { return (*atomic.Uint64)(unsafe.Pointer(&s.Lost)) }
 
 // enter writes a new task to its place. It stores the serial last, which makes the entry valid.
 func (g *given) enter(t *task) {
