@@ -18,10 +18,11 @@ import (
 func keeping(t *testing.T, cores int) (*Node, *keep.Store) {
 	t.Helper()
 	n, _ := node1(t, cores)
-	own, err := hardware.Slots(cores, 0)
+	allowed, err := hardware.Allowed(0)
 	if err != nil {
 		t.Fatal(err)
 	}
+	own := hardware.Slots(allowed, cores, 0)
 	n.cores = own
 	n.info.Cores = own[1:]
 	n.messages = message.NewEngine(message.Config{Log: t.Logf})

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"margay/kernel/abi/archive"
@@ -109,7 +110,7 @@ type job struct {
 	messages   *message.Job
 	extensions *extension.Set
 	halts      halts
-	shares     bool                // some of its ranks share a core
+	scheduled  atomic.Bool         // the scheduler has its ranks, and gets to know of their messages; written under Node.handing
 	phase      Phase               // guarded by Node.mu
 	running    map[id.Rank]bool    // ranks that have not ended; guarded by Node.mu
 	tasks      map[id.Rank]process // by rank: those that run; guarded by Node.mu
@@ -177,15 +178,9 @@ func (j *job) messageConfig() message.JobConfig {
 	c := message.JobConfig{
 		Job: j.spec.Job, Secret: j.spec.Secret, Set: j.extensions, Keeper: j.container, InitTimeout: j.spec.InitTimeout,
 	}
-	cpus := make(map[id.CPU]bool)
 	for _, p := range j.spec.Places {
 		c.Nodes = append(c.Nodes, p.Node)
 		if p.Node == j.node.config.Boot.Node {
-			for _, core := range p.cores() {
-				if int(core) < len(j.node.cores) { // taskSpec refuses others
-					cpus[j.node.cores[core].CPU] = true
-				}
-			}
 			c.Local = append(c.Local, p.Rank)
 			c.Cores = append(c.Cores, p.Core)
 		}
@@ -193,14 +188,12 @@ func (j *job) messageConfig() message.JobConfig {
 	for _, m := range j.spec.Members {
 		c.Members = append(c.Members, m.Node)
 	}
-	for _, ranks := range j.node.coresOf(j.spec) {
-		j.shares = j.shares || ranks > 1
-	}
-	c.CPUs = len(cpus)
+	j.schedule(false) // there may be an extension of the machine, or who records
+	c.Crowd = j.node.crowd(j.spec)
 	c.Remote = j.node.remote(j.spec)
 	c.Meets = j.node.meets(j.spec)
 	c.Halts = j.halts.count
-	c.Arrived, c.Woken, c.Scheduled = j.arrived, j.woken, j.scheduled
+	c.Arrived, c.Woken, c.Scheduled = j.arrived, j.woken, j.scheduled.Load
 	return c
 }
 

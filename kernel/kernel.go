@@ -2,8 +2,8 @@
 // messages and runs their extensions. Who asks it to do so, and who is told what happens, is the caller's (Sink): the node
 // kernel knows no control protocol.
 //
-// Locks, outermost first: Node.changingDuties (held while the duties of cores change), Node.handing (held while a task that waits
-// for the scheduler comes, goes, or is given to it), Node.mu. The last guards the table of jobs, the transport, which cores are for applications,
+// Locks, outermost first: Node.changingDuties (held while the duties of cores change), Node.handing (held while a rank comes, goes, is
+// given to the scheduler or taken back), Node.mu. The last guards the table of jobs, the transport, which cores are for applications,
 // and what each job's cores are; it is not held while a container is asked anything. Node.scheduling is held while the policies
 // of a core are set, and for none of the others. guarding.mu is held while the packet
 // filter is changed, and collection.mu while a piece of a job's files is read, and for none of the others.
@@ -98,11 +98,12 @@ type Config struct {
 
 // Node is the node kernel of one node. It is safe for concurrent use.
 type Node struct {
-	config Config
-	cores  []hardware.Core // all, the system's first
-	info   Info
-	host   task.Host
-	inits  *task.Pool // that jobs' inits come from
+	config  Config
+	cores   []hardware.Core // all, the system's first
+	allowed []id.CPU        // of all hosted nodes of the machine, if this is one
+	info    Info
+	host    task.Host
+	inits   *task.Pool // that jobs' inits come from
 
 	hugePages error // why there are none on request; nil: there are
 
@@ -118,11 +119,10 @@ type Node struct {
 	changingDuties sync.Mutex // outermost; held while duties changes
 	duties         Duties
 
-	scheduler  atomic.Pointer[Scheduler] // nil until it is open; set with mu held
+	scheduler  atomic.Pointer[Scheduler] // nil until it is open; set once
 	shared     atomic.Bool               // the scheduler has all that runs; set with mu held
 	scheduling sync.Mutex                // held while the policies of a core are set; taken without mu
-	handing    sync.Mutex                // held while a task that waits for the scheduler comes, goes, or is given to it; taken before mu
-	policies   atomic.Bool               // there is a sched extension, or was one
+	handing    sync.Mutex                // held while a rank comes, goes, is given to the scheduler or taken back; taken before mu
 
 	mu         sync.Mutex
 	jobs       map[id.Job]*job
@@ -165,7 +165,7 @@ func New(c Config) (*Node, error) {
 	}
 	n.recorder = record.New(len(n.cores))
 	n.extensions.RecordTo(n.recorder)
-	n.extensions.Watch(slot.Sched, n.policiesChanged)
+	n.extensions.Watch(slot.Sched, n.reschedule)
 	n.extensions.Machine().KeepWith(pid1Keeper{c.Link})
 	timer.New(c.Boot.Node, n.extensions, c.Log)
 	n.messages = message.NewEngine(message.Config{Self: c.Boot.Node, Log: c.Log, Fault: c.Sink.Fault, Recorder: n.recorder})
@@ -212,12 +212,11 @@ func (n *Node) RemoveExtension(handle id.Handle, by string) error {
 
 func (n *Node) findCores() (err error) {
 	if !n.ownLinux() {
-		apart := n.config.Boot.Cores + 1
-		n.cores, err = hardware.Slots(n.config.Boot.Cores, int(n.config.Boot.Node)*apart)
-	} else {
-		n.cores, err = hardware.Own()
-	}
-	if err != nil {
+		if n.allowed, err = hardware.Allowed(0); err != nil {
+			return err
+		}
+		n.cores = hardware.Slots(n.allowed, n.config.Boot.Cores, n.config.Boot.Node)
+	} else if n.cores, err = hardware.Own(); err != nil {
 		return err
 	}
 	n.info.Cores = n.cores[1:]
@@ -319,7 +318,7 @@ func (n *Node) Info() Info {
 	defer n.mu.Unlock()
 	info := n.info
 	if n.opening() {
-		info.Lacks = append(slices.Clone(info.Lacks), "turns on shared cores, where ranks run as Linux likes: "+beingStarted)
+		info.Lacks = append(slices.Clone(info.Lacks), "extensions in slot sched: "+beingStarted)
 	}
 	return info
 }

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"maps"
 	"slices"
 
 	"margay/kernel/abi/id"
@@ -45,30 +46,15 @@ func (n *Node) sharedCores() []sched.CoreInfo {
 	return nil
 }
 
-// share opens the scheduler and gives it the ranks that run already, each core under its policies from the beginning.
+// share opens the scheduler and gives it the ranks that it must schedule.
 func (n *Node) share() {
 	if n.config.Scheduler == nil {
 		return
 	}
 	s, lacks := n.config.Scheduler()
-	n.mu.Lock()
 	n.scheduler.Store(&s)
-	cores := make(map[id.Core]id.Job)
-	var ranks []sched.ID
-	for number, j := range n.jobs {
-		for _, p := range j.tasks { // Started gives it who comes from now on
-			cores[p.Core] = number
-			ranks = append(ranks, p.ID)
-		}
-	}
-	n.mu.Unlock()
 	n.watchCores(s)
-	for core, job := range cores {
-		n.setPolicies(job, core)
-	}
-	for _, t := range ranks {
-		n.hand(s, t)
-	}
+	n.scheduleJobs(extension.Machine, true)
 	n.mu.Lock()
 	n.info.Scheduler = s.Name()
 	n.info.Lacks = append(n.info.Lacks, lacks...)
@@ -77,29 +63,76 @@ func (n *Node) share() {
 	n.config.Log("cores are shared by %s", s.Name())
 }
 
-// hand gives a rank to the scheduler that ran before there was one, if it runs still.
-func (n *Node) hand(s Scheduler, t sched.ID) {
-	n.handing.Lock()
-	defer n.handing.Unlock()
+// reschedule has the scheduler follow a change of the extensions in the slot of a job, or of the machine, or of whether turns are
+// recorded.
+func (n *Node) reschedule(number id.Job) { n.scheduleJobs(number, false) }
+
+// scheduleJobs gives the scheduler the policies of the cores of a job, or of all jobs for extension.Machine, and the ranks that it
+// must schedule; it takes back those that it need no longer. fresh says that the scheduler has none yet.
+func (n *Node) scheduleJobs(number id.Job, fresh bool) {
 	n.mu.Lock()
-	var p process
-	j, ok := n.jobs[t.Job]
-	if ok {
-		p, ok = j.tasks[t.Rank]
+	var jobs []*job
+	for _, j := range n.jobs {
+		if number == j.spec.Job || number == extension.Machine {
+			jobs = append(jobs, j)
+		}
 	}
 	n.mu.Unlock()
-	if ok {
-		n.add(s, p.Task)
+	for _, j := range jobs {
+		for core := range n.coresOf(j.spec) {
+			n.setPolicies(j.spec.Job, core) // first, so that a core is shared under them from the beginning
+		}
+		j.schedule(fresh)
+	}
+	n.messages.Repath()
+}
+
+// schedule gives the scheduler the job's ranks if it must schedule them now, or takes them back. Without an extension in slot sched,
+// and while no turns are recorded, Linux shares the cores: there a rank that waits yields to those that it waits for.
+func (j *job) schedule(fresh bool) {
+	n := j.node
+	n.handing.Lock()
+	defer n.handing.Unlock()
+	s := n.opened()
+	on := s != nil && (len(n.extensions.Chain(j.spec.Job, slot.Sched)) > 0 || n.recorder.On() && j.shares())
+	if was := j.scheduled.Swap(on); s == nil || on == was && !fresh {
+		return
+	}
+	n.mu.Lock()
+	tasks := slices.Collect(maps.Values(j.tasks))
+	n.mu.Unlock()
+	for _, p := range tasks {
+		if on || fresh {
+			j.hand(s, p.Task)
+		} else {
+			s.Remove(p.ID)
+		}
 	}
 }
 
-// add gives a task to the scheduler, unless it has several cores: it shares none of them, and Linux moves its threads among them.
-func (n *Node) add(s Scheduler, t sched.Task) {
-	if n.wide(t.ID) {
+// shares reports whether some of the job's ranks share a core of this node.
+func (j *job) shares() bool {
+	for _, ranks := range j.node.coresOf(j.spec) {
+		if ranks > 1 {
+			return true
+		}
+	}
+	return false
+}
+
+// hand gives a rank to the scheduler, unless it has several cores: it shares none of them, and Linux moves its threads among them.
+// If the scheduler need not schedule it, it goes back to Linux at once: the node kernel before this one may have left it stopped, or
+// with a priority. The caller holds Node.handing.
+func (j *job) hand(s Scheduler, t sched.Task) {
+	if j.node.wide(t.ID) {
 		return
 	}
 	if err := s.Add(t); err != nil {
-		n.config.Log("job %d: rank %d cannot share core %d: %v", t.Job, t.Rank, t.Core, err)
+		j.node.config.Log("job %d: rank %d cannot share core %d: %v", t.Job, t.Rank, t.Core, err)
+		return
+	}
+	if !j.scheduled.Load() {
+		s.Remove(t.ID)
 	}
 }
 
@@ -114,12 +147,12 @@ func (n *Node) wide(t sched.ID) bool {
 // watchCores has the scheduler tell who gets the cores while that is recorded.
 func (n *Node) watchCores(s Scheduler) {
 	n.recorder.Watch(func(on bool) {
-		n.messages.Repath()
 		if on {
 			s.Watch(n.switched)
 		} else {
 			s.Watch(nil)
 		}
+		n.reschedule(extension.Machine)
 	})
 }
 
@@ -135,31 +168,27 @@ func (j *job) Started(p task.RankProcess) {
 		p.File.Close()
 		return
 	}
-	started := process{Task: t, since: p.Since}
-	s := j.enter(started)
-	j.recordStart(&started)
-	if s != nil {
-		j.node.setPolicies(j.spec.Job, t.Core)
-		j.node.add(s, t)
-	}
+	j.node.setPolicies(j.spec.Job, t.Core)
+	j.enter(process{Task: t, since: p.Since})
 }
 
-// enter notes that a rank runs, and returns the scheduler that it is to be given to. Until there is one it runs as Linux likes, also
-// when the node kernel before this one has left it stopped.
-func (j *job) enter(p process) Scheduler {
+// enter notes that a rank runs, and gives it to the scheduler. Until there is one it runs as Linux likes, also when the node kernel
+// before this one has left it stopped.
+func (j *job) enter(p process) {
 	n := j.node
 	n.handing.Lock()
 	defer n.handing.Unlock()
 	n.mu.Lock()
 	j.tasks[p.Rank] = p
-	s := n.opened()
 	n.mu.Unlock()
-	if n.opening() {
+	j.recordStart(&p)
+	if s := n.opened(); s != nil {
+		j.hand(s, p.Task)
+	} else if n.config.Scheduler != nil {
 		if err := p.Stop(false, p.PID); err != nil {
 			n.config.Log("job %d: rank %d may be stopped until cores are shared: %v", p.Job, p.Rank, err)
 		}
 	}
-	return s
 }
 
 // task describes the process of a rank to the scheduler. It reports false when no rank of that number is to be here.
@@ -175,25 +204,6 @@ func (j *job) task(p task.RankProcess) (sched.Task, bool) {
 		}
 	}
 	return sched.Task{}, false
-}
-
-// policiesChanged gives the scheduler the extensions in the sched slot of a job, or of the machine.
-func (n *Node) policiesChanged(job id.Job) {
-	n.policies.Store(true)
-	n.messages.Repath()
-	n.mu.Lock()
-	cores := make(map[id.Core]id.Job)
-	for number, j := range n.jobs {
-		if number == job || job == extension.Machine {
-			for core := range n.coresOf(j.spec) {
-				cores[core] = number
-			}
-		}
-	}
-	n.mu.Unlock()
-	for core, number := range cores {
-		n.setPolicies(number, core)
-	}
 }
 
 // setPolicies gives the scheduler the policies of a core that a job has.
@@ -223,10 +233,9 @@ func (j *job) woken(rank id.Rank) {
 	}
 }
 
-// scheduler returns the scheduler, nil while there is none or the job does not need it: its ranks have cores to themselves and there
-// are no policies.
+// scheduler returns the scheduler, nil while the job does not need it.
 func (j *job) scheduler() Scheduler {
-	if j.scheduled() {
+	if j.scheduled.Load() {
 		return j.node.opened()
 	}
 	return nil
@@ -257,6 +266,3 @@ func (j *job) leaveAll() {
 		j.leave(p.Rank)
 	}
 }
-
-// scheduled reports whether the job needs the scheduler.
-func (j *job) scheduled() bool { return j.shares || j.node.policies.Load() }

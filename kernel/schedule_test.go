@@ -6,7 +6,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -81,7 +80,7 @@ func node1(t *testing.T, cores int) (*Node, *heard) {
 		n.cores = append(n.cores, hardware.Core{ID: id.Core(i), CPU: id.CPU(10 + i)})
 	}
 	n.info.Cores = n.cores[1:]
-	m.Watch(slot.Sched, n.policiesChanged)
+	m.Watch(slot.Sched, n.reschedule)
 	n.share()
 	return n, h
 }
@@ -191,38 +190,84 @@ func TestRAMDiskHasABound(t *testing.T) {
 	}
 }
 
-// The scheduler hears of each rank that starts, and once of its end, however that comes.
-func TestScheduler(t *testing.T) {
-	n, h := node1(t, 2)
-	j := n.prepared(7, 1, 1, 2)
-	open := func(rank id.Rank) task.RankProcess {
+// begins starts ranks of a job as its init would, and returns their descriptors.
+func (j *job) begins(t *testing.T, ranks ...id.Rank) (files []*os.File) {
+	t.Helper()
+	for _, rank := range ranks {
 		f, err := os.Open(os.DevNull)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return task.RankProcess{Rank: rank, PID: 100 + int(rank), File: f, Group: fmt.Sprintf("/group/%d", rank)}
+		files = append(files, f)
+		j.Started(task.RankProcess{Rank: rank, PID: 100 + int(rank), File: f, Group: fmt.Sprintf("/group/%d", rank)})
 	}
-	var files []task.RankProcess
-	for _, rank := range []id.Rank{1, 2, 3, 0, 4} { // 0 is elsewhere, 4 nowhere
-		files = append(files, open(rank))
-		j.Started(files[len(files)-1])
-	}
+	return files
+}
+
+// The scheduler gets each rank that starts, and gives it back: a node kernel before this one may have stopped it. It hears once of the
+// end of each, however that comes.
+func TestScheduler(t *testing.T) {
+	n, h := node1(t, 2)
+	j := n.prepared(7, 1, 1, 2)
+	files := j.begins(t, 1, 2, 3, 0, 4) // 0 is elsewhere, 4 nowhere
+	h.expect(t, `add 7.1 core 1 cpu 11 pid 101 group "/group/1"`, "remove 7.1", `add 7.2 core 1 cpu 11 pid 102 group "/group/2"`,
+		"remove 7.2", `add 7.3 core 2 cpu 12 pid 103 group "/group/3"`, "remove 7.3")
 	j.leave(2)
 	j.leave(2)
 	j.leaveAll()
 	j.leaveAll()
-	want := []string{
-		`add 7.1 core 1 cpu 11 pid 101 group "/group/1"`, `add 7.2 core 1 cpu 11 pid 102 group "/group/2"`,
-		`add 7.3 core 2 cpu 12 pid 103 group "/group/3"`, "remove 7.2", "remove 7.1", "remove 7.3",
-	}
-	if !reflect.DeepEqual(h.words, want) {
-		t.Errorf("%q\nwant %q", h.words, want)
-	}
-	for _, p := range files {
-		if err := p.File.Close(); !errors.Is(err, os.ErrClosed) {
-			t.Errorf("the descriptor of rank %d is still open: %v", p.Rank, err)
+	h.expect(t, "remove 7.2", "remove 7.1", "remove 7.3")
+	for rank, f := range files {
+		if err := f.Close(); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("descriptor %d is still open: %v", rank, err)
 		}
 	}
+}
+
+// The scheduler has the ranks of a job while there is an extension in its slot, and those that share cores while turns are recorded.
+func TestSchedulerIsNeeded(t *testing.T) {
+	n, h := node1(t, 3)
+	shared, alone := n.prepared(7, 1, 1), n.prepared(8, 2)
+	for _, j := range []*job{shared, alone} {
+		if err := n.claim(j); err != nil {
+			t.Fatal(err)
+		}
+		j.extensions = n.extensions.Open(j.spec.Job, 1<<20)
+		j.messageConfig()
+		j.begins(t, 1)
+		t.Cleanup(j.leaveAll)
+	}
+	brief := func(words ...string) {
+		t.Helper()
+		for i, word := range h.words {
+			h.words[i], _, _ = strings.Cut(word, " cpu")
+		}
+		h.expectInAnyOrder(t, words...)
+	}
+	brief("add 7.1 core 1", "remove 7.1", "add 8.1 core 2", "remove 8.1")
+	object := extensiontest.Object(t, extensiontest.Program{Section: "sched", Name: "none", Code: []string{"mov r0, 255", "exit"}})
+	x, err := alone.extensions.Insert(extension.Request{Object: object})
+	if err != nil {
+		t.Fatal(err)
+	}
+	brief("policies of core 2: 1", "add 8.1 core 2")
+	if begins, err := n.recorder.Follow(1); err != nil || !begins {
+		t.Fatal(begins, err)
+	}
+	brief("policies of core 2: 1", "add 7.1 core 1")
+	shared.begins(t, 2) // at once
+	brief("add 7.2 core 1")
+	if err := n.RemoveExtension(x.Handle(), "a test"); err != nil {
+		t.Fatal(err)
+	}
+	brief("remove 8.1")
+	shared.arrived(1, 5)
+	alone.arrived(1, 5)
+	brief("5 for 7.1")
+	n.recorder.Leave(1)
+	brief("remove 7.1", "remove 7.2")
+	shared.arrived(1, 5)
+	brief()
 }
 
 // Where a node kernel has been before, the next one does not wait for its scheduler. Ranks run meanwhile, also those that were left
@@ -279,7 +324,7 @@ func TestScheduledLater(t *testing.T) {
 	}
 	s, err := n.Sample()
 	for _, r := range s.Ranks {
-		if why := map[id.Rank]string{2: "as Linux likes: " + beingStarted, 3: alone}[r.Rank]; r.Why != why {
+		if why := map[id.Rank]string{2: starting, 3: alone}[r.Rank]; r.Why != why {
 			t.Errorf("rank %d: %q, want %q", r.Rank, r.Why, why)
 		}
 	}
@@ -312,18 +357,16 @@ func TestScheduledLater(t *testing.T) {
 // where they can matter.
 func TestPolicies(t *testing.T) {
 	n, h := node1(t, 3)
-	alone, shared := n.prepared(7, 1), n.prepared(8, 2, 2)
-	for _, j := range []*job{alone, shared} {
+	one, other := n.prepared(7, 1), n.prepared(8, 2, 2)
+	for _, j := range []*job{one, other} {
 		if err := n.claim(j); err != nil {
 			t.Fatal(err)
 		}
 		j.extensions = n.extensions.Open(j.spec.Job, 1<<20)
 		j.messageConfig()
 	}
-	alone.arrived(1, 5)
-	shared.arrived(1, 6)
-	alone.woken(1)
-	shared.woken(2)
+	one.arrived(1, 5)
+	other.woken(2)
 	object := extensiontest.Object(t, extensiontest.Program{Section: "sched", Name: "none", Code: []string{"mov r0, 255", "exit"}})
 	insert := func(job id.Job) id.Handle {
 		handle, err := n.extensions.Set(job).Insert(extension.Request{Object: object})
@@ -333,10 +376,13 @@ func TestPolicies(t *testing.T) {
 		return handle.Handle()
 	}
 	handle := insert(7)
-	alone.arrived(1, 7)
-	h.expect(t, "6 for 8.1", "woken 8.2", "policies of core 1: 1", "7 for 7.1")
+	one.arrived(1, 7)
+	other.arrived(1, 6)
+	h.expect(t, "policies of core 1: 1", "7 for 7.1")
 	insert(extension.Machine)
 	h.expectInAnyOrder(t, "policies of core 1: 2", "policies of core 2: 1")
+	other.woken(2)
+	h.expect(t, "woken 8.2")
 	if err := n.RemoveExtension(handle, "a test"); err != nil {
 		t.Fatal(err)
 	}
@@ -356,5 +402,6 @@ func (h *heard) expect(t *testing.T, words ...string) {
 func (h *heard) expectInAnyOrder(t *testing.T, words ...string) {
 	t.Helper()
 	slices.Sort(h.words)
+	slices.Sort(words)
 	h.expect(t, words...)
 }

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -14,8 +15,12 @@ import (
 	"margay/kernel/usage"
 )
 
-// alone is why a process runs that shares its core with no other.
-const alone = "it has the core to itself"
+// Why a process runs that the scheduler does not schedule.
+const (
+	alone    = "it has the core to itself"
+	byLinux  = "Linux shares the core"
+	starting = "Linux shares the core: " + beingStarted
+)
 
 // process is a rank's process.
 type process struct {
@@ -146,6 +151,7 @@ func (n *Node) Sample() (Sample, error) {
 	ranks := n.runningRanks()
 	n.sampleShared(s.Cores, ranks)
 	for _, r := range ranks {
+		r.Why = cmp.Or(r.Why, byLinux)
 		if r.Usage, err = usage.Of(r.PID); errors.Is(err, usage.ErrEnded) {
 			continue
 		} else if err != nil {
@@ -202,7 +208,7 @@ func (n *Node) runningRanks() []RankSample {
 			case j.alone(p.Core):
 				r.Why = alone
 			case n.opening():
-				r.Why = "as Linux likes: " + beingStarted
+				r.Why = starting
 			}
 			if j.messages != nil {
 				r.Sent, r.Arrived = j.messages.Counts(number)

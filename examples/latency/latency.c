@@ -7,9 +7,9 @@
  * The last rank, on its own core, repeatedly sends a message, waits for its echo and then for some
  * time. Rank 0 handles it by each mechanism in turns. With two ranks it has its core for itself,
  * unless it starts a second process, so that Linux shares the core. With three ranks, rank 1
- * computes on the same core, and the node shares it by its default or by the scheduler
- * message-first. The extension stamp records arrival times. Computing processes compare their
- * results with an undisturbed run. */
+ * computes on the same core, shared by the schedulers roundrobin (turns) and message-first. The
+ * extension stamp records arrival times. Computing processes compare their results with an
+ * undisturbed run. */
 #include <err.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -266,6 +266,8 @@ static void take_turn(struct mechanism *m, int first, int end, int pause)
 		sending = m->sending;
 		if (strcmp(m->policy, "message-first") == 0)
 			policy = insert("message-first", message_first_object, message_first_end, NULL);
+		if (strcmp(m->policy, "turns") == 0)
+			policy = insert("roundrobin", roundrobin_object, roundrobin_end, NULL);
 	}
 	check(margay_barrier(-1));
 	if (rank == 0)

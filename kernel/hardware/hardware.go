@@ -55,19 +55,20 @@ func Allowed(thread int) ([]id.CPU, error) {
 	return allowed, nil
 }
 
-// Slots returns the cores of a hosted node: one for the system and n for applications, dealt out
-// over the CPUs that this process may use, beginning after the first skip of them. They are shared
-// with whatever else runs there.
-func Slots(n, skip int) ([]Core, error) {
-	allowed, err := Allowed(0)
-	if err != nil {
-		return nil, err
-	}
+// Slots returns the cores of a hosted node: one for the system and n for applications. They are
+// shared with whatever else runs there.
+func Slots(allowed []id.CPU, n int, node id.Node) []Core {
 	cores := make([]Core, n+1)
 	for i := range cores {
-		cores[i] = Core{ID: id.Core(i), CPU: allowed[(skip+i)%len(allowed)], Shared: true}
+		cores[i] = Core{ID: id.Core(i), CPU: Slot(allowed, n, node, id.Core(i)), Shared: true}
 	}
-	return cores, nil
+	return cores
+}
+
+// Slot returns the CPU of a core of a hosted node, where each node has n cores for applications:
+// the cores of all nodes are dealt out over the CPUs that their processes may use.
+func Slot(allowed []id.CPU, n int, node id.Node, core id.Core) id.CPU {
+	return allowed[(int(node)*(n+1)+int(core))%len(allowed)]
 }
 
 // maxCPU bounds the numbers in a CPU list.

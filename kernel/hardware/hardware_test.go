@@ -31,10 +31,7 @@ func TestParseList(t *testing.T) {
 }
 
 func TestSlotsAreDealtOut(t *testing.T) {
-	cores, err := Slots(3, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cores := Slots([]id.CPU{4, 7}, 3, 1)
 	for i, c := range cores {
 		if int(c.ID) != i || !c.Shared {
 			t.Errorf("core %d is %+v", i, c)
@@ -98,19 +95,16 @@ func TestParseMeminfo(t *testing.T) {
 	}
 }
 
-// Slots begin after those that are skipped, on CPUs that this process may use, and go round.
+// The slots of a node begin after the slots of the nodes before it, and go round.
 func TestSlotsGoRound(t *testing.T) {
-	cpus := affinity(t, 0)
-	period := len(cpus)
-	for skip := range 2 * period {
-		cores, err := Slots(2*period, skip)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, c := range cores {
-			if want := cpus[(skip+i)%period]; c.CPU != want {
-				t.Errorf("after %d slots, slot %d is on CPU %d, want %d", skip, i, c.CPU, want)
+	cpus := []id.CPU{2, 3, 5}
+	next := 0
+	for node := range id.Node(4) {
+		for i, c := range Slots(cpus, 4, node) {
+			if want := cpus[next%len(cpus)]; c.CPU != want || Slot(cpus, 4, node, c.ID) != want {
+				t.Errorf("slot %d of node %d is on CPU %d, want %d", i, node, c.CPU, want)
 			}
+			next++
 		}
 	}
 }

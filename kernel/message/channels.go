@@ -62,9 +62,11 @@ func (j *Job) setPath() {
 		bits |= wire.PathMeet
 	}
 	if !j.scheduled() {
-		bits |= wire.PathYield
-		if j.config.CPUs == 0 || len(j.config.Local) <= j.config.CPUs {
-			bits |= wire.PathSpin
+		switch j.config.Crowd {
+		case Apart:
+			bits |= wire.PathSpin | wire.PathYield
+		case Together:
+			bits |= wire.PathYield
 		}
 		if !seen {
 			bits |= wire.PathDirect

@@ -289,7 +289,7 @@ func TestHostileBoard(t *testing.T) {
 func TestScheduledPath(t *testing.T) {
 	wanted := true
 	j := openWith(t, 1, 2, JobConfig{
-		Job: 7, Secret: []byte("12345678"), Arrived: func(id.Rank, uint32) {}, Scheduled: func() bool { return wanted }, CPUs: 1,
+		Job: 7, Secret: []byte("12345678"), Arrived: func(id.Rank, uint32) {}, Scheduled: func() bool { return wanted }, Crowd: Together,
 	})
 	a := j.join(0)
 	if path := a.area.Path().Load(); path != wire.PathMeet {
@@ -297,7 +297,7 @@ func TestScheduledPath(t *testing.T) {
 	}
 	wanted = false
 	j.nodes[0].engine.Repath()
-	if path := a.area.Path().Load(); path != wire.PathDirect|wire.PathYield|wire.PathMeet { // two ranks on one CPU do not spin
+	if path := a.area.Path().Load(); path != wire.PathDirect|wire.PathYield|wire.PathMeet { // ranks that share a CPU do not spin
 		t.Errorf("path %b", path)
 	}
 }

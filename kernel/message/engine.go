@@ -141,9 +141,19 @@ type JobConfig struct {
 	// It must be the same at all nodes of the job: ranks that meet wait for all others to meet.
 	Meets bool
 
-	// CPUs is how many CPUs the ranks of this node run on; 0: one for each.
-	CPUs int
+	// Crowd is how the ranks of this node share CPUs with others of the job.
+	Crowd Crowd
 }
+
+// Crowd says with which ranks of their job the ranks of a node share CPUs.
+type Crowd int
+
+// The crowds.
+const (
+	Apart    Crowd = iota // with none
+	Together              // with others of the node, to which one can yield
+	Strewn                // with ranks of other nodes, to which yielding does not help
+)
 
 // Remote is what mirrored channels need.
 type Remote = channel.Remote

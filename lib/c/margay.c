@@ -27,6 +27,7 @@
 #include "channel.h"
 #include "far.h"
 #include "internal.h"
+#include "pace.h"
 #include "piece.h"
 #include "wire.h"
 
@@ -79,6 +80,7 @@ static struct {
 	struct assembler assembler;
 	unsigned parts;   /* of long messages that have come, but for the last part of each */
 	const struct long_message *sending; /* NULL: there is none */
+	int in_vain; /* calls of margay_poll since one has handled a message */
 
 	/* Barriers. */
 	uint64_t barriers; /* that were tried on the board */
@@ -1157,8 +1159,8 @@ static int run_some(void)
 	}
 }
 
-/* poll_all runs the handlers of the messages that have arrived and returns the number of those and
- * of parts of messages. */
+/* poll_all handles the messages that have come and returns the number of those and of parts of
+ * messages. */
 static int poll_all(void)
 {
 	int was = mask(), n = 0;
@@ -1178,6 +1180,8 @@ int margay_poll(void)
 		return -1;
 	unsigned parts = self.parts;
 	int n = poll_all();
+	if (pace_polled(&self.in_vain, atomic_load(word32(WIRE_PATH)), n > 0))
+		sched_yield();
 	return n - (int)(self.parts - parts);
 }
 
@@ -1304,24 +1308,12 @@ int margay_mask(int masked)
 
 /* ---- Waiting ---- */
 
-/* How long a call that waits does so before it sleeps, in nanoseconds, and its polls between two
- * looks at the clock while it spins. */
-#define SPIN_FOR 50000   /* without yielding the core */
-#define YIELD_FOR 1000000 /* all in all */
-#define LOOK_EACH 64
-
 int64_t now_ns(void)
 {
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
-
-/* pace decides how a call waits; zero is its beginning. */
-struct pace {
-	int polls;
-	int64_t since; /* of the first look at the clock */
-};
 
 static void relax(void)
 {
@@ -1336,22 +1328,16 @@ static void relax(void)
 static int linger(struct pace *p, int64_t deadline)
 {
 	uint32_t path = atomic_load(word32(WIRE_PATH));
-	if (!(path & WIRE_YIELD))
-		return 0;
-	if ((path & WIRE_SPIN) && ++p->polls % LOOK_EACH) {
+	int64_t now = pace_looks(p, path) ? now_ns() : 0;
+	switch (pace_next(p, path, now, deadline)) {
+	case PACE_SPIN:
 		relax();
 		return 1;
-	}
-	int64_t now = now_ns();
-	if (!p->since)
-		p->since = now;
-	if (now - p->since >= YIELD_FOR || (deadline >= 0 && now >= deadline))
-		return 0;
-	if ((path & WIRE_SPIN) && now - p->since < SPIN_FOR)
+	case PACE_YIELD:
+		sched_yield();
 		return 1;
-	p->polls = LOOK_EACH - 1; /* look each time */
-	sched_yield();
-	return 1;
+	}
+	return 0;
 }
 
 /* hush empties the doorbell and the peer doorbell and reports whether the node kernel is still
@@ -1683,7 +1669,7 @@ static int flows(int n, uint64_t arg)
  * it and have not arrived, those behind it wait, too. */
 static int catch_up(int64_t deadline)
 {
-	for (margay_poll(); self.stalled;)
+	for (poll_all(); self.stalled;)
 		if (wait_until(flows, 0, margay_in_left(deadline)) < 0)
 			return -1;
 	return 0;

@@ -98,7 +98,8 @@ int margay_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void 
  * the message is sent and 0 if there is no room. */
 int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void *payload, size_t length);
 
-/* margay_poll runs the handlers of the messages that have arrived and returns their number. */
+/* margay_poll runs the handlers of the messages that have arrived and returns their number. Where
+ * ranks share a CPU, it yields to them when it is called again and again in vain. */
 int margay_poll(void);
 
 /* margay_wait_for handles messages until done(data) returns true. It calls done first, and again

@@ -101,6 +101,41 @@ func Reduce(c Carrier, p Place, in, out []byte, size int, buf []byte, combine fu
 	return nil
 }
 
+// IsSmall reports whether the ranks of a job make an all-reduce of that length by AllReduce: its
+// messages are more, but each of them waits for the others once, and not for a tree, twice.
+func IsSmall(size, nodes, length int) bool {
+	return nodes == 1 && size <= wire.MostExchanging && length <= wire.MaxPayload
+}
+
+// AllReduce is Reduce with root 0, and Broadcast of its result, with messages from each rank to
+// each other one. It combines in the same order and association. buf has room for the elements of
+// all ranks.
+func AllReduce(c Carrier, p Place, in, out, buf []byte, combine func(into, from []byte)) error {
+	if len(in) == 0 {
+		return nil
+	}
+	block := func(rank int) []byte { return buf[rank*len(in):][:len(in)] }
+	copy(block(p.Rank), in)
+	for i := 1; i < p.Size; i++ {
+		if err := c.Send((p.Rank+i)%p.Size, in); err != nil {
+			return err
+		}
+	}
+	for i := 1; i < p.Size; i++ {
+		from := (p.Rank + i) % p.Size
+		if err := c.Receive(from, block(from)); err != nil {
+			return err
+		}
+	}
+	for bit := 1; bit < p.Size; bit *= 2 {
+		for at := 0; at+bit < p.Size; at += 2 * bit {
+			combine(block(at), block(at+bit))
+		}
+	}
+	copy(out, block(0))
+	return nil
+}
+
 // Gather collects the in of all ranks, which have the same length, in out of the root, in the order
 // of ranks. Only the root uses out. A rank in between passes data on in full chunks.
 func Gather(c Carrier, p Place, in, out []byte) error {

@@ -181,8 +181,8 @@ func want(seed uint64, number int, p plan, rank, size int) []byte {
 	switch p.kind {
 	case wire.CallBroadcast:
 		return in(p.root)
-	case wire.CallReduce:
-		if rank != p.root {
+	case wire.CallReduce, wire.CallAllReduce:
+		if p.kind == wire.CallReduce && rank != p.root {
 			return nil
 		}
 		sum := in(p.root)
@@ -211,6 +211,9 @@ func call(c carrier, seed uint64, number int, p plan, size int) ([]byte, error) 
 	case wire.CallReduce:
 		err := Reduce(c, place, data, data, p.element, make([]byte, 2*Piece(p.element)), mix(p.element))
 		return data, err
+	case wire.CallAllReduce:
+		err := AllReduce(c, place, data, data, make([]byte, size*p.length), mix(p.element))
+		return data, err
 	}
 	out := make([]byte, size*p.length)
 	return out, Gather(c, place, data, out)
@@ -234,6 +237,9 @@ func TestModel(t *testing.T) {
 				p.element = 1000 + random.IntN(40000)
 			}
 			p.length = random.IntN(max(1, 40000/p.element)) * p.element
+			if random.IntN(3) == 0 && IsSmall(size, 1, p.element) {
+				p.kind, p.root, p.length = wire.CallAllReduce, 0, random.IntN(wire.MaxPayload/p.element+1)*p.element
+			}
 			plans[i] = p
 		}
 		var running sync.WaitGroup

@@ -109,10 +109,12 @@ func reduce[T any](ctx context.Context, j *Job, kind wire.CallKind, root int, in
 	size := int(unsafe.Sizeof(*new(T)))
 	call := wire.Call{Kind: kind, Type: t, Op: op, Length: uint64(len(in) * size)}
 	return j.call(ctx, root, call, func(c collective.Carrier, p collective.Place) error {
-		buf := make([]uint64, (2*collective.Piece(size)+7)/8) // aligned for any element
-		err := collective.Reduce(c, p, bytesOf(in), bytesOf(out), size, bytesOf(buf), func(into, from []byte) {
-			combine(elementsOf[T](into), elementsOf[T](from))
-		})
+		raw := func(into, from []byte) { combine(elementsOf[T](into), elementsOf[T](from)) }
+		aligned := func(bytes int) []byte { return bytesOf(make([]uint64, (bytes+7)/8)) } // for any element
+		if b := bytesOf(in); kind == wire.CallAllReduce && collective.IsSmall(p.Size, j.Nodes(), len(b)) {
+			return collective.AllReduce(c, p, b, bytesOf(out), aligned(p.Size*len(b)), raw)
+		}
+		err := collective.Reduce(c, p, bytesOf(in), bytesOf(out), size, aligned(2*collective.Piece(size)), raw)
 		if err == nil && kind == wire.CallAllReduce {
 			err = collective.Broadcast(c, p, bytesOf(out))
 		}

@@ -47,6 +47,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/rights"
+	"margay/kernel/abi/pace"
 	"margay/kernel/abi/wire"
 	"margay/lib/collective"
 )
@@ -108,7 +109,8 @@ type Job struct {
 	pieces   wire.Assembler      // of long messages; the same
 	remote   remote              // the same
 
-	stalled atomic.Bool // a message waits for others that have not arrived; changed under handling
+	stalled atomic.Bool   // a message waits for others that have not arrived; changed under handling
+	inVain  atomic.Uint32 // calls of Poll since one has handled something
 
 	meeting  sync.Mutex // held during a barrier
 	barriers barriers
@@ -271,9 +273,14 @@ func (j *Job) Handle(number int, f func(Message)) {
 }
 
 // Poll runs the handlers of all messages that have arrived and returns their number, 0 after
-// Finalize.
+// Finalize. Where ranks share a CPU, it yields to them when it is called again and again in vain.
 func (j *Job) Poll() int {
-	n, _ := j.progress()
+	n, advanced := j.progress()
+	after, yields := pace.Polled(j.inVain.Load(), j.area.Path().Load(), n > 0 || advanced)
+	j.inVain.Store(after)
+	if yields {
+		yield()
+	}
 	return n
 }
 

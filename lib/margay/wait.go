@@ -7,46 +7,32 @@ import (
 	"time"
 
 	"margay/internal/cond"
-	"margay/kernel/abi/wire"
+	"margay/kernel/abi/pace"
 )
 
-// How long a call that waits does so before it sleeps.
-const (
-	spinFor  = 50 * time.Microsecond // without yielding the core
-	yieldFor = time.Millisecond      // all in all
-	lookEach = 64                    // polls between two looks at the clock while it spins
-)
-
-// pace decides how a call waits. The zero value is its beginning.
-type pace struct {
-	polls int
-	since time.Time // of the first look at the clock
+// linger waits for a moment and reports true, or reports false when it is time to sleep.
+func (j *Job) linger(ctx context.Context, p *pace.Pace) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	path := j.area.Path().Load()
+	var now time.Duration
+	if p.Looks(path) {
+		now = j.mirrors.now()
+	}
+	switch p.Next(path, now) {
+	case pace.Sleep:
+		return false
+	case pace.Yield:
+		yield()
+	}
+	return true
 }
 
-// wait waits for a moment and reports true, or reports false when it is time to sleep.
-func (p *pace) wait(ctx context.Context, path uint32) bool {
-	if path&wire.PathYield == 0 || ctx.Err() != nil {
-		return false
-	}
-	p.polls++
-	spins := path&wire.PathSpin != 0
-	if spins && p.polls%lookEach != 0 {
-		return true
-	}
-	if p.since.IsZero() {
-		p.since = time.Now()
-	}
-	passed := time.Since(p.since)
-	if passed >= yieldFor {
-		return false
-	}
-	if spins && passed < spinFor {
-		return true
-	}
-	p.polls = lookEach - 1                                         // look each time
-	runtime.Gosched()                                              // to other goroutines
-	_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0) // to other processes
-	return true
+// yield yields to other goroutines, and the CPU to other processes.
+func yield() {
+	runtime.Gosched()
+	_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)
 }
 
 // wait handles messages until done, which receives their number, returns true, or until ctx ends.
@@ -87,7 +73,7 @@ func (j *Job) await(ctx context.Context, done func(handled int) bool) error {
 // awake handles messages, and adds their number to handled, until done, or until it is time to
 // sleep. It reports whether done returned true.
 func (j *Job) awake(ctx context.Context, done func(handled int) bool, handled *int) bool {
-	var p pace
+	var p pace.Pace
 	for {
 		n, advanced := j.progress()
 		*handled += n
@@ -95,9 +81,9 @@ func (j *Job) awake(ctx context.Context, done func(handled int) bool, handled *i
 			return true
 		}
 		if n > 0 || advanced {
-			p = pace{}
+			p = pace.Pace{}
 		}
-		if !p.wait(ctx, j.area.Path().Load()) {
+		if !j.linger(ctx, &p) {
 			return false
 		}
 	}

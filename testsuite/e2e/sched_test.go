@@ -90,7 +90,7 @@ func (m *machine) schedulers(enforcer string) {
 				a, b = b, a // nobody knows who came first
 			}
 			// Without priorities whoever else is on the CPU has a part of it.
-			if enforcer != "stop" && a+b < float64(c.seconds)*500 {
+			if enforcer != "stop" && c.policy != "" && a+b < float64(c.seconds)*500 {
 				t.Errorf("scheduler %q: of %d s they had only %v ms", c.policy, c.seconds, a+b)
 			}
 			first, second = first+a, second+b
@@ -165,7 +165,7 @@ func (m *machine) share(policy string, seconds int) (first, second float64) {
 	return had[0], had[1]
 }
 
-// A scheduler that does harm does it until it is found out: then the tasks take turns, and the list of extensions says what happened.
+// A scheduler that does harm does it until it is found out: then Linux shares the core, and the list of extensions says what happened.
 // Each way of sharing a core is on one machine; that by priority meets the same schedulers in a guest, too (package schedtest).
 func TestHostileSchedulers(t *testing.T) {
 	burn := misbehaving(t, 7)
@@ -213,7 +213,7 @@ func (m *machine) hostileSchedulers(burn string) {
 			turns := 0
 			for _, core := range v.Cores {
 				for _, r := range core.Ranks {
-					if r.CPU > 15 && (r.Why == "ready" || r.Why == "has the core: turns") {
+					if r.CPU > 1 && r.Why == "Linux shares the core" { // other programs of the host may have the most of it
 						turns++
 					}
 				}

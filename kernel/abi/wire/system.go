@@ -20,6 +20,10 @@ const (
 // the other has not returned. Each is at most MaxPayload bytes of data.
 const CollectiveWindow = 16
 
+// MostExchanging is the size of the largest job on one node whose ranks send small values to each
+// other for an all-reduce, and not along a tree.
+const MostExchanging = 8
+
 // CallKind says what a message of HandlerCollective is: a chunk of a collective operation, or one
 // of the last two.
 type CallKind uint8

@@ -108,6 +108,7 @@ struct wire_record {
 /* Messages of the libraries (kernel/abi/wire, Call). */
 #define WIRE_HANDLER_COLLECTIVE 256
 #define WIRE_COLLECTIVE_WINDOW 16
+#define WIRE_MOST_EXCHANGING 8
 #define WIRE_MAX_CALL_LENGTH ((UINT64_C(1) << 48) - 1)
 
 #define WIRE_CALL_BROADCAST 1

@@ -191,9 +191,11 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 // thread: it stops before its first instruction, until release.
 func (in *initProcess) fork(r *rank, files []uintptr) error {
 	pidfd := -1
-	attr := &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd, Ptrace: in.limitsData()}
+	// The ranks stay in the init's session, which Linux may schedule as a group (autogroup): a rank
+	// yields only to its own group. One that has a terminal leads a session.
+	attr := &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd, Ptrace: in.limitsData()}
 	if r.Terminal != nil {
-		attr.Setctty = true // descriptor 0
+		attr.Setpgid, attr.Setsid, attr.Setctty = false, true, true // descriptor 0
 	}
 	if os.Geteuid() != in.spec.UID {
 		attr.Credential = &syscall.Credential{Uid: uint32(in.spec.UID), Gid: uint32(in.spec.GID)}

@@ -52,7 +52,7 @@ var same = map[string]string{
 	"OpChannel": "WIRE_CHANNEL", "OpDoorbell": "WIRE_DOORBELL",
 	"StatusOK": "WIRE_OK", "StatusAgain": "WIRE_AGAIN", "SetConstant": "WIRE_SET_CONSTANT", "SetEntries": "WIRE_SET_ENTRIES", "SetTrusted": "WIRE_SET_TRUSTED",
 
-	"HandlerCollective": "WIRE_HANDLER_COLLECTIVE", "CollectiveWindow": "WIRE_COLLECTIVE_WINDOW", "MaxCallLength": "WIRE_MAX_CALL_LENGTH",
+	"HandlerCollective": "WIRE_HANDLER_COLLECTIVE", "CollectiveWindow": "WIRE_COLLECTIVE_WINDOW", "MostExchanging": "WIRE_MOST_EXCHANGING", "MaxCallLength": "WIRE_MAX_CALL_LENGTH",
 	"CallBroadcast": "WIRE_CALL_BROADCAST", "CallReduce": "WIRE_CALL_REDUCE", "CallAllReduce": "WIRE_CALL_ALL_REDUCE", "CallGather": "WIRE_CALL_GATHER",
 	"CallAllGather": "WIRE_CALL_ALL_GATHER", "CallCredit": "WIRE_CALL_CREDIT", "CallProbe": "WIRE_CALL_PROBE",
 	"TypeInt32": "MARGAY_INT32", "TypeInt64": "MARGAY_INT64", "TypeUint32": "MARGAY_UINT32", "TypeUint64": "MARGAY_UINT64",

@@ -1,0 +1,83 @@
+package kernel
+
+import (
+	"os"
+	"strings"
+
+	"margay/kernel/abi/id"
+	"margay/kernel/hardware"
+	"margay/kernel/message"
+)
+
+// crowd finds out with which other ranks of their job those on this node share CPUs. All hosted nodes of a machine have the same CPUs,
+// dealt out by their numbers, so a hosted node knows where the ranks of the others are.
+func (n *Node) crowd(s JobSpec) message.Crowd {
+	hosted := !n.ownLinux()
+	c := crowd{self: n.config.Boot.Node, cpus: make(map[id.CPU]*occupied), grouped: groups()}
+	for _, p := range s.Places {
+		if p.Node == c.self || hosted {
+			c.add(p.Node, n.cpusOf(p))
+		}
+	}
+	return c.of()
+}
+
+// cpusOf returns the CPUs of the cores of a rank, which is on this node or on another hosted one.
+func (n *Node) cpusOf(p Place) (cpus []id.CPU) {
+	for _, core := range p.cores() {
+		switch {
+		case p.Node != n.config.Boot.Node:
+			cpus = append(cpus, hardware.Slot(n.allowed, n.config.Boot.Cores, p.Node, core))
+		case int(core) < len(n.cores): // taskSpec refuses others
+			cpus = append(cpus, n.cores[core].CPU)
+		}
+	}
+	return cpus
+}
+
+// groups reports whether Linux schedules each session as a group, so that yielding does not help ranks of other nodes.
+func groups() bool {
+	text, err := os.ReadFile("/proc/sys/kernel/sched_autogroup_enabled")
+	return err == nil && strings.TrimSpace(string(text)) != "0"
+}
+
+// crowd is the CPUs of a job's ranks.
+type crowd struct {
+	self    id.Node
+	cpus    map[id.CPU]*occupied
+	grouped bool
+}
+
+// occupied is a CPU that ranks have.
+type occupied struct {
+	load  float64 // ranks that have it, where each is spread evenly over its CPUs
+	nodes map[id.Node]bool
+}
+
+// add adds a rank with its CPUs, which may name one several times.
+func (c *crowd) add(node id.Node, cpus []id.CPU) {
+	for _, cpu := range cpus {
+		o := c.cpus[cpu]
+		if o == nil {
+			o = &occupied{nodes: make(map[id.Node]bool)}
+			c.cpus[cpu] = o
+		}
+		o.load += 1 / float64(len(cpus))
+		o.nodes[node] = true
+	}
+}
+
+// of returns the crowd of this node's ranks.
+func (c *crowd) of() (all message.Crowd) {
+	const most = 1.001 // 1, but for rounding
+	for _, o := range c.cpus {
+		if !o.nodes[c.self] || o.load <= most {
+			continue
+		}
+		if len(o.nodes) > 1 && c.grouped {
+			return message.Strewn
+		}
+		all = message.Together
+	}
+	return all
+}

@@ -1,0 +1,40 @@
+package kernel
+
+import (
+	"testing"
+
+	"margay/kernel/abi/id"
+	"margay/kernel/message"
+)
+
+func TestCrowd(t *testing.T) {
+	type rank struct {
+		node id.Node
+		cpus []id.CPU
+	}
+	for name, c := range map[string]struct {
+		ranks []rank
+		alone bool // Linux does not group sessions
+		want  message.Crowd
+	}{
+		"none here":           {[]rank{{2, []id.CPU{0}}, {2, []id.CPU{0}}}, false, message.Apart},
+		"one each":            {[]rank{{1, []id.CPU{0}}, {1, []id.CPU{1}}}, false, message.Apart},
+		"two on one":          {[]rank{{1, []id.CPU{0}}, {1, []id.CPU{0}}}, false, message.Together},
+		"beside another node": {[]rank{{1, []id.CPU{0}}, {2, []id.CPU{0}}}, false, message.Strewn},
+		"without groups":      {[]rank{{1, []id.CPU{0}}, {2, []id.CPU{0}}}, true, message.Together},
+		"others' crowd":       {[]rank{{1, []id.CPU{0}}, {2, []id.CPU{1}}, {3, []id.CPU{1}}}, false, message.Apart},
+		"wide":                {[]rank{{1, []id.CPU{0, 1, 2}}, {1, []id.CPU{3, 4, 5}}}, false, message.Apart},
+		"two on two":          {[]rank{{1, []id.CPU{0, 1}}, {1, []id.CPU{1, 0}}}, false, message.Apart},
+		"three on three":      {[]rank{{1, []id.CPU{0, 1, 2}}, {1, []id.CPU{0, 1, 2}}, {1, []id.CPU{0, 1, 2}}}, false, message.Apart},
+		"three on two":        {[]rank{{1, []id.CPU{0, 1}}, {1, []id.CPU{0, 1}}, {1, []id.CPU{0, 1}}}, false, message.Together},
+		"slots go round":      {[]rank{{1, []id.CPU{0, 1, 0, 1}}}, false, message.Apart},
+	} {
+		crowd := crowd{self: 1, cpus: make(map[id.CPU]*occupied), grouped: !c.alone}
+		for _, r := range c.ranks {
+			crowd.add(r.node, r.cpus)
+		}
+		if got := crowd.of(); got != c.want {
+			t.Errorf("%s: crowd %d, want %d", name, got, c.want)
+		}
+	}
+}
