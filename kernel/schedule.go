@@ -103,6 +103,7 @@ func (j *job) schedule(fresh bool) {
 	n.mu.Unlock()
 	for _, p := range tasks {
 		if on || fresh {
+			p.Untouched = !fresh
 			j.hand(s, p.Task)
 		} else {
 			s.Remove(p.ID)

@@ -37,7 +37,11 @@ func (h *heard) Add(t sched.Task) error {
 	if _, err := t.Process.Stat(); err != nil {
 		return err
 	}
-	h.words = append(h.words, fmt.Sprintf("add %d.%d core %d cpu %d pid %d group %q", t.Job, t.Rank, t.Core, t.CPU, t.PID, t.Group))
+	untouched := ""
+	if t.Untouched {
+		untouched = ", untouched"
+	}
+	h.words = append(h.words, fmt.Sprintf("add %d.%d core %d%s cpu %d pid %d group %q", t.Job, t.Rank, t.Core, untouched, t.CPU, t.PID, t.Group))
 	return nil
 }
 
@@ -250,11 +254,11 @@ func TestSchedulerIsNeeded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	brief("policies of core 2: 1", "add 8.1 core 2")
+	brief("policies of core 2: 1", "add 8.1 core 2, untouched")
 	if begins, err := n.recorder.Follow(1); err != nil || !begins {
 		t.Fatal(begins, err)
 	}
-	brief("policies of core 2: 1", "add 7.1 core 1")
+	brief("policies of core 2: 1", "add 7.1 core 1, untouched")
 	shared.begins(t, 2) // at once
 	brief("add 7.2 core 1")
 	if err := n.RemoveExtension(x.Handle(), "a test"); err != nil {

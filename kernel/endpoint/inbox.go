@@ -243,7 +243,7 @@ func (e *Endpoint) recordDelivered(w *waiting) {
 		return
 	}
 	event := e.event(record.Delivered)
-	event.Peer, event.Node = w.record.Peer, id.Node(w.record.Node)
+	event.Peer, event.Node = w.record.Peer, id.Node(w.record.Node&^wire.NodeExtension)
 	e.config.Recorder.End(w.since, event)
 }
 

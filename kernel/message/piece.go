@@ -24,14 +24,19 @@ type stream struct {
 
 // decision is what becomes of the pieces of a long message.
 type decision struct {
-	verdict slot.Verdict
-	target  id.Rank
+	verdict     slot.Verdict
+	target      id.Rank
+	total, next int // bytes of the message, offset of its next piece
 }
+
+// continues reports whether a piece is the next one of the message.
+func (d *decision) continues(p *wire.Piece) bool { return p.Total == d.total && p.Offset == d.next }
 
 // judgePiece returns what becomes of a piece of a long message. The extensions decide when the first
 // one comes, about the message; the others share its fate, and are delivered if this node kernel
-// does not know any: it was started after the first one, and then the rank can tell. The source may
-// have written anything; the error wraps wire.ErrPiece. The caller holds receiver.mu.
+// does not know any: the first one took a channel, or this node kernel was started after it, and
+// then the rank can tell. The source may have written anything; the error wraps wire.ErrPiece. The
+// caller holds receiver.mu.
 func (j *Job) judgePiece(o flow.Origin, m *frame.Message) (decision, error) {
 	in := &j.receiver
 	p, err := wire.ParsePiece(m.Args, m.Payload, len(j.place))
@@ -43,6 +48,7 @@ func (j *Job) judgePiece(o flow.Origin, m *frame.Message) (decision, error) {
 	}
 	s := stream{m.Source, p.Target, m.Target}
 	d, known := in.pieces[s]
+	known = known && d.continues(&p)
 	if p.First() {
 		whole := *m
 		whole.Handler, whole.Args, whole.Payload = p.Handler, p.Args, p.Data
@@ -52,18 +58,14 @@ func (j *Job) judgePiece(o flow.Origin, m *frame.Message) (decision, error) {
 			d.verdict = slot.Deliver // it cannot interrupt before it is whole
 		}
 		known = d.verdict != slot.Deliver
-		if !known {
-			delete(in.pieces, s) // that of a message that was given up
-		}
 	} else if !known {
 		d.verdict = slot.Deliver
 	}
-	switch {
-	case !known:
-	case p.Last():
-		delete(in.pieces, s)
-	default:
+	if known && !p.Last() {
+		d.total, d.next = p.Total, p.Offset+len(p.Data)
 		in.pieces[s] = d
+	} else {
+		delete(in.pieces, s) // or it is that of a message that was given up
 	}
 	return d, nil
 }

@@ -231,6 +231,22 @@ func TestLongRestart(t *testing.T) {
 	j.noFault()
 }
 
+// The verdict about a message that its source gave up is not for the rest of one whose beginning took a channel.
+func TestLongFromChannel(t *testing.T) {
+	j := open(t, 1, 2)
+	a, b := j.join(0), j.join(1)
+	b.insert(extensiontest.Object(t, byTotal))
+	a.push(long(1, uint16(slot.Consume), 1)[:2]...)
+	rest := long(1, uint16(slot.Consume), 2)[2]
+	rest.Args[0] += 8 << 32 // pieces in a channel have other sizes
+	a.push(rest)
+	if r, ok := b.next(20 * time.Second); !ok || r.Handler != wire.HandlerPiece || r.Args != rest.Args {
+		t.Errorf("it comes as %+v", r)
+	}
+	j.undecided(0)
+	j.noFault()
+}
+
 // flushed completes a barrier of two ranks, so that nothing is on its way.
 func (a *app) flushed(other *app) bool {
 	other.enter()

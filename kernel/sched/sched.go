@@ -42,6 +42,10 @@ type Task struct {
 	// enforcer holds by signals; they run until it decides next.
 	Halted func() bool
 
+	// Untouched says that no enforcer has left the task stopped or with a priority. Add then does
+	// not resume it: a signal of its user may have stopped it.
+	Untouched bool
+
 	// Refuse receives the task's forbidden attempts. It does not wait. It may be nil.
 	Refuse func(err error)
 }

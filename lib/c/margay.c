@@ -1707,6 +1707,18 @@ struct posted {
 	size_t length;
 };
 
+/* ring_wait announces that this side waits for room in the send ring, and reports whether there is
+ * room for a payload of a length. */
+static int ring_wait(size_t length)
+{
+	_Atomic uint32_t *waiting = word32(WIRE_SEND_CONTROL + WIRE_PRODUCER_WAITING);
+	atomic_store(waiting, 1);
+	if (send_room() < 2 * record_length(length)) /* with the largest pad that may come before it */
+		return 0;
+	atomic_store(waiting, 0);
+	return 1;
+}
+
 /* has_room announces that this side waits for room for a message, and reports whether there is
  * room. */
 static int has_room(int n, uint64_t arg)
@@ -1715,12 +1727,7 @@ static int has_room(int n, uint64_t arg)
 	(void)n;
 	if (takes_channel(self.to[m->rank], m->handler))
 		return channel_wait(self.to[m->rank], m->length);
-	_Atomic uint32_t *waiting = word32(WIRE_SEND_CONTROL + WIRE_PRODUCER_WAITING);
-	atomic_store(waiting, 1);
-	if (send_room() < 2 * record_length(m->length)) /* with the largest pad that may come before it */
-		return 0;
-	atomic_store(waiting, 0);
-	return 1;
+	return ring_wait(m->length);
 }
 
 int margay_in_room(int rank, int handler, size_t length)
@@ -1729,6 +1736,10 @@ int margay_in_room(int rank, int handler, size_t length)
 	return has_room(0, (uintptr_t)&m);
 }
 
+/* takes_channel_long is takes_channel for the next piece of a long message. Behind one that has
+ * passed the node kernel all do: its extensions may have kept the first one from the rank. */
+static int takes_channel_long(const struct long_message *m) { return !m->passes && takes_channel(self.to[m->rank], WIRE_HANDLER_PIECE); }
+
 /* push_long sends some pieces of a long message, and reports whether there was room for any. */
 static int push_long(struct long_message *m)
 {
@@ -1736,13 +1747,15 @@ static int push_long(struct long_message *m)
 	size_t begin = m->sent;
 	int sent = 1, was = mask();
 	struct channel *c = self.to[m->rank];
-	int direct = takes_channel(c, WIRE_HANDLER_PIECE);
-	while (sent > 0 && m->sent < m->length && m->sent - begin < BATCH && direct == takes_channel(c, WIRE_HANDLER_PIECE)) {
+	int direct = takes_channel_long(m);
+	while (sent > 0 && m->sent < m->length && m->sent - begin < BATCH && direct == takes_channel_long(m)) {
 		struct piece p = piece_next(m, direct ? c->limit : MARGAY_MAX_PAYLOAD, first);
 		sent = direct ? channel_put(c, WIRE_HANDLER_PIECE, p.args[0], p.args[1], p.payload, p.length)
 			      : put(m->rank, WIRE_HANDLER_PIECE, p.args[0], p.args[1], p.payload, p.length);
-		if (sent > 0)
+		if (sent > 0) {
 			m->sent += p.data;
+			m->passes = !direct;
+		}
 		if (sent > 0 && direct && c->local >= 0)
 			wake_local(c->local);
 	}
@@ -1761,9 +1774,8 @@ static int has_long_room(int n, uint64_t arg)
 {
 	const struct long_message *m = (const struct long_message *)(uintptr_t)arg;
 	struct channel *c = self.to[m->rank];
-	int direct = takes_channel(c, WIRE_HANDLER_PIECE);
-	struct posted p = {m->rank, WIRE_HANDLER_PIECE, direct ? c->limit : MARGAY_MAX_PAYLOAD};
-	return has_room(n, (uintptr_t)&p);
+	(void)n;
+	return takes_channel_long(m) ? channel_wait(c, c->limit) : ring_wait(MARGAY_MAX_PAYLOAD);
 }
 
 /* send_long sends a message in pieces. */
@@ -1785,7 +1797,7 @@ int margay_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void 
 		return margay_in_send(rank, handler, arg0, arg1, payload, length, -1);
 	if (self.running > 0 || self.sending)
 		return fail("a message of %zu bytes cannot be sent by a handler, or while another one is", length);
-	struct long_message m = {rank, handler, {arg0, arg1}, payload, length, 0};
+	struct long_message m = {.rank = rank, .handler = handler, .args = {arg0, arg1}, .payload = payload, .length = length};
 	self.sending = &m;
 	int err = send_long(&m);
 	self.sending = NULL;

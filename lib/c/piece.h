@@ -17,6 +17,7 @@ struct long_message {
 	const char *payload;
 	size_t length;
 	size_t sent;
+	int passes; /* a piece has passed a node kernel, which may have decided about the message */
 };
 
 /* A piece of one, as it is sent. */

@@ -144,13 +144,6 @@ func (j *Job) advanceOne(r *Request) (bool, error) {
 	}
 }
 
-// awaitsRoom reports whether there is no room for a message to a handler of a rank, and awaits it.
-func (j *Job) awaitsRoom(rank int, handler uint16, payload int) bool {
-	j.sending.Lock()
-	defer j.sending.Unlock()
-	return j.out.Wait(uint32(rank), handler, payload)
-}
-
 // drain waits until all accesses that were started before are sent. It does not wait for those that
 // other goroutines start while it waits.
 func (j *Job) drain(ctx context.Context) error {

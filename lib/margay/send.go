@@ -36,7 +36,7 @@ func (j *Job) sendLong(ctx context.Context, l *wire.Long) error {
 			err = j.wait(ctx, func(int) bool {
 				j.sending.Lock()
 				defer j.sending.Unlock()
-				return !j.out.WaitLong(l)
+				return j.hasRoom(!j.out.WaitLong(l))
 			})
 		}
 		if err != nil {
@@ -83,15 +83,26 @@ func (j *Job) send(ctx context.Context, rank, handler int, args [2]uint64, paylo
 		if ok || err != nil {
 			return err
 		}
-		err = j.wait(ctx, func(int) bool {
-			j.sending.Lock()
-			defer j.sending.Unlock()
-			return !j.out.Wait(uint32(rank), uint16(handler), len(payload))
-		})
-		if err != nil {
+		if err = j.wait(ctx, func(int) bool { return !j.awaitsRoom(rank, uint16(handler), len(payload)) }); err != nil {
 			return err
 		}
 	}
+}
+
+// awaitsRoom reports whether there is no room for a message to a handler of a rank, and awaits it.
+func (j *Job) awaitsRoom(rank int, handler uint16, payload int) bool {
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	return !j.hasRoom(!j.out.Wait(uint32(rank), handler, payload))
+}
+
+// hasRoom is what an announcement that this side waits for room has found. If there is room, it was
+// taken back, also for goroutines that sleep until there is more: they look again.
+func (j *Job) hasRoom(room bool) bool {
+	if room {
+		j.announce()
+	}
+	return room
 }
 
 // Post is Send without waiting, for a message of at most MaxPayload bytes: it reports whether there

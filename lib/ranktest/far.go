@@ -222,6 +222,7 @@ func (f *far) carryOne(from *wire.Consumer, rank uint32, push func(wire.Record) 
 		from.Unread()
 		return false
 	}
+	f.carries(int(rank), &r)
 	return from.Release()
 }
 

@@ -79,6 +79,7 @@ func (n *neighbour) carry() {
 	n.own.Settled().Store(n.sent.Position())
 	for range n.random.IntN(8) {
 		if r, ok := n.Next(); ok {
+			n.carries(1, &r)
 			r.Peer, r.Node = 1, 2
 			if ok, _, err := n.received.Push(r); !ok || err != nil {
 				n.t.Fatal(ok, err)
@@ -96,6 +97,7 @@ func (n *neighbour) carry() {
 				n.sent.Unread()
 				return
 			}
+			n.carries(0, &r)
 			n.sent.Release()
 		}
 	}

@@ -17,6 +17,7 @@ type partner struct {
 	in     *wire.Inlet
 	long   *wire.Long // that is being sent; nil: none
 	pieces wire.Assembler
+	passed [2]int // by rank: offset of the piece that must pass the node kernel next; 0: none
 
 	// The node kernel's ends of its rings.
 	sent     *wire.Consumer
@@ -41,6 +42,25 @@ func newPartner(k *Kernel, header wire.Header, nodes []uint32, random *rand.Rand
 func (p *partner) setPath(bits uint32) {
 	p.area.Path().Store(bits)
 	p.own.Path().Store(bits)
+}
+
+// carries notes that the node kernel carries a message of a rank. Behind a piece of a long message
+// it gets all others: it may have decided that the message goes elsewhere.
+func (p *partner) carries(rank int, r *wire.Record) {
+	p.t.Helper()
+	if r.Handler != wire.HandlerPiece {
+		return
+	}
+	piece, err := wire.ParsePiece(r.Args, r.Payload, 2)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if expected := p.passed[rank]; expected != 0 && piece.Offset != expected {
+		p.t.Fatalf("of a message of rank %d that passes the node kernel, the piece at %d took a channel", rank, expected)
+	}
+	if p.passed[rank] = piece.Offset + len(piece.Data); piece.Last() {
+		p.passed[rank] = 0
+	}
 }
 
 // push sends the rank a message and reports whether it has, and which process to wake. A long

@@ -72,7 +72,8 @@ type Long struct {
 	Handler uint16
 	Args    [2]uint64
 	Payload []byte
-	sent    int // bytes, or bytes that have arrived
+	sent    int  // bytes, or bytes that have arrived
+	passes  bool // a piece has passed a node kernel, which may have decided about the message
 }
 
 // Done reports whether all pieces were sent.
@@ -104,7 +105,8 @@ const batch = ChannelRing / 4
 
 // PushLong sends pieces of a message while there is room, but not many before a process must be
 // woken. It reports whether there was no room, and which process to wake. While another message to
-// the same rank is in pieces, there is none.
+// the same rank is in pieces, there is none. Behind a piece that has passed the node kernel all do:
+// its extensions may have kept the first one from the rank.
 func (o *Outlet) PushLong(l *Long) (full bool, wake int, err error) {
 	if other := o.longs[l.Peer]; other != nil && other != l {
 		return true, WakeNobody, nil
@@ -112,7 +114,7 @@ func (o *Outlet) PushLong(l *Long) (full bool, wake int, err error) {
 	o.longs[l.Peer] = l
 	to, wake := o.to[l.Peer], WakeNobody
 	for begin := l.sent; !l.Done() && (wake == WakeNobody || wake < 0 && l.sent-begin < batch); {
-		direct := o.direct(to, HandlerPiece)
+		direct := o.directLong(to, l)
 		if direct && wake == WakeKernel || !direct && wake == WakeMirror {
 			break
 		}
@@ -122,6 +124,7 @@ func (o *Outlet) PushLong(l *Long) (full bool, wake int, err error) {
 			return err == nil, wake, err
 		}
 		l.sent += n
+		l.passes = !direct
 		if whom != WakeNobody {
 			wake = whom
 		}
@@ -131,6 +134,9 @@ func (o *Outlet) PushLong(l *Long) (full bool, wake int, err error) {
 	}
 	return false, wake, nil
 }
+
+// directLong is direct for the next piece of a message.
+func (o *Outlet) directLong(to *outlet, l *Long) bool { return !l.passes && o.direct(to, HandlerPiece) }
 
 // limit returns the size of the longest payload on a path.
 func (o *Outlet) limit(to *outlet, direct bool) int {
@@ -145,7 +151,7 @@ func (o *Outlet) WaitLong(l *Long) (wait bool) {
 	if other := o.longs[l.Peer]; other != nil && other != l {
 		return true
 	}
-	if to := o.to[l.Peer]; o.direct(to, HandlerPiece) {
+	if to := o.to[l.Peer]; o.directLong(to, l) {
 		return to.Wait(to.limit)
 	}
 	return o.send.Wait(MaxPayload)

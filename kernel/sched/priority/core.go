@@ -87,7 +87,7 @@ func (c *core) add(t *task) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t.find()
-	t.held = true // perhaps: a node kernel before this one may have left it so, and with a priority
+	t.held = !t.Untouched // perhaps: a node kernel before this one may have left it so, and with a priority
 	if err := c.release(t); err != nil {
 		return err
 	}

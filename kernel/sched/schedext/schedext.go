@@ -183,8 +183,10 @@ func (e *Enforcer) add(t sched.Task) error {
 	}
 	e.serial++
 	added := &task{Task: t, core: c, place: place, owner: identity{Serial: e.serial, CPU: uint16(t.CPU), Place: uint16(place)}}
-	if err := added.stop(false); err != nil { // a previous node kernel may have left it stopped
-		return err
+	if !t.Untouched { // a previous node kernel may have left it stopped
+		if err := added.stop(false); err != nil {
+			return err
+		}
 	}
 	c.places[place], c.order, e.tasks[t.ID] = added, append(c.order, added), added
 	e.skeleton.given(c.cpu).enter(added)
