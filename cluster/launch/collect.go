@@ -105,7 +105,7 @@ func (s *session) broughtBack(stop context.CancelCauseFunc, code int, err error)
 	if h.bringer == nil {
 		return code, err
 	}
-	stop(errOver) // nothing is left to stop if serve has heard that all were read
+	stop(errOver) // nothing is left to stop if FilesRead has ended the job
 	<-h.done
 	select {
 	case <-h.begin:

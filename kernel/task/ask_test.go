@@ -9,7 +9,8 @@ import (
 	"margay/kernel/task/outbox"
 )
 
-// An init reports errors also of requests that are not answered. They are no answers to a later one.
+// An init also reports errors of messages that are not answered. An error that came before a request
+// is not its answer.
 func TestAskPassesOverOldAnswers(t *testing.T) {
 	conn, file, err := link.Pair()
 	if err != nil {

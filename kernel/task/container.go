@@ -536,7 +536,7 @@ func (c *Container) ask(ctx context.Context, m link.Message) error {
 	c.asking.Lock()
 	defer c.asking.Unlock()
 	select {
-	case <-c.replies: // to a request that nobody waits for any more, or an error of one that is not answered
+	case <-c.replies: // to a request whose time was over, or an error of a message that is not answered
 	default:
 	}
 	if err := c.out.Send(ctx, m); err != nil {

@@ -44,7 +44,7 @@ func targets(values []string, dir string) (list []bring.Target, err error) {
 			return nil, fmt.Errorf("--out %s: %w", value, err)
 		}
 		if bytes += len(t.Path) + 8; bytes > maxOut {
-			return nil, fmt.Errorf("--out: the %d paths have more than %d KiB: name a folder instead of what is in it", len(values), maxOut>>10)
+			return nil, fmt.Errorf("--out: the %d paths have more than %d KiB: name a folder instead of its files", len(values), maxOut>>10)
 		}
 		list = append(list, t)
 	}
