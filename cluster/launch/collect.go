@@ -62,7 +62,7 @@ func (s *session) bringBack(ctx context.Context, places []*control.Place) {
 		return
 	}
 	h.err = s.bringAll(ctx, places)
-	close(h.done) // first: collect repeats what is lost with a connection from now on
+	close(h.done) // first: from now on collect repeats a message that is lost
 	s.send(&control.FilesRead{Job: s.job})
 }
 

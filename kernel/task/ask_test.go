@@ -9,8 +9,8 @@ import (
 	"margay/kernel/task/outbox"
 )
 
-// An init also reports errors of messages that are not answered. An error that came before a request
-// is not its answer.
+// An init also reports errors of messages that are not answered. An error that came before a
+// request is not its answer.
 func TestAskPassesOverOldAnswers(t *testing.T) {
 	conn, file, err := link.Pair()
 	if err != nil {
