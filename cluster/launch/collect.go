@@ -127,7 +127,7 @@ func (s *session) broughtBack(stop context.CancelCauseFunc, code int, err error)
 		problem = errors.Join(problem, fmt.Errorf("files were not brought back: %v", &b.Failed))
 	}
 	if missing := b.Missing(); problem == nil && len(missing) > 0 {
-		text := "no node has " + strings.Join(missing, ", ") + ", which --out names"
+		text := "no rank has written anything at " + strings.Join(missing, ", ") + ", which --out names"
 		if code == 0 {
 			problem = errors.New(text)
 		} else {
