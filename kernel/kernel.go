@@ -459,6 +459,9 @@ func (n *Node) get(number id.Job) (*job, error) {
 	}
 	select {
 	case <-j.ready:
+		if j.container == nil { // its preparation has just failed
+			return nil, fmt.Errorf("job %d: %w", number, ErrNoJob)
+		}
 		return j, nil
 	default:
 		return nil, fmt.Errorf("job %d: %w", number, ErrPhase)

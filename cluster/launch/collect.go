@@ -55,12 +55,20 @@ func (s *session) collect() {
 // it is done, or when ctx ends.
 func (s *session) bringBack(ctx context.Context, places []*control.Place) {
 	h := s.homecoming
-	defer close(h.done)
 	select {
 	case <-h.begin:
 	case <-ctx.Done():
+		close(h.done)
 		return
 	}
+	h.err = s.bringAll(ctx, places)
+	close(h.done) // first: from now on collect repeats a message that is lost
+	s.send(&control.FilesRead{Job: s.job})
+}
+
+// bringAll brings the files of all nodes back.
+func (s *session) bringAll(ctx context.Context, places []*control.Place) error {
+	h := s.homecoming
 	progress := s.Status.Progress("bringing files back", 0)
 	defer progress.Done()
 	h.bringer.Progress = progress.Set
@@ -84,25 +92,20 @@ func (s *session) bringBack(ctx context.Context, places []*control.Place) {
 			break // nothing can be written here
 		}
 	}
-	h.err = errors.Join(failed...)
-	s.send(&control.FilesRead{Job: s.job})
+	return errors.Join(failed...)
 }
 
-// broughtBack adds the fate of the files to the result of a job. over says that the job has
-// ended; otherwise stop ends the bringing.
-func (s *session) broughtBack(over bool, stop context.CancelFunc, code int, err error) (int, error) {
+// errOver reports that nothing more of a job can be read.
+var errOver = errors.New("the job has ended")
+
+// broughtBack adds the fate of the files to the result of a job, which has ended or is given up.
+// stop ends the bringing.
+func (s *session) broughtBack(stop context.CancelCauseFunc, code int, err error) (int, error) {
 	h := s.homecoming
 	if h.bringer == nil {
 		return code, err
 	}
-	select {
-	case <-h.begin:
-		if !over {
-			stop()
-		}
-	default:
-		stop()
-	}
+	stop(errOver) // nothing is left to stop if FilesRead has ended the job
 	<-h.done
 	select {
 	case <-h.begin:
@@ -124,7 +127,7 @@ func (s *session) broughtBack(over bool, stop context.CancelFunc, code int, err 
 		problem = errors.Join(problem, fmt.Errorf("files were not brought back: %v", &b.Failed))
 	}
 	if missing := b.Missing(); problem == nil && len(missing) > 0 {
-		text := "no node has " + strings.Join(missing, ", ") + ", which --out names"
+		text := "no rank has written anything at " + strings.Join(missing, ", ") + ", which --out names"
 		if code == 0 {
 			problem = errors.New(text)
 		} else {

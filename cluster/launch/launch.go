@@ -77,7 +77,6 @@ type session struct {
 	files   *window
 	job     uint32
 	loaded  bool                   // every node has all files
-	over    bool                   // the job has ended
 	lacking []uint32               // indexes of the contents that some node lacks
 	running chan struct{}          // closed when the ranks run
 	ended   chan *control.JobState // gets the job's last state
@@ -206,13 +205,13 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 	} else {
 		go s.sendFiles(ctx)
 	}
-	bringing, stop := context.WithCancel(ctx)
-	defer stop()
+	bringing, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	if len(o.Out) > 0 {
 		go s.bringBack(bringing, s.places)
 	}
 	code, err := s.wait(ctx)
-	code, err = s.broughtBack(s.over, stop, code, err)
+	code, err = s.broughtBack(stop, code, err)
 	s.printing.Lock()
 	defer s.printing.Unlock()
 	if unwritten := s.printer.finish(); unwritten != nil && code != ExitMargay {
@@ -371,7 +370,6 @@ func (s *session) begun() error {
 // end turns the last state of the job into what Run returns. The end of a short job can arrive
 // before its beginning: a detached job that has run is left alone nevertheless.
 func (s *session) end(state *control.JobState, begun bool) (int, error) {
-	s.over = true
 	ran := state.Error == nil
 	select {
 	case <-s.running:

@@ -78,3 +78,18 @@ func TestRestartBeforeNodesForget(t *testing.T) {
 		}
 	})
 }
+
+// Who knows that a job has ended may reboot its nodes.
+func TestRebootBeforeNodesForget(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		m.played[0].mute["Forget"] = true
+		m.playHolder(func(*playedClient, *control.RebootNode) error { return nil })
+		c := m.client()
+		job := c.run(spec(2))
+		lastWords(m.played[0], job, new(control.Unkept))
+		c.ackAll()
+		c.ended()
+		must[*control.Done](m.client(), reboots(false, 0))
+	})
+}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"margay/cluster/control"
 )
 
@@ -13,15 +15,21 @@ const readFilesTimeout = 35 * time.Second
 
 // collect has the client of a job read what the ranks have written, before the nodes forget the job. It reports false when there is nothing
 // to wait for: the client wants no files or is gone, has them, or no rank has run. The client may take its time, as for output; when it
-// goes, or the job is killed once more, the job ends. A node ends what is left of the job before it is read. The caller holds Server.mu.
+// goes, or the job is killed once more, the job ends. The ranks of one that has failed end at once, and not when their node is read: others
+// may take long. A later serve does not collect it, but knows that it has failed. The caller holds Server.mu.
 func (s *Server) collect(j *job) bool {
 	if !j.collects() {
 		return false
 	}
-	if !j.collecting {
-		j.collecting = true
-		j.tellClient()
+	if j.collecting {
+		return true
 	}
+	j.collecting = true
+	if j.failure != nil {
+		s.saveRunning(j)
+		s.killWith(j, unix.SIGKILL)
+	}
+	j.tellClient()
 	return true
 }
 
@@ -44,9 +52,14 @@ func (c *client) readFiles(f *control.Frame, m *control.ReadFiles) {
 	s := c.server
 	s.mu.Lock()
 	j := s.jobs[m.Job]
-	if j == nil || j.client != c.conn || j.finishing || !j.on(m.Node) {
+	if j == nil || j.client != c.conn && j.client != nil || j.finishing || !j.on(m.Node) {
 		s.mu.Unlock()
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_NOT_FOUND, "job %d has no files on node%d that this client may read", m.Job, m.Node))
+		return
+	}
+	if j.client == nil || !j.collecting { // a node ends the ranks before it is read
+		s.mu.Unlock()
+		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_RESTARTED, "the files of job %d cannot be read yet", m.Job))
 		return
 	}
 	if n := s.nodes[m.Node]; n.health == control.NodeHealth_NODE_DEAD { // asking again is no use

@@ -2,10 +2,13 @@ package serve
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
@@ -111,7 +114,7 @@ func TestCollectorGone(t *testing.T) {
 	})
 }
 
-// After a restart of serve the client reads on.
+// After a restart of serve the client reads on. It may ask before it is the job's client again.
 func TestCollectAfterRestart(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -119,12 +122,43 @@ func TestCollectAfterRestart(t *testing.T) {
 		m.restart()
 		m.back(job, control.JobPhase_JOB_DONE, 0, 1)
 		synctest.Wait()
+		if _, err := m.client().ask(&control.ReadFiles{Job: job}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_RESTARTED}) {
+			t.Errorf("before it has a client: %v", err)
+		}
 		c := m.attach(job)
 		synctest.Wait()
 		c.mayRead()
 		c.tell(&control.FilesRead{Job: job})
 		if state := c.ended(); state.ExitCode != 0 {
 			t.Errorf("it ended as %v", state)
+		}
+	})
+}
+
+// The ranks of a job that has failed end on all nodes before its files are read. A later serve knows that it has failed, and does not take
+// ranks that were killed for ranks that have ended well.
+func TestCollectFailedAfterRestart(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		job := c.run(wanting(3))
+		must[*control.Done](c, &control.Kill{Job: job, Rank: control.None, Force: true})
+		c.mayRead()
+		for _, n := range m.played {
+			if got := signals(n); !slices.Equal(got, []unix.Signal{unix.SIGKILL}) {
+				t.Errorf("node %d gets %v", n.number, got)
+			}
+		}
+		for rank := range uint32(3) {
+			m.played[rank/2].exits(job, uint64(rank%2+1), rank, 0, int32(unix.SIGKILL))
+		}
+		c.ackAll()
+		time.Sleep(2 * recordPause)
+		m.restart()
+		m.back(job, control.JobPhase_JOB_DONE, 0, 1)
+		synctest.Wait()
+		if s := m.client().summary(job); s.Phase != control.JobPhase_JOB_DONE || s.ExitCode != 137 || !strings.Contains(s.Error, "killed by its user") {
+			t.Errorf("it is listed as %v", s)
 		}
 	})
 }

@@ -98,3 +98,19 @@ func TestHaltedJobEnds(t *testing.T) {
 		})
 	}
 }
+
+// A job that is stopped while it is launched has ranks that are stopped.
+func TestHaltedDuringLaunch(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c, n := m.client(), m.played[0]
+		reply := must[*control.RunReply](c, &control.RunRequest{Spec: spec(1)})
+		c.halt(reply.Job, unix.SIGSTOP)
+		signals(n)
+		n.tell(&control.Loaded{Job: reply.Job})
+		one[*control.Start](t, &n.recorder)
+		if got := signals(n); !slices.Equal(got, []unix.Signal{unix.SIGSTOP}) || !c.isStopped(reply.Job) {
+			t.Errorf("its node gets %v", got)
+		}
+	})
+}

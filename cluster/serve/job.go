@@ -212,9 +212,13 @@ func (j *job) hasRank(rank, node uint32) bool {
 	return uint64(rank) < uint64(len(j.ranks)) && j.ranks[rank].place.Node == node
 }
 
-// blame makes an error that a node has reported one about that node, and about none of its ranks but those on it.
+// blame makes an error that a node has reported one about that node, and about none of its ranks but those on it. When ranks may have run,
+// no node can say that the launch was spoilt: the client would launch the job once more.
 func (j *job) blame(node uint32, err error) *control.Failure {
 	f := toFailure(err)
+	if j.phase != control.JobPhase_JOB_PREPARED && (f.Code == control.Code_CODE_RESTARTED || f.Code == control.Code_CODE_LAUNCH_LOST) {
+		f.Code = control.Code_CODE_FAILED
+	}
 	f.Node = int(node)
 	if f.Rank < 0 || !j.hasRank(uint32(f.Rank), node) {
 		f.Rank = control.None

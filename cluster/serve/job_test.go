@@ -618,6 +618,12 @@ func TestJobFault(t *testing.T) {
 		if state := c.ended(); state.Error.Err().Error() != "rank 3 on node1: rings are corrupt" || state.ExitCode != 125 {
 			t.Errorf("it ended as %v", state)
 		}
+		// Its client must not launch it once more.
+		job = c.run(spec(4))
+		m.played[1].tell(&control.JobFault{Job: job, Error: control.FromError(control.Failf(control.Code_CODE_LAUNCH_LOST, "none of its ranks has run"))})
+		if state := c.ended(); state.Error.Code != control.Code_CODE_FAILED {
+			t.Errorf("it ended as %v", state)
+		}
 	})
 }
 

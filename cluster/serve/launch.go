@@ -306,6 +306,9 @@ func (s *Server) launch(j *job, m *control.RunRequest, request *control.Frame, c
 	defer s.mu.Unlock()
 	if s.jobs[j.number] == j {
 		j.enter(control.Phase_PHASE_RUN)
+		for _, m := range j.members { // it may have been stopped before it had ranks
+			s.haltOn(s.nodes[m.Node], j)
+		}
 		j.tellClient()
 	}
 }

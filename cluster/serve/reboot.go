@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"margay/cluster/control"
@@ -54,7 +55,8 @@ func (s *Server) orderReboot(m *control.RebootNodes, by string) (nodes []uint32,
 		if n.leaving != "" {
 			return nil, nil, control.Failf(control.Code_CODE_REFUSED, "it is being rebooted already").At(number)
 		}
-		if jobs := n.jobs(); len(jobs) > 0 && !m.Force {
+		jobs := slices.DeleteFunc(n.jobs(), func(job uint32) bool { j := s.jobs[job]; return j != nil && j.announced })
+		if len(jobs) > 0 && !m.Force {
 			return nil, nil, control.Failf(control.Code_CODE_REFUSED, "it has %s %s: drain it and wait, or end them with --force",
 				agree(len(jobs), "job", "jobs"), numbers(jobs)).At(number)
 		}

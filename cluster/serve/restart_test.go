@@ -603,3 +603,27 @@ func TestOutputOfOtherJobs(t *testing.T) {
 		}
 	})
 }
+
+// Jobs that are recorded while they are restored find the store free: there may be no room in it, and it must grow.
+func TestRestoredJobsAreRecorded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		var jobs []uint32
+		for range 2 {
+			s := limited(false)
+			s.Dir = bytes.Repeat([]byte("/"), 205<<10) // each record of one writes both, and the third time the store grows beyond a MiB
+			jobs = append(jobs, c.run(s))
+		}
+		time.Sleep(time.Duration(limited(false).LimitMs)*time.Millisecond + time.Second) // their ranks are to end
+		for _, job := range jobs {
+			c.halt(job, unix.SIGSTOP)
+		}
+		m.restart()
+		for _, job := range jobs {
+			if m.attach(job).isStopped(job) {
+				t.Errorf("job %d is to end, and stopped", job)
+			}
+		}
+	})
+}

@@ -35,15 +35,18 @@ func (s *Server) restore() error {
 	if len(s.absent) == 0 {
 		close(s.heard)
 	}
-	var over []*job
+	var running []*control.StoredJob // restoring one may record it, for which the store must not be in use
 	err = s.store.each(0, func(stored *control.StoredJob) {
-		if stored.Summary.Phase == control.JobPhase_JOB_DONE {
-			return
+		if stored.Summary.Phase != control.JobPhase_JOB_DONE {
+			running = append(running, stored)
 		}
+	})
+	var over []*job
+	for _, stored := range running {
 		if j := s.restoreJob(stored); j.phase != control.JobPhase_JOB_RUNNING || j.failure != nil || j.complete() && len(j.spec.Out) == 0 {
 			over = append(over, j)
 		}
-	})
+	}
 	s.running.Go(func() { s.settle(over) })
 	return err
 }
@@ -75,6 +78,10 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 	case control.JobPhase_JOB_PREPARED:
 		j.failure = control.Failf(control.Code_CODE_RESTARTED, "serve was started again while the job was being launched")
 		return j
+	case control.JobPhase_JOB_RUNNING:
+		if stored.State.Error != nil && !stored.Over { // its client was reading its files
+			j.failure, j.collected = toFailure(stored.State.Error.Err()), true
+		}
 	case control.JobPhase_JOB_ENDING:
 		s.restoreLimit(j, stored)
 		if stored.State.Error != nil {
@@ -103,7 +110,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 			j.records.Restore(node, seq)
 		}
 	}
-	if j.phase == control.JobPhase_JOB_ENDING {
+	if j.phase == control.JobPhase_JOB_ENDING || j.failure != nil {
 		return j
 	}
 	s.config.Log("job %d goes on", j.number)

@@ -535,6 +535,10 @@ func (c *Container) lost(op string, err error) error {
 func (c *Container) ask(ctx context.Context, m link.Message) error {
 	c.asking.Lock()
 	defer c.asking.Unlock()
+	select {
+	case <-c.replies: // to a request whose time was over, or an error of a message that is not answered
+	default:
+	}
 	if err := c.out.Send(ctx, m); err != nil {
 		return c.failed(ctx, m.Kind, err)
 	}

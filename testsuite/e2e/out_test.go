@@ -74,7 +74,7 @@ func TestOut(t *testing.T) {
 		if r := run(124, "-t", "1s", "--out", "res=late/%n", "sh", "-c", write+"trap '' TERM; while :; do echo on >res/on; done"); len(brought(t, dir+"/late")) != 6 {
 			t.Errorf("of a job at its limit came %q: %v", brought(t, dir+"/late"), r)
 		}
-		if r := run(125, "--out", "res=none", "true"); !strings.Contains(r.stderr, "no node has "+dir+"/res, which --out names") {
+		if r := run(125, "--out", "res=none", "true"); !strings.Contains(r.stderr, "no rank has written anything at "+dir+"/res, which --out names") {
 			t.Errorf("a job that wrote nothing: %v", r)
 		}
 		run(0, "--out", "res/both=res/both", "--out-overwrite", "sh", "-c", "mkdir res; echo new$MARGAY_RANK >res/both")

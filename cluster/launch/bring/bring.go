@@ -56,7 +56,7 @@ const maxEntries = 2_000_000
 // ErrDamaged reports an archive that no correct node sends, or that has lost its end.
 var ErrDamaged = errors.New("the files from it are damaged or incomplete")
 
-// Missing returns the targets that no node has had so far.
+// Missing returns the targets at which no node has had anything new so far.
 func (b *Bringer) Missing() (paths []string) {
 	for i, t := range b.Targets {
 		if i >= len(b.found) || !b.found[i] {

@@ -12,6 +12,7 @@ import (
 // targets reads the values of --out. A path that is not absolute is below dir, the working
 // directory of the ranks. Without a destination, a file has the same name here as there.
 func targets(values []string, dir string) (list []bring.Target, err error) {
+	bytes := 0
 	for _, value := range values {
 		name, dest, given := strings.Cut(value, "=")
 		if name == "" || given && dest == "" {
@@ -42,10 +43,16 @@ func targets(values []string, dir string) (list []bring.Target, err error) {
 		if err := bring.CheckDest(t.Dest); err != nil {
 			return nil, fmt.Errorf("--out %s: %w", value, err)
 		}
+		if bytes += len(t.Path) + 8; bytes > maxOut {
+			return nil, fmt.Errorf("--out: the %d paths have more than %d KiB: name a folder instead of its files", len(values), maxOut>>10)
+		}
 		list = append(list, t)
 	}
 	return list, nil
 }
+
+// maxOut bounds all paths, in bytes. A job's init gets them in one packet (package link), in JSON.
+const maxOut = 128 << 10
 
 // below reports whether a path is another one, or in it.
 func below(name, folder string) bool {

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -12,6 +13,11 @@ import (
 func TestTargets(t *testing.T) {
 	here := t.TempDir()
 	t.Chdir(here)
+	long := strings.Repeat("x", 200)
+	var many []string
+	for i := range 700 {
+		many = append(many, fmt.Sprintf("%s%d=%d", long, 1000+i, i))
+	}
 	for _, c := range []struct {
 		values []string
 		want   []bring.Target
@@ -29,6 +35,7 @@ func TestTargets(t *testing.T) {
 		{[]string{"a", "a/b"}, nil, "one in the other"},
 		{[]string{"a", "/"}, nil, "need a folder"},
 		{[]string{"a", "/=x"}, nil, "one in the other"},
+		{many, nil, "name a folder"},
 		{[]string{"a=/proc/none/x"}, nil, "write to the folder"},
 	} {
 		got, err := targets(c.values, "/w")
