@@ -188,13 +188,6 @@ func (h *holder) stopNode(number id.Node, ended <-chan exit) (<-chan exit, error
 	}
 }
 
-// isUp reports whether a node has registered since its last start.
-func (h *holder) isUp(node id.Node) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.nodes[node].life.up
-}
-
 // tell tells serve something if it is connected. The caller holds h.mu.
 func (h *holder) tell(m proto.Message) {
 	if h.conn != nil {

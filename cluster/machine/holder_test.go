@@ -187,6 +187,13 @@ func holding(t *testing.T, d Dir, nodes int, p *playedSubstrate, serve ...string
 	return h
 }
 
+// isUp reports whether a node has registered since its last start.
+func (h *holder) isUp(node id.Node) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.nodes[node].life.up
+}
+
 // The lock of a machine is free when its holder's process has ended, and not before. Then it does not look as if that was killed.
 func TestLockOutlivesHold(t *testing.T) {
 	base(t)
