@@ -430,6 +430,15 @@ func (n *nodeFiles) file(at located, h *tar.Header, r io.Reader) (err error) {
 	}
 	rename := func(name string) error { return at.root.Rename(temp.name, name) }
 	return n.settle(at, func(name string) error {
+		// A rename over a file that was reserved has ext4 write each file to the disk at once.
+		err := at.root.Link(temp.name, name)
+		if err == nil {
+			return temp.root.Remove(temp.name)
+		}
+		if errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		// Not every file system has links.
 		reserved, err := at.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
 			return err
