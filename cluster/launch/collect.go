@@ -140,7 +140,11 @@ func (s *session) broughtBack(stop context.CancelCauseFunc, code int, err error)
 	if code == 0 {
 		code = ExitMargay
 	}
-	return code, errors.Join(err, problem)
+	if err != nil { // which is printed after it
+		s.Status.Lossf("%v", problem)
+		return code, err
+	}
+	return code, problem
 }
 
 // filesReader reads the archive of a node's files, piece by piece, over as many connections as it

@@ -261,7 +261,7 @@ func (s *session) begin(ctx context.Context, pack func() ([]byte, error)) error 
 		conn.Close() // serve ends the job
 		return err
 	}
-	s.Status.Logf("job %d: %d ranks on %s", reply.Job, len(reply.Places), nodeList(reply.Places))
+	s.Status.Logf("job %d: %s on %s", reply.Job, numberOf(len(reply.Places)), nodeList(reply.Places))
 	if all := len(s.Exec.GetContents()); all > 0 {
 		s.Status.Logf("job %d: its nodes have %d of %d files of at least %d KiB already", reply.Job, all-len(reply.Lacking), all, archive.MinSize>>10)
 	}
@@ -446,10 +446,22 @@ func (s *session) result(state *control.JobState) (int, error) {
 	}
 	err := state.Error.Err()
 	if s.insisted.Load() && errors.Is(err, &control.Failure{Code: control.Code_CODE_KILLED}) {
-		err := &Interrupted{unix.SIGINT, fmt.Errorf("job %d was ended by Ctrl-C", s.job)}
+		key := "Ctrl-C"
+		if s.Terminal != nil { // that goes to the rank
+			key = string([]byte{escape, escapeEnd})
+		}
+		err := &Interrupted{unix.SIGINT, fmt.Errorf("job %d was ended by %s", s.job, key)}
 		return ExitStatus(err), err
 	}
 	return int(state.ExitCode), spoilt(err)
+}
+
+// numberOf says how many ranks there are.
+func numberOf(ranks int) string {
+	if ranks == 1 {
+		return "1 rank"
+	}
+	return fmt.Sprintf("%d ranks", ranks)
 }
 
 // countFailed returns how many ranks have not ended well.

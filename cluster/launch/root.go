@@ -92,7 +92,7 @@ func (f *Files) addTarRoot(name string) error {
 		switch {
 		case err == io.EOF && count > 0:
 			return nil
-		case err == io.EOF, errors.Is(err, tar.ErrHeader) && count == 0:
+		case err == io.EOF, count == 0 && (errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF)): // shorter than a header
 			return errFormat
 		case err != nil:
 			return err

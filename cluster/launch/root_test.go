@@ -119,7 +119,7 @@ func TestProgramOfRoot(t *testing.T) {
 // Other files are refused.
 func TestNoRoot(t *testing.T) {
 	dir := t.TempDir()
-	for name, text := range map[string]string{"empty": "", "text": strings.Repeat("text", 1000), "gz": "\x1f\x8b" + strings.Repeat("x", 1000)} {
+	for name, text := range map[string]string{"empty": "", "text": strings.Repeat("text", 1000), "short": "text", "gz": "\x1f\x8b" + strings.Repeat("x", 1000)} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -42,6 +43,9 @@ func TestEndBeforeNodesForget(t *testing.T) {
 		}
 		if state := must[*control.JobState](m.client(), &control.Attach{Job: job}); state.Phase != control.JobPhase_JOB_DONE {
 			t.Errorf("a client that comes back gets %v", state)
+		}
+		if _, err := other.ask(&control.RunRequest{Spec: spec(5)}); err == nil || strings.Contains(err.Error(), "has the others") {
+			t.Errorf("a job that is too large is refused with %v", err)
 		}
 		took := time.Now()
 		reply := must[*control.RunReply](other, &control.RunRequest{Spec: spec(4)})

@@ -231,7 +231,8 @@ func (s *Server) noRoom(spec *control.JobSpec) error {
 	return control.Failf(control.Code_CODE_NO_ROOM, "%s%s (%d of %d nodes are up; see margay nodes)", text, s.outOfService(spec), up, len(s.nodes))
 }
 
-// holders lists the jobs that have cores of nodes in service that a job may use, in order. The caller holds Server.mu.
+// holders lists the jobs that have cores of nodes in service that a job may use, in order, but none whose client knows that it has ended:
+// its cores count as free. The caller holds Server.mu.
 func (s *Server) holders(spec *control.JobSpec) (jobs []uint32) {
 	shape := shapeOf(spec)
 	for _, n := range s.nodes {
@@ -239,6 +240,7 @@ func (s *Server) holders(spec *control.JobSpec) (jobs []uint32) {
 			jobs = append(jobs, n.jobs()...)
 		}
 	}
+	jobs = slices.DeleteFunc(jobs, func(job uint32) bool { j := s.jobs[job]; return j != nil && j.announced })
 	slices.Sort(jobs)
 	return slices.Compact(jobs)
 }

@@ -164,7 +164,7 @@ func TestEditor(t *testing.T) {
 func TestTerminalRestored(t *testing.T) {
 	m := use(t, "hosted")
 	for _, end := range []func(*screen){
-		func(x *screen) { x.types("~.") },
+		func(x *screen) { x.types("~."); x.awaits("was ended by ~.") },
 		func(x *screen) { kill(t, x.cmd.Process.Pid) },
 	} {
 		x := m.onTerminal("run", "--pty", probe(), "sleep", "3600", "stubborn")

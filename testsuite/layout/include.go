@@ -29,7 +29,8 @@ var (
 // Includes returns the headers of the tree that its C files include. It searches as the compiler
 // does: beside the file, and in the folders that -I names in the Makefiles from the file's folder
 // upward or, for a file in testdata, in the tests of its package. It returns an error for a quoted
-// header that it does not find.
+// header that it does not find. The tree has no C files in its root, but those may be there that
+// the commands of the documents make.
 func Includes(root fs.FS) ([]Include, error) {
 	var all []Include
 	err := fs.WalkDir(root, ".", func(file string, entry fs.DirEntry, err error) error {
@@ -38,7 +39,7 @@ func Includes(root fs.FS) ([]Include, error) {
 			return err
 		case entry.IsDir() && (strings.HasPrefix(entry.Name(), ".") && file != "." || file == "bin"):
 			return fs.SkipDir
-		case !slices.Contains([]string{".c", ".h"}, path.Ext(file)):
+		case !slices.Contains([]string{".c", ".h"}, path.Ext(file)), path.Dir(file) == ".":
 			return nil
 		}
 		found, err := includesOf(root, file)

@@ -251,7 +251,8 @@ func key(target int, rest string) string { return path.Join(strconv.Itoa(target)
 // located is a place for an entry.
 type located struct {
 	place
-	key string
+	key   string
+	fresh bool // a folder that was made for a target
 }
 
 // find returns the place for an entry. Its folder has come before it.
@@ -259,7 +260,7 @@ func (n *nodeFiles) find(target int, rest string, isFolder bool) (located, error
 	at := located{key: key(target, rest)}
 	if rest == "" {
 		var err error
-		at.place, err = n.open(target, isFolder)
+		at.place, at.fresh, err = n.open(target, isFolder)
 		return at, err
 	}
 	parent, ok := n.places[path.Dir(at.key)]
@@ -270,10 +271,11 @@ func (n *nodeFiles) find(target int, rest string, isFolder bool) (located, error
 	return at, nil
 }
 
-// open opens the folder here that a target belongs to, and makes it if it is missing.
-func (n *nodeFiles) open(target int, isFolder bool) (at place, err error) {
+// open opens the folder here that a target belongs to, and makes it if it is missing. made reports
+// that for a target that is a folder.
+func (n *nodeFiles) open(target int, isFolder bool) (at place, made bool, err error) {
 	if n.roots[target] != nil {
-		return at, fmt.Errorf("%w: a name that comes twice", ErrDamaged)
+		return at, false, fmt.Errorf("%w: a name that comes twice", ErrDamaged)
 	}
 	pattern := n.Targets[target].Dest
 	dest := filepath.Clean(Expand(pattern, n.job, n.node))
@@ -285,16 +287,18 @@ func (n *nodeFiles) open(target int, isFolder bool) (at place, err error) {
 			taken := dest
 			dest = freePath(dest, n.node)
 			n.collide(taken, dest)
+			err = fs.ErrNotExist
 		}
+		made = errors.Is(err, fs.ErrNotExist)
 		dir, name = dest, "."
 	case err == nil && info.IsDir(), strings.HasSuffix(pattern, "/"):
 		dir, name = dest, path.Base(n.Targets[target].Path)
 	}
 	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return at, err
+		return at, false, err
 	}
 	n.roots[target], err = os.OpenRoot(dir)
-	return place{root: n.roots[target], name: name}, err
+	return place{root: n.roots[target], name: name}, made, err
 }
 
 // freePath returns a path beside one that is taken.
@@ -362,6 +366,9 @@ func (n *nodeFiles) folder(at located, h *tar.Header) error {
 	at.kind = fs.ModeDir
 	if at.name == "." {
 		n.places[at.key] = at.place
+		if at.fresh { // the next node writes to it as well
+			n.folders = append(n.folders, folder{at.place, fs.FileMode(h.Mode)&0o777 | 0o700, h.ModTime})
+		}
 		return nil
 	}
 	fresh := false
@@ -423,6 +430,15 @@ func (n *nodeFiles) file(at located, h *tar.Header, r io.Reader) (err error) {
 	}
 	rename := func(name string) error { return at.root.Rename(temp.name, name) }
 	return n.settle(at, func(name string) error {
+		// A rename over a file that was reserved has ext4 write each file to the disk at once.
+		err := at.root.Link(temp.name, name)
+		if err == nil {
+			return temp.root.Remove(temp.name)
+		}
+		if errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		// Not every file system has links.
 		reserved, err := at.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
 			return err

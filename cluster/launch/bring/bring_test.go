@@ -322,3 +322,26 @@ func FuzzNode(f *testing.F) {
 		}
 	})
 }
+
+// A folder that --out names gets its mode, but its user may still write to it; one that was here
+// keeps its own.
+func TestFolderMode(t *testing.T) {
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "old"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b := &Bringer{Targets: []Target{{"/w/new", root + "/new"}, {"/w/old", root + "/old"}}}
+	for node := range uint32(2) {
+		if err := b.Node(1, node, whole(t, item{name: "0", kind: dir, mode: 0o500}, item{name: "0/f", data: "f"}, item{name: "1", kind: dir, mode: 0o500})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]fs.FileMode{"new": 0o700, "old": 0o755} {
+		if info, err := os.Stat(filepath.Join(root, name)); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+		}
+	}
+	if b.Failed.Count > 0 {
+		t.Error(&b.Failed)
+	}
+}
