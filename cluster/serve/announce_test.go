@@ -3,7 +3,10 @@ package serve
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
 )
@@ -47,10 +50,19 @@ func TestEndBeforeNodesForget(t *testing.T) {
 		if _, err := other.ask(&control.RunRequest{Spec: spec(5)}); err == nil || strings.Contains(err.Error(), "has the others") {
 			t.Errorf("a job that is too large is refused with %v", err)
 		}
+		m.played[1].answers = map[string]proto.Message{"SetDuties": &control.DutiesSet{Info: m.played[1].register().Info}}
+		duties := other.begin(&control.SetDuties{Node: 1})
+		synctest.Wait()
+		if early := take[*control.SetDuties](&m.played[1].recorder); len(early) > 0 {
+			t.Errorf("the duties of cores change that look free and are not: %v", early)
+		}
 		took := time.Now()
 		reply := must[*control.RunReply](other, &control.RunRequest{Spec: spec(4)})
 		if waited := time.Since(took); waited != slow || reply.Places[0].Node != 0 {
 			t.Errorf("the next job has waited for %v, and is at %v", waited, reply.Places)
+		}
+		if set := <-duties; set.err != nil {
+			t.Errorf("then the duties do not change: %v", set.err)
 		}
 		for _, n := range m.played {
 			if forgets := take[*control.Forget](&n.recorder); len(forgets) != 1 {

@@ -227,6 +227,7 @@ func (s *Server) setDuties(m *control.SetDuties) error {
 	if err != nil {
 		return err
 	}
+	s.awaitForgotten(nodes) // their cores look free
 	return s.gather(nodes, s.answerTimeout(), m, func(number uint32, answer proto.Message) {
 		set, ok := answer.(*control.DutiesSet)
 		if !ok || set.Info == nil {
@@ -236,6 +237,26 @@ func (s *Server) setDuties(m *control.SetDuties) error {
 		defer s.mu.Unlock()
 		s.changed(s.nodes[number], set.Info)
 	})
+}
+
+// awaitForgotten waits until nodes have forgotten the jobs that have ended for their clients. A node
+// has forgetTimeout for that.
+func (s *Server) awaitForgotten(nodes []uint32) {
+	s.mu.Lock()
+	var ending []*job
+	for _, j := range s.jobs {
+		if j.announced && slices.ContainsFunc(nodes, j.on) {
+			ending = append(ending, j)
+		}
+	}
+	s.mu.Unlock()
+	for _, j := range ending {
+		select {
+		case <-j.done:
+		case <-s.context.Done():
+			return
+		}
+	}
 }
 
 // changed takes in what a node is now; where it is does not change. It is recorded when watch looks at the node again: a node may tell of
