@@ -40,7 +40,7 @@ type node struct {
 	stage   *control.NodeStage // how far its boot over the network has got; nil: it is up, or does not boot so
 	uses    map[uint32]use     // cores that have been given away
 	drain   *control.Drain     // why it is given no jobs; nil: it is in service
-	hosts   []uint32           // jobs that its last heartbeat named
+	strays  []uint32           // jobs that its last heartbeat named and that serve does not have there
 	owes    int                // things that it is to do before it can be given jobs
 	log     *gate.Log          // gets the lines of its own log
 	deeds   *gate.Log          // gets what it does that is worth a line
@@ -242,7 +242,7 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 		_ = s.holder.Send(&control.NodeUp{Node: n.number})
 	}
 	s.saveNode(n)
-	n.owes, n.hosts = 0, nil
+	n.owes, n.strays = 0, nil
 	s.reconcile(n, m)
 	s.catchUp(n)
 	s.ready(n)
@@ -333,15 +333,19 @@ func (s *Server) forgetOn(n *node, job uint32) {
 // forgetStray has a node end a job that its heartbeat names and that serve does not have there. The last heartbeat must have named it as
 // well: the node may have ended it since the first. There is one at a time, before the node is given jobs. The caller holds Server.mu.
 func (s *Server) forgetStray(n *node, jobs []uint32) {
-	jobs = jobs[:min(len(jobs), len(n.info.Cores))] // each has a core
-	for _, job := range jobs {
-		if j := s.jobs[job]; n.owes == 0 && (j == nil || !j.on(n.number)) && slices.Contains(n.hosts, job) {
+	var strays []uint32
+	for _, job := range jobs[:min(len(jobs), len(n.info.Cores))] { // each has a core
+		if j := s.jobs[job]; j != nil && j.on(n.number) {
+			continue
+		}
+		if n.owes == 0 && slices.Contains(n.strays, job) {
 			n.deeds.Printf("node%d has job %d, which has ended", n.number, job)
 			s.forgetOn(n, job)
 			s.ready(n)
 		}
+		strays = append(strays, job)
 	}
-	n.hosts = jobs
+	n.strays = strays
 }
 
 // insist has a node that did not end a job when it was asked over conn end it before it is given another. One that has connected
