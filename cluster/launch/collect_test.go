@@ -20,7 +20,7 @@ func TestJobEndsWhileFilesAreRead(t *testing.T) {
 	l := newLauncher(t, s, 1)
 	l.Out = []bring.Target{{Path: "/out", Dest: t.TempDir()}}
 	code, err := l.run(t)
-	if code != 125 || err == nil || !strings.Contains(err.Error(), "the machine goes down") || !strings.Contains(err.Error(), "not all files of node0 were brought back: the job has ended") {
-		t.Errorf("status %d, %v", code, err)
+	if code != 125 || err == nil || !strings.Contains(err.Error(), "the machine goes down") || !strings.Contains(l.status.String(), "not all files of node0 were brought back: the job has ended") {
+		t.Errorf("status %d, %v, the user reads %q", code, err, l.status.String())
 	}
 }

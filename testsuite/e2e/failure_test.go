@@ -484,9 +484,11 @@ func terminal(t testing.TB) (master, slave *os.File) {
 func TestOrphansEndWithTheJob(t *testing.T) {
 	m := use(t, "hosted")
 	m.run(0, "-n", "8", probe(), "orphan")
-	if left := pids(t, "/proc/self/exe sleep 3600 orphan"); len(left) > 0 {
-		t.Errorf("processes %v are left", left)
-	}
+	var left []int
+	eventually(t, "end of what ranks have left behind", func() bool {
+		left = pids(t, "/proc/self/exe sleep 3600 orphan")
+		return len(left) == 0
+	}, func() string { return fmt.Sprintf("processes %v are left", left) })
 }
 
 // A node that is stopped for a while is late, and loses nothing.
