@@ -21,7 +21,8 @@ const (
 	filesWait  = 20 * time.Second // for the first byte of one
 )
 
-// ErrNoData reports that a job's init has written nothing of an archive for too long. The piece can be asked for again.
+// ErrNoData reports that a job's init has written nothing of an archive for too long. The caller
+// can request the piece again.
 var ErrNoData = errors.New("no data")
 
 // collector writes the archive of a job's files to a pipe: a *task.Container.
@@ -31,8 +32,8 @@ type collector interface {
 
 var _ collector = (*task.Container)(nil)
 
-// collection is the archive of a job's files while its client reads it. It keeps the last piece, which is asked for again when the answer
-// was lost.
+// collection is the archive of a job's files while its client reads it. It keeps the last piece,
+// because the client requests it again when the reply is lost.
 type collection struct {
 	mu    sync.Mutex
 	pipe  *os.File // from the job's init; nil: nothing is read
@@ -41,9 +42,10 @@ type collection struct {
 	last  bool     // nothing comes after it
 }
 
-// ReadFiles ends all processes of a job and returns a piece of the archive of what they have written at the paths (package archive), and
-// whether it is the last. The offset is that of the next piece or of the last one; from any other one the archive is read anew, as after
-// a restart of the node kernel.
+// ReadFiles ends all processes of a job. It returns a piece of the archive (package archive) of the
+// files that they have written at the paths, and whether this is the last piece. offset is the
+// start of the next piece, or of the last one returned. At any other offset, as after a restart of
+// the node kernel, it reads the archive again up to there.
 func (n *Node) ReadFiles(ctx context.Context, number id.Job, offset uint64, paths [][]byte) (piece []byte, last bool, err error) {
 	j, err := n.get(number)
 	if err != nil {
@@ -92,7 +94,7 @@ func (c *collection) read(ctx context.Context, from collector, offset uint64, pa
 	return c.piece, c.last, nil
 }
 
-// open has the archive written from its beginning.
+// open starts the archive from its beginning.
 func (c *collection) open(ctx context.Context, from collector, paths [][]byte) error {
 	c.closePipe()
 	r, w, err := os.Pipe()
@@ -109,14 +111,15 @@ func (c *collection) open(ctx context.Context, from collector, paths [][]byte) e
 	return nil
 }
 
-// widen makes a pipe hold a piece, which means fewer wake-ups. An ordinary user who has many large pipes may not; those hold less.
+// widen makes a pipe hold a whole piece, which saves wake-ups. Linux refuses this to an ordinary
+// user with many large pipes; those pipes hold less.
 func widen(pipe *os.File) {
 	if raw, err := pipe.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, filesPiece) })
 	}
 }
 
-// skip reads up to an offset. What is read stays read when time is over.
+// skip reads up to an offset. Data that it has read before a timeout stays read.
 func (c *collection) skip(offset uint64) error {
 	if c.end >= offset {
 		return nil
@@ -133,7 +136,7 @@ func (c *collection) skip(offset uint64) error {
 	return err
 }
 
-// closePipe lets go of the archive.
+// closePipe closes the pipe with the archive.
 func (c *collection) closePipe() {
 	c.pipe.Close() // nothing, if there is none
 	c.pipe, c.piece, c.end, c.last = nil, nil, 0, false

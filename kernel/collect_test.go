@@ -38,7 +38,8 @@ func (p *playedCollector) Collect(_ context.Context, _ [][]byte, pipe *os.File) 
 	return nil
 }
 
-// A client that reads on, repeats itself and meets a restarted node kernel gets each byte of the archive.
+// A client that reads on, repeats requests and reaches a restarted node kernel gets each byte of
+// the archive.
 func TestReadFiles(t *testing.T) {
 	check.Leaks(t)
 	r := rand.New(rand.NewPCG(check.Seed(t), 0))

@@ -11,8 +11,9 @@ import (
 	"margay/kernel/task"
 )
 
-// Scheduler shares the application cores among their processes: a sched.Enforcer, as far as the node kernel needs it. A task's
-// pidfd stays the node kernel's, and is open until Remove has returned.
+// Scheduler shares the application cores among their processes: a sched.Enforcer, as far as the
+// node kernel needs it. The node kernel owns a task's pidfd, and keeps it open until Remove has
+// returned.
 type Scheduler interface {
 	Name() string
 	Add(sched.Task) error
@@ -63,12 +64,13 @@ func (n *Node) share() {
 	n.config.Log("cores are shared by %s", s.Name())
 }
 
-// reschedule has the scheduler follow a change of the extensions in the slot of a job, or of the machine, or of whether turns are
-// recorded.
+// reschedule makes the scheduler follow a change of the extensions in a job's slot or in the
+// machine's, or of whether turns are recorded.
 func (n *Node) reschedule(number id.Job) { n.scheduleJobs(number, false) }
 
-// scheduleJobs gives the scheduler the policies of the cores of a job, or of all jobs for extension.Machine, and the ranks that it
-// must schedule; it takes back those that it need no longer. fresh says that the scheduler has none yet.
+// scheduleJobs gives the scheduler the policies of the cores of a job, or of all jobs for
+// extension.Machine, and the ranks that it must schedule. It takes back those that no longer need
+// scheduling. fresh means that the scheduler has none yet.
 func (n *Node) scheduleJobs(number id.Job, fresh bool) {
 	n.mu.Lock()
 	var jobs []*job
@@ -87,8 +89,9 @@ func (n *Node) scheduleJobs(number id.Job, fresh bool) {
 	n.messages.Repath()
 }
 
-// schedule gives the scheduler the job's ranks if it must schedule them now, or takes them back. Without an extension in slot sched,
-// and while no turns are recorded, Linux shares the cores: there a rank that waits yields to those that it waits for.
+// schedule gives the scheduler the job's ranks if it must schedule them now, or takes them back.
+// Without an extension in slot sched, and while no turns are recorded, Linux shares the cores: a
+// waiting rank then yields to the ranks that it waits for.
 func (j *job) schedule(fresh bool) {
 	n := j.node
 	n.handing.Lock()
@@ -121,9 +124,10 @@ func (j *job) shares() bool {
 	return false
 }
 
-// hand gives a rank to the scheduler, unless it has several cores: it shares none of them, and Linux moves its threads among them.
-// If the scheduler need not schedule it, it goes back to Linux at once: the node kernel before this one may have left it stopped, or
-// with a priority. The caller holds Node.handing.
+// hand gives a rank to the scheduler, unless it has several cores: it shares none of them, and
+// Linux moves its threads among them. If the scheduler need not schedule it, it goes back to Linux
+// at once: the previous node kernel may have left it stopped, or with a priority. The caller holds
+// Node.handing.
 func (j *job) hand(s Scheduler, t sched.Task) {
 	if j.node.wide(t.ID) {
 		return
@@ -145,7 +149,8 @@ func (n *Node) wide(t sched.ID) bool {
 	return j != nil && slices.ContainsFunc(j.spec.Places, func(p Place) bool { return p.Rank == t.Rank && len(p.More) > 0 })
 }
 
-// watchCores has the scheduler tell who gets the cores while that is recorded.
+// watchCores makes the scheduler report each change of a core's rank while such changes are
+// recorded.
 func (n *Node) watchCores(s Scheduler) {
 	n.recorder.Watch(func(on bool) {
 		if on {
@@ -173,8 +178,8 @@ func (j *job) Started(p task.RankProcess) {
 	j.enter(process{Task: t, since: p.Since})
 }
 
-// enter notes that a rank runs, and gives it to the scheduler. Until there is one it runs as Linux likes, also when the node kernel
-// before this one has left it stopped.
+// enter notes that a rank runs, and gives it to the scheduler. Until there is a scheduler Linux
+// schedules the rank, even if the previous node kernel left it stopped.
 func (j *job) enter(p process) {
 	n := j.node
 	n.handing.Lock()
@@ -192,7 +197,8 @@ func (j *job) enter(p process) {
 	}
 }
 
-// task describes the process of a rank to the scheduler. It reports false when no rank of that number is to be here.
+// task describes the process of a rank to the scheduler. It returns false if the rank does not
+// belong on this node.
 func (j *job) task(p task.RankProcess) (sched.Task, bool) {
 	for _, place := range j.spec.Places {
 		if place.Rank == p.Rank && place.Node == j.node.config.Boot.Node {
@@ -220,14 +226,14 @@ func (n *Node) setPolicies(job id.Job, core id.Core) {
 	}
 }
 
-// arrived tells the scheduler of a message.
+// arrived notifies the scheduler of a message.
 func (j *job) arrived(rank id.Rank, waiting uint32) {
 	if s := j.scheduler(); s != nil {
 		s.Arrived(sched.ID{Job: j.spec.Job, Rank: rank}, waiting)
 	}
 }
 
-// woken tells the scheduler of a rank that was woken up.
+// woken notifies the scheduler of a rank that was woken up.
 func (j *job) woken(rank id.Rank) {
 	if s := j.scheduler(); s != nil {
 		s.Woken(sched.ID{Job: j.spec.Job, Rank: rank})
@@ -242,8 +248,8 @@ func (j *job) scheduler() Scheduler {
 	return nil
 }
 
-// leave takes a rank that has ended off its core. It reports whether its start had been told: nothing is of a process that has
-// ended before anybody looks.
+// leave takes a rank that has ended off its core. It reports whether the rank had been entered: a
+// process that ends before the node kernel looks at it has not.
 func (j *job) leave(rank id.Rank) bool {
 	j.node.handing.Lock()
 	defer j.node.handing.Unlock()
