@@ -195,8 +195,8 @@ func (c *Conn) receive() (Message, error) {
 	}
 	n, oobn, flags, _, err := c.socket.ReadMsgUnix(c.buf, c.oob)
 	if errors.Is(err, io.EOF) && oobn == 0 {
-		// Linux looks for a packet first, and then whether the other end is closed. A packet that came
-		// in between is still there.
+		// Linux looks for a packet first, and then whether the other end is closed. A packet that
+		// came in between is still there.
 		n, oobn, flags, _, err = c.socket.ReadMsgUnix(c.buf, c.oob)
 	}
 	ended := errors.Is(err, io.EOF)

@@ -25,7 +25,8 @@ func halted(pids []int) (all, none bool) {
 	return all, none
 }
 
-// A stopped job stays stopped while its node kernels are killed, is listed as such, and goes on with no loss.
+// A stopped job stays stopped while its node kernels are killed, is listed as stopped, and
+// continues without loss.
 func TestHaltedJob(t *testing.T) {
 	m := use(t, "hosted")
 	c, complete := countJob(t, m, 8, 60, 50)
@@ -50,8 +51,8 @@ func TestHaltedJob(t *testing.T) {
 	m.usable()
 }
 
-// Ctrl-Z stops the ranks and then margay run, as the shell sees. A margay run that is killed then leaves nothing; one that continues has its
-// job continue.
+// Ctrl-Z stops the ranks and then margay run, as the shell sees. If margay run is then killed,
+// nothing is left; if it continues, so does its job.
 func TestLauncherStopped(t *testing.T) {
 	m := use(t, "hosted")
 	for _, end := range []unix.Signal{unix.SIGKILL, unix.SIGTERM} {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// brought lists the files below a folder, with what they hold.
+// brought lists the files below a folder, with their contents.
 func brought(t *testing.T, dir string) (files []string) {
 	t.Helper()
 	err := filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
@@ -39,8 +39,8 @@ func (m *machine) runIn(dir string, args ...string) *command {
 	return start(m.t, func(c *exec.Cmd) { c.Dir = dir }, append([]string{"-m", m.name, "run"}, args...)...)
 }
 
-// What ranks have written comes back, from all nodes into one folder or one for each, also when the job fails or reaches its limit.
-// What does not come back is named, once.
+// Files that ranks have written come back, from all nodes into one folder or one for each, also
+// when the job fails or reaches its limit. Files that do not come back are named, once.
 func TestOut(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		dir := t.TempDir()
@@ -84,7 +84,8 @@ func TestOut(t *testing.T) {
 	})
 }
 
-// The files of a job come back when it is killed and when it is interrupted. A margay run that goes away leaves no job behind.
+// The files of a job come back when it is killed and when it is interrupted. A margay run that ends
+// leaves no job behind.
 func TestOutOfKilled(t *testing.T) {
 	w := expect("hosted")
 	t.Parallel()
@@ -118,8 +119,8 @@ func TestOutOfKilled(t *testing.T) {
 	m.usable()
 }
 
-// A margay run that is stopped while it brings files back goes on where it was, whatever is killed meanwhile; one that is killed leaves
-// no part of a file under its name.
+// A margay run that is stopped while it brings files back continues where it was, whatever is
+// killed in between. One that is killed leaves no part of a file under its name.
 func TestOutGoesOn(t *testing.T) {
 	w := expect("hosted")
 	t.Parallel()
@@ -141,7 +142,7 @@ func TestOutGoesOn(t *testing.T) {
 	for _, pid := range append(m.nodeKernels(), serve) {
 		kill(t, pid)
 	}
-	c.signal(unix.SIGCONT) // a serve that was started again waits for it, but not for long
+	c.signal(unix.SIGCONT) // a restarted serve waits for it, but not for long
 	r := c.wait()
 	text, err := os.ReadFile(dir + "/big")
 	if r.code != 0 || err != nil || len(text) != size || len(bytes.Trim(text, "\x00")) > 0 {
@@ -159,7 +160,7 @@ func TestOutGoesOn(t *testing.T) {
 	m.usable()
 }
 
-// A full disk here is an error that names what is missing.
+// A full disk on this side is an error that names the missing files.
 func TestOutOnFullDisk(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounting a small disk needs root")
@@ -179,7 +180,8 @@ ls -A to/0; rm -r to
 	}
 }
 
-// With --root host, ranks find the programs of the host and what those need, and nothing else; they cannot change any of it.
+// With --root host, ranks find the host's programs and the files that those need, and nothing else.
+// They cannot change any of them.
 func TestRootHost(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		dir := t.TempDir()
@@ -209,7 +211,7 @@ true`).wait()
 		if want := "programs\n" + user + "\n2\n"; r.code != 0 || r.stdout != want || r.stderr != "" {
 			t.Errorf("want %q: %v", want, r)
 		}
-		// What the host's files hide stays hidden when files come back.
+		// Files that --root host hides from ranks stay hidden when files come back.
 		if r := m.runIn(dir, "--root", "host", "--out", "/etc/shadow=shadow", "true").wait(); r.code != 0 || !strings.Contains(r.stderr, "/etc/shadow of node") {
 			t.Error(r)
 		}
@@ -219,7 +221,8 @@ true`).wait()
 	})
 }
 
-// A root comes from a folder or a tar file, and the program from it. Its files are the job's own, and what ranks change comes back.
+// A root comes from a folder or a tar file, and so does the program. The root's files are the job's
+// own, and the files that ranks change come back.
 func TestRoot(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		dir := t.TempDir()

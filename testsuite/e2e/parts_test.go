@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// A job of several programs has one numbering, and its ranks reach each other whichever they run.
+// The ranks of a job of several programs have one numbering, and reach each other whichever program
+// they run.
 func TestPrograms(t *testing.T) {
 	m := use(t, "hosted")
 	lines := func(r result) string {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// screen is a terminal, and what a program on it has shown.
+// screen is a terminal with the output of a program on it.
 type screen struct {
 	*command
 	t             testing.TB
@@ -21,7 +21,7 @@ type screen struct {
 
 	mu    sync.Mutex
 	shown strings.Builder
-	seen  int // how much of it a test has waited for
+	seen  int // the part of it that a test has waited for
 }
 
 // onTerminal runs margay on a terminal of 80 columns and 24 rows.
@@ -57,7 +57,7 @@ func (x *screen) size(rows, columns uint16) {
 	}
 }
 
-// types presses keys and waits for what the screen shows then.
+// types presses keys and waits until the screen shows the texts.
 func (x *screen) types(keys string, shows ...string) {
 	x.t.Helper()
 	if _, err := x.master.WriteString(keys); err != nil {
@@ -68,14 +68,14 @@ func (x *screen) types(keys string, shows ...string) {
 	}
 }
 
-// text is all that the screen has shown.
+// text returns all output on the screen.
 func (x *screen) text() string {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.shown.String()
 }
 
-// awaits waits until the screen shows a text, after what was awaited before.
+// awaits waits until the screen shows a text, after the text that was awaited before.
 func (x *screen) awaits(text string) {
 	x.t.Helper()
 	eventually(x.t, fmt.Sprintf("%q on the screen", text), func() bool {
@@ -99,7 +99,7 @@ func (x *screen) raw() bool {
 	return state.Lflag&unix.ICANON == 0
 }
 
-// with are flags that copy programs of this host.
+// with returns flags that copy programs of this host.
 func with(t *testing.T, programs ...string) (flags []string) {
 	for _, name := range programs {
 		path, err := exec.LookPath(name)
@@ -111,7 +111,8 @@ func with(t *testing.T, programs ...string) (flags []string) {
 	return flags
 }
 
-// A shell on a terminal of its node: job control, the size of the window, an editor, and serve killed in between.
+// A shell on a terminal of its node: job control, the size of the window, an editor, and serve
+// killed in between.
 func TestTerminal(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		args := append([]string{"run", "--pty"}, with(t, "stty", "tty", "sleep", "cat")...)
@@ -160,7 +161,7 @@ func TestEditor(t *testing.T) {
 	}
 }
 
-// The terminal is restored however margay run ends: by an escape, and killed.
+// The terminal is restored however margay run ends: by an escape, or killed.
 func TestTerminalRestored(t *testing.T) {
 	m := use(t, "hosted")
 	for _, end := range []func(*screen){
@@ -177,7 +178,7 @@ func TestTerminalRestored(t *testing.T) {
 	}
 }
 
-// Without a terminal here, the rank has one all the same, whose input ends.
+// Without a terminal here, the rank still has one, and its input ends.
 func TestTerminalOfScript(t *testing.T) {
 	m := use(t, "hosted")
 	c := start(t, func(c *exec.Cmd) { c.Stdin = strings.NewReader("echo one; test -t 0 && echo two\npart") },
