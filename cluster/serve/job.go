@@ -564,7 +564,7 @@ func (s *Server) finishIfComplete(j *job) {
 	}
 	for i, r := range j.ranks {
 		if r.exit == nil { // a fault of the node or of an earlier serve
-			s.fail(j, control.Failf(control.Code_CODE_FAILED, "its output is complete, but how it ended was not told").At(r.place.Node).Of(i))
+			s.fail(j, control.Failf(control.Code_CODE_FAILED, "its output is complete, but how it ended was not reported").At(r.place.Node).Of(i))
 			return
 		}
 	}

@@ -264,7 +264,7 @@ func (s *Server) saveNode(n *node) {
 func (s *Server) checkAddress(node uint32, address string) error {
 	claimed, err := netip.ParseAddrPort(address)
 	if err != nil {
-		return control.Failf(control.Code_CODE_REFUSED, "%q is no address and port", address).At(node)
+		return control.Failf(control.Code_CODE_REFUSED, "%q is not an address and port", address).At(node)
 	}
 	if s.config.Address == nil {
 		return nil

@@ -28,7 +28,7 @@ func (s *Server) restore() error {
 		if int(m.Node) < len(s.nodes) {
 			control.Tame(m) // an earlier version of serve may have stored it untamed
 			n := s.nodes[m.Node]
-			n.health, n.reason, n.info, n.boots = control.NodeHealth_NODE_LATE, "it has not been heard since serve was started", m.Info, m.Boots
+			n.health, n.reason, n.info, n.boots = control.NodeHealth_NODE_LATE, "it has not registered since serve was started", m.Info, m.Boots
 			s.absent[n.number] = true
 		}
 	}

@@ -316,7 +316,7 @@ func (s *Server) checkPeer(c net.Conn) error {
 	}
 	uid, err := control.PeerUser(u)
 	if err != nil {
-		return fmt.Errorf("serve: who connects: %w", err)
+		return fmt.Errorf("serve: peer of the connection: %w", err)
 	}
 	if uid != s.config.Owner && uid != 0 && uid != os.Getuid() {
 		return control.Failf(control.Code_CODE_REFUSED, "machine %s belongs to another user", s.config.Machine)
