@@ -11,7 +11,8 @@ import (
 	"margay/cluster/control"
 )
 
-// lastWords has both ranks of a node end well, and the node say which files are gone with the job.
+// lastWords ends both ranks of a node well, and makes the node report which files are lost with the
+// job.
 func lastWords(n *playedNode, job uint32, unkept *control.Unkept) {
 	n.exits(job, 1, uint32(2*n.number), 0, 0)
 	n.tell(&control.Record{
@@ -19,8 +20,9 @@ func lastWords(n *playedNode, job uint32, unkept *control.Unkept) {
 	})
 }
 
-// The client of a job learns its end before slow nodes have forgotten it, when their last records say all. The job looks ended then, but its
-// cores are given to another one only when the nodes have forgotten it: places are the same as ever.
+// The client of a job learns of its end before slow nodes have forgotten the job, if their last
+// records are complete. The job looks ended then, but no other job gets its cores until the nodes
+// have forgotten it: placement is unaffected.
 func TestEndBeforeNodesForget(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -72,7 +74,8 @@ func TestEndBeforeNodesForget(t *testing.T) {
 	})
 }
 
-// A serve that is started again before nodes have forgotten a job has them forget it, and keeps its end.
+// A serve that is restarted before nodes have forgotten a job makes them forget it, and keeps its
+// end.
 func TestRestartBeforeNodesForget(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -95,7 +98,7 @@ func TestRestartBeforeNodesForget(t *testing.T) {
 	})
 }
 
-// Who knows that a job has ended may reboot its nodes.
+// A client that knows that a job has ended may reboot the job's nodes.
 func TestRebootBeforeNodesForget(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)

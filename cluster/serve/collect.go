@@ -10,13 +10,17 @@ import (
 	"margay/cluster/control"
 )
 
-// readFilesTimeout bounds how long a node has for a piece of a job's files. Its own bounds are shorter.
+// readFilesTimeout bounds how long a node may take to read a chunk of a job's files. The node's own
+// bounds are shorter.
 const readFilesTimeout = 35 * time.Second
 
-// collect has the client of a job read what the ranks have written, before the nodes forget the job. It reports false when there is nothing
-// to wait for: the client wants no files or is gone, has them, or no rank has run. The client may take its time, as for output; when it
-// goes, or the job is killed once more, the job ends. The ranks of one that has failed end at once, and not when their node is read: others
-// may take long. A later serve does not collect it, but knows that it has failed. The caller holds Server.mu.
+// collect lets the client of a job read the files that the ranks have written, before the nodes
+// forget the job. It returns false if there is nothing to wait for: the client wants no files, is
+// gone or has them already, or no rank has run. The client may take its time, as it may for output.
+// The job ends if the client disconnects or the job is killed again. If the job has failed, collect
+// kills its ranks at once rather than when the client reads their node, because reading the other
+// nodes may take long. After a restart serve does not collect such a job, but knows that it has
+// failed. The caller holds Server.mu.
 func (s *Server) collect(j *job) bool {
 	if !j.collects() {
 		return false
@@ -33,7 +37,8 @@ func (s *Server) collect(j *job) bool {
 	return true
 }
 
-// collects reports whether the client of a job that ends is to read what its ranks have written. The caller holds Server.mu.
+// collects reports whether the client of an ending job should read the files that its ranks have
+// written. The caller holds Server.mu.
 func (j *job) collects() bool {
 	spoilt := j.failure != nil && j.phases.phase == control.Phase_PHASE_START
 	return len(j.spec.Out) > 0 && j.client != nil && !j.collected && j.phase == control.JobPhase_JOB_RUNNING && !spoilt
@@ -47,7 +52,7 @@ func (s *Server) stopCollecting(j *job) {
 	}
 }
 
-// readFiles asks a node for a piece of the files of a job, for its client.
+// readFiles asks a node for a chunk of a job's files, for the job's client.
 func (c *client) readFiles(f *control.Frame, m *control.ReadFiles) {
 	s := c.server
 	s.mu.Lock()
@@ -57,12 +62,12 @@ func (c *client) readFiles(f *control.Frame, m *control.ReadFiles) {
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_NOT_FOUND, "job %d has no files on node%d that this client may read", m.Job, m.Node))
 		return
 	}
-	if j.client == nil || !j.collecting { // a node ends the ranks before it is read
+	if j.client == nil || !j.collecting { // a node ends the ranks before it reads their files
 		s.mu.Unlock()
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_RESTARTED, "the files of job %d cannot be read yet", m.Job))
 		return
 	}
-	if n := s.nodes[m.Node]; n.health == control.NodeHealth_NODE_DEAD { // asking again is no use
+	if n := s.nodes[m.Node]; n.health == control.NodeHealth_NODE_DEAD { // retrying is pointless
 		s.mu.Unlock()
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_FAILED, "%s", n.why()).At(m.Node))
 		return

@@ -21,7 +21,7 @@ func wanting(ranks uint32) *control.JobSpec {
 	return s
 }
 
-// collecting brings a job on two nodes to where its client may read its files.
+// collecting takes a job on two nodes to the point where its client may read its files.
 func (c *playedClient) collecting() (job uint32) {
 	c.m.t.Helper()
 	job = c.run(wanting(3))
@@ -33,7 +33,7 @@ func (c *playedClient) collecting() (job uint32) {
 	return job
 }
 
-// mayRead expects the word that files can be read, and that no node has lost them.
+// mayRead expects the state in which the client can read files, and no node has lost any.
 func (c *playedClient) mayRead() {
 	c.m.t.Helper()
 	if state := one[*control.JobState](c.m.t, &c.recorder); state.Phase != control.JobPhase_JOB_RUNNING || !state.Collect {
@@ -44,7 +44,7 @@ func (c *playedClient) mayRead() {
 	}
 }
 
-// The client of a job reads files before its nodes forget it. Nobody else does.
+// The client of a job reads files before the nodes forget the job. No other client can read them.
 func TestCollect(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -77,7 +77,8 @@ func TestCollect(t *testing.T) {
 	})
 }
 
-// A job that failed while it ran is collected; ended once more, it is not. Nor is one that no rank of has run.
+// A job that failed while it ran is collected; ended again, it is not. A job without any rank that
+// has run is not collected either.
 func TestCollectFailed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -100,7 +101,7 @@ func TestCollectFailed(t *testing.T) {
 	})
 }
 
-// A client that goes while it reads ends its job, which has failed then.
+// A client that disconnects while it reads ends its job, which has failed then.
 func TestCollectorGone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -114,7 +115,8 @@ func TestCollectorGone(t *testing.T) {
 	})
 }
 
-// After a restart of serve the client reads on. It may ask before it is the job's client again.
+// After a restart of serve the client continues to read. It may ask before it is the job's client
+// again.
 func TestCollectAfterRestart(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -135,8 +137,8 @@ func TestCollectAfterRestart(t *testing.T) {
 	})
 }
 
-// The ranks of a job that has failed end on all nodes before its files are read. A later serve knows that it has failed, and does not take
-// ranks that were killed for ranks that have ended well.
+// The ranks of a failed job end on all nodes before its files are read. After a restart serve knows
+// that the job has failed, and does not mistake killed ranks for ranks that have ended well.
 func TestCollectFailedAfterRestart(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)

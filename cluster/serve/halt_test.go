@@ -10,7 +10,7 @@ import (
 	"margay/cluster/control"
 )
 
-// halt sends the ranks of a job a signal, as margay kill and Ctrl-Z do.
+// halt sends a signal to the ranks of a job, as margay kill and Ctrl-Z do.
 func (c *playedClient) halt(job uint32, sig unix.Signal) {
 	must[*control.Done](c, &control.Kill{Job: job, Rank: control.None, Signal: int32(sig)})
 }
@@ -21,7 +21,8 @@ func (c *playedClient) isStopped(job uint32) bool {
 	return len(jobs.Jobs) == 1 && jobs.Jobs[0].Stopped
 }
 
-// A stopped job stays so on all nodes, also on those that were away, and when serve restarts, until it is continued.
+// A stopped job stays stopped on all nodes, including nodes that were away, and across a restart of
+// serve, until it is continued.
 func TestHalt(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -71,7 +72,7 @@ func TestHalt(t *testing.T) {
 	})
 }
 
-// A stopped job that is to end continues, so that its ranks can handle the signal.
+// A stopped job that is asked to end continues, so that its ranks can handle the signal.
 func TestHaltedJobEnds(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -99,7 +100,7 @@ func TestHaltedJobEnds(t *testing.T) {
 	}
 }
 
-// A job that is stopped while it is launched has ranks that are stopped.
+// The ranks of a job that is stopped during its launch are stopped.
 func TestHaltedDuringLaunch(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)

@@ -12,11 +12,12 @@ import (
 	"margay/internal/printable"
 )
 
-// rebootTimeout bounds how long the holder may take to end a node and to start it.
+// rebootTimeout bounds how long the holder may take to stop a node and start it.
 const rebootTimeout = 30 * time.Second
 
-// reboot has the holder end nodes and start them again. Until the holder has answered, the old boot of a node cannot register: it would
-// be given jobs in the moment in which it is ended. The holder reports ends and starts as it does those without an order.
+// reboot makes the holder stop nodes and start them again. Until the holder has answered, the old
+// boot of a node cannot register: it would get jobs right when it is being stopped. The holder
+// reports these stops and starts like any others.
 func (s *Server) reboot(m *control.RebootNodes) error {
 	by := printable.Line(m.User)
 	nodes, asked, err := s.orderReboot(m, by)

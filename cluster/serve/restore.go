@@ -8,9 +8,9 @@ import (
 	"margay/cluster/control"
 )
 
-// restore takes up what an earlier serve has left: the nodes that were members, which have some time to be heard again, those that
-// were drained, and the jobs that were running, whose clients have some time to come back. A job that was still being launched is ended, since
-// its files are lost.
+// restore loads the state that an earlier serve has left: member nodes, which get some time to
+// register again, drained nodes, and running jobs, whose clients get some time to come back. It
+// ends jobs that were still being launched, because their files are lost.
 func (s *Server) restore() error {
 	members, err := s.store.nodes()
 	if err != nil {
@@ -26,16 +26,16 @@ func (s *Server) restore() error {
 	}
 	for _, m := range members {
 		if int(m.Node) < len(s.nodes) {
-			control.Tame(m) // it may be of a serve that did not
+			control.Tame(m) // an earlier version of serve may have stored it untamed
 			n := s.nodes[m.Node]
-			n.health, n.reason, n.info, n.boots = control.NodeHealth_NODE_LATE, "it has not been heard since serve was started", m.Info, m.Boots
+			n.health, n.reason, n.info, n.boots = control.NodeHealth_NODE_LATE, "it has not registered since serve was started", m.Info, m.Boots
 			s.absent[n.number] = true
 		}
 	}
 	if len(s.absent) == 0 {
 		close(s.heard)
 	}
-	var running []*control.StoredJob // restoring one may record it, for which the store must not be in use
+	var running []*control.StoredJob // restoring a job may record it, which needs a store that is not in use
 	err = s.store.each(0, func(stored *control.StoredJob) {
 		if stored.Summary.Phase != control.JobPhase_JOB_DONE {
 			running = append(running, stored)
@@ -51,7 +51,7 @@ func (s *Server) restore() error {
 	return err
 }
 
-// restoreJob takes up one job. The caller holds Server.mu.
+// restoreJob restores one job. The caller holds Server.mu.
 func (s *Server) restoreJob(stored *control.StoredJob) *job {
 	j := newJob(stored.Summary.Job, stored.Spec, stored.Places)
 	j.members = stored.Members
@@ -93,18 +93,18 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 		seen := make(map[uint32]uint64)
 		spool, err := openSpool(s.config.Dir, j.number, func(r *control.Record) {
 			seen[r.Node] = max(seen[r.Node], r.Seq)
-			_ = j.told.take(r) // it was believed before
+			_ = j.told.take(r) // it was accepted before
 			if r.Exit != nil && j.hasRank(r.Rank, r.Node) && j.ranks[r.Rank].exit == nil {
-				j.exited(int(r.Rank), r.Exit) // there was no room to note that
+				j.exited(int(r.Rank), r.Exit) // there was no room to record that
 			}
 		})
 		if err != nil {
-			if j.failure == nil { // else it has ended for another reason
+			if j.failure == nil { // otherwise it has ended for another reason
 				j.failure = toFailure(err)
 			}
 			return j
 		}
-		// What is in the spool is out of danger, whether its node has heard that or not.
+		// Records in the spool are safe, whether or not the node has received an acknowledgement.
 		j.spool = spool
 		for node, seq := range seen {
 			j.records.Restore(node, seq)
@@ -126,7 +126,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 	return j
 }
 
-// accountedFor notes that it is known again how a node fares. The caller holds Server.mu.
+// accountedFor notes that the health of a node is known again. The caller holds Server.mu.
 func (s *Server) accountedFor(node uint32) {
 	if !s.absent[node] {
 		return
@@ -137,8 +137,8 @@ func (s *Server) accountedFor(node uint32) {
 	}
 }
 
-// settle waits until it is known again how the nodes fare, and ends the jobs that are over: those whose launch the restart has
-// spoilt, and those that had just ended.
+// settle waits until the health of all nodes is known again, and ends the jobs that are over: jobs
+// whose launch the restart interrupted, and jobs that had just ended.
 func (s *Server) settle(over []*job) {
 	select {
 	case <-s.heard:
