@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -90,8 +91,8 @@ func (n *Node) scheduleJobs(number id.Job, fresh bool) {
 }
 
 // schedule gives the scheduler the job's ranks if it must schedule them now, or takes them back.
-// Without an extension in slot sched, and while no turns are recorded, Linux shares the cores: a
-// waiting rank then yields to the ranks that it waits for.
+// The scheduler gets the ranks in order. Without an extension in slot sched, and while no turns are
+// recorded, Linux shares the cores: a waiting rank then yields to the ranks that it waits for.
 func (j *job) schedule(fresh bool) {
 	n := j.node
 	n.handing.Lock()
@@ -102,7 +103,7 @@ func (j *job) schedule(fresh bool) {
 		return
 	}
 	n.mu.Lock()
-	tasks := slices.Collect(maps.Values(j.tasks))
+	tasks := slices.SortedFunc(maps.Values(j.tasks), func(a, b process) int { return cmp.Compare(a.Rank, b.Rank) })
 	n.mu.Unlock()
 	for _, p := range tasks {
 		if on || fresh {
