@@ -25,7 +25,11 @@ func lastWords(n *playedNode, job uint32, unkept *control.Unkept) {
 // have forgotten it: placement is unaffected.
 func TestEndBeforeNodesForget(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		m := up(t, 2)
+		m := newMachine(t, 2)
+		m.played[1].answers = map[string]proto.Message{"SetDuties": &control.DutiesSet{Info: m.played[1].register().Info}}
+		for _, n := range m.played {
+			n.connect()
+		}
 		const slow = 5 * time.Second
 		m.played[1].slow = map[string]time.Duration{"Forget": slow}
 		c := m.client()
@@ -52,7 +56,6 @@ func TestEndBeforeNodesForget(t *testing.T) {
 		if _, err := other.ask(&control.RunRequest{Spec: spec(5)}); err == nil || strings.Contains(err.Error(), "has the others") {
 			t.Errorf("a job that is too large is refused with %v", err)
 		}
-		m.played[1].answers = map[string]proto.Message{"SetDuties": &control.DutiesSet{Info: m.played[1].register().Info}}
 		duties := other.begin(&control.SetDuties{Node: 1})
 		synctest.Wait()
 		if early := take[*control.SetDuties](&m.played[1].recorder); len(early) > 0 {

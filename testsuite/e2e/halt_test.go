@@ -31,12 +31,13 @@ func TestHaltedJob(t *testing.T) {
 	m := use(t, "hosted")
 	c, complete := countJob(t, m, 8, 60, 50)
 	job := m.onlyJob()
+	var ranks []int
+	eventually(t, "all ranks", func() bool { // some may still be starting
+		ranks = m.ranks("count")
+		return len(ranks) == 8
+	}, func() string { return fmt.Sprint(ranks) })
 	if r := m.margay("kill", "-s", "STOP", job); r.code != 0 {
 		t.Fatal(r)
-	}
-	ranks := m.ranks("count")
-	if len(ranks) != 8 {
-		t.Fatalf("%d ranks", len(ranks))
 	}
 	state := func() string { return m.margay("ps").String() }
 	eventually(t, "stopped ranks", func() bool { all, _ := halted(ranks); return all }, state)

@@ -75,7 +75,9 @@ func ranksOnTwoNodes(t *testing.T, m *machine, program string, want []string) {
 	select {
 	case <-c.done:
 	case <-time.After(time.Second):
-		m.margay("kill", "--force", m.onlyJob())
+		if lines := strings.Split(m.margay("ps").stdout, "\n"); len(lines) > 1 && lines[1] != "" { // it has not ended
+			m.margay("kill", "--force", strings.Fields(lines[1])[0])
+		}
 	}
 	c.wait()
 }

@@ -37,6 +37,9 @@ func TestKernelsKilledUnderWideRank(t *testing.T) {
 				!slices.ContainsFunc(killed, func(pid int) bool { return strings.Contains(status.stdout, fmt.Sprintf("serve: process %d,", pid)) })
 		}, func() string { return m.margay("machine", "status").String() })
 		m.awaitUp()
+		// serve may not have noticed yet that the connection of the killed node kernel is gone.
+		top := func() result { return m.margay("top", "--once", "--interval=100ms") }
+		eventually(t, "answer of the node", func() bool { return top().code == 0 }, func() string { return top().String() })
 		m.sharedBy("priority")
 		if after := m.allowed(); !slices.Equal(after, before) {
 			t.Errorf("%s: the rank may use the CPUs %v, before %v", name, after, before)
