@@ -150,17 +150,30 @@ func TestNodeLostAtLaunch(t *testing.T) {
 	ownMachine(t, "own")
 	m := up(t, "hosted", 3, 1)
 	large := filepath.Join(t.TempDir(), "large")
-	for i, flag := range []string{"--no-retry", "--label"} {
-		content := make([]byte, 96<<20) // incompressible, and on no node
-		rand.NewChaCha8([32]byte{byte(i)}).Read(content)
-		if err := os.WriteFile(large, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+	starting := func() bool { return strings.Contains(m.margay("ps").stdout, "starting") }
+	seed := byte(0)
+	for _, flag := range []string{"--no-retry", "--label"} {
 		m.awaitUp()
-		c := m.start("run", "-n", "2", flag, "--with", large, probe(), "hello")
-		ps := func() string { return m.margay("ps").stdout }
-		eventually(t, "job that starts", func() bool { return strings.Contains(ps(), "starting") }, ps)
+		var c *command
+		for c == nil {
+			seed++
+			content := make([]byte, 96<<20) // which does not become smaller, and which no node has
+			rand.NewChaCha8([32]byte{seed}).Read(content)
+			if err := os.WriteFile(large, content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			c = m.start("run", "-n", "2", flag, "--with", large, probe(), "hello")
+			eventually(t, "job that starts", func() bool { return starting() || c.ended() }, func() string { return c.stderr.String() })
+			_ = c.cmd.Process.Signal(unix.SIGSTOP) // it stops sending, unless it has ended
+			time.Sleep(200 * time.Millisecond)
+			if c.ended() || !starting() { // all had been sent
+				_ = c.cmd.Process.Signal(unix.SIGCONT)
+				c.wait()
+				c = nil
+			}
+		}
 		kill(t, pids(t, m.file("nodes", "node1.json"))[0])
+		c.signal(unix.SIGCONT)
 		switch r := c.wait(); {
 		case flag == "--no-retry":
 			if r.code != 125 || !strings.Contains(r.stderr, "node1: its PID 1 ended") || r.stdout != "" {

@@ -204,6 +204,16 @@ func (c *command) wait() result {
 	return c.result
 }
 
+// ended reports whether the command has ended.
+func (c *command) ended() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
 func (c *command) signal(sig syscall.Signal) {
 	c.t.Helper()
 	if err := c.cmd.Process.Signal(sig); err != nil {
