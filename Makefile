@@ -73,6 +73,12 @@ bench-fabric: ## measure messages beside MPICH, Open MPI and sockets, all in one
 	@$(MAKE) --no-print-directory build
 	@bin/margay bench fabric --into docs/fabric.md
 
+.PHONY: bench-launch
+bench-launch: ## measure how long a job that does nothing takes beside MPICH and pdsh, all in one run, and write the figures into docs/launch.md
+	@tools/deps run launch
+	@$(MAKE) --no-print-directory build
+	@bin/margay bench launch --into docs/launch.md
+
 .PHONY: generate
 generate: ## make the generated files anew: the control protocol, handlers of an engine, tables, the compiled extensions
 	go generate ./cluster/control ./nimble/engine/direct
@@ -92,6 +98,8 @@ install: bin/margay bin/nodekernel bin/jobinit bin/libmargay.a ## install comman
 	install -d $(BINDIR) $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/margay/ext $(SHAREDIR)/man/man1 \
 		$(SHAREDIR)/bash-completion/completions $(SHAREDIR)/zsh/site-functions $(SHAREDIR)/fish/vendor_completions.d
 	install -m 755 bin/margay bin/nodekernel bin/jobinit $(BINDIR)
+	ln -sf margay $(BINDIR)/yod
+	ln -sf margay $(BINDIR)/glurun
 	install -m 644 bin/libmargay.a $(DESTDIR)$(PREFIX)/lib
 	install -m 644 lib/c/margay.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 kernel/abi/slot/*.h $(DESTDIR)$(PREFIX)/include/margay/ext

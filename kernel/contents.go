@@ -9,21 +9,23 @@ import (
 	"margay/kernel/keep"
 )
 
-// keptContents is the name under which PID 1 keeps the root of the RAM disk with the files that jobs have brought.
+// keptContents is the name under which PID 1 keeps the root of the RAM disk with the files that
+// jobs have brought.
 const keptContents = "contents"
 
 // Bounds of the files that a node keeps for later jobs.
 const (
-	contentShare = 24      // which part of the memory for jobs is their budget
+	contentShare = 24      // divisor: their budget is this part of the memory for jobs
 	mostContent  = 1 << 30 // bytes
 )
 
-// contentBudget returns how much memory files for later jobs may take, in bytes, on a node with so much for jobs. A node with its own
-// Linux takes it from what it would have for jobs otherwise.
+// contentBudget returns the memory that files for later jobs may take, in bytes, on a node with the
+// given amount for jobs. A node with its own Linux takes it from the memory that jobs would
+// otherwise have.
 func contentBudget(memory int64) int64 { return min(memory/contentShare, mostContent) }
 
-// openContents opens the store of files for later jobs: that of an earlier node kernel, whose root is given, or a new one. A node works
-// without it.
+// openContents opens the store of files for later jobs: the store of an earlier node kernel, whose
+// root is given, or a new one. A node also works without a store.
 func (n *Node) openContents(root *os.File) {
 	budget := contentBudget(n.Info().Memory)
 	if root == nil {
@@ -50,7 +52,8 @@ func (n *Node) openContents(root *os.File) {
 	n.contents.Store(store)
 }
 
-// giveContents passes the contents of a job that the node has to the job's init, and returns the indexes of the others.
+// giveContents passes the contents of a job that the node has to the job's init, and returns the
+// indexes of the others.
 func (n *Node) giveContents(s JobSpec) (lacking []int, err error) {
 	found, folder := make([]*os.File, len(s.Contents)), ""
 	if store := n.contents.Load(); store != nil {

@@ -9,8 +9,9 @@ import (
 	"margay/kernel/message"
 )
 
-// crowd finds out with which other ranks of their job those on this node share CPUs. All hosted nodes of a machine have the same CPUs,
-// dealt out by their numbers, so a hosted node knows where the ranks of the others are.
+// crowd finds the ranks of the same job on other nodes that share CPUs with the ranks on this node.
+// All hosted nodes of a machine have the same CPUs, assigned by node number, so a hosted node knows
+// where the ranks of the others run.
 func (n *Node) crowd(s JobSpec) message.Crowd {
 	hosted := !n.ownLinux()
 	c := crowd{self: n.config.Boot.Node, cpus: make(map[id.CPU]*occupied), grouped: groups()}
@@ -35,13 +36,14 @@ func (n *Node) cpusOf(p Place) (cpus []id.CPU) {
 	return cpus
 }
 
-// groups reports whether Linux schedules each session as a group, so that yielding does not help ranks of other nodes.
+// groups reports whether Linux schedules each session as a group. If so, yielding does not help the
+// ranks of other nodes.
 func groups() bool {
 	text, err := os.ReadFile("/proc/sys/kernel/sched_autogroup_enabled")
 	return err == nil && strings.TrimSpace(string(text)) != "0"
 }
 
-// crowd is the CPUs of a job's ranks.
+// crowd holds the CPUs of a job's ranks.
 type crowd struct {
 	self    id.Node
 	cpus    map[id.CPU]*occupied

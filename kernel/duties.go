@@ -11,7 +11,8 @@ import (
 	"margay/kernel/keep"
 )
 
-// Duties say what the cores of a node do. Without any, core 0 serves the node and the others compute for applications.
+// Duties say what the cores of a node do. By default core 0 serves the node and the others compute
+// for applications.
 type Duties struct {
 	All     bool // core 0 computes for applications as well; it is interrupted as before
 	Message bool // the last core handles messages and does nothing else
@@ -20,7 +21,8 @@ type Duties struct {
 // keptDuties is the name under which PID 1 keeps them for the next node kernel.
 const keptDuties = "duties"
 
-// cores returns which of a node's cores compute for applications, and which one handles messages, nil for none.
+// cores returns the cores of a node that compute for applications, and the core that handles
+// messages, or nil.
 func (d Duties) cores(all []hardware.Core) (compute []hardware.Core, message *hardware.Core, err error) {
 	compute = all[1:]
 	if d.All {
@@ -37,8 +39,8 @@ func (d Duties) cores(all []hardware.Core) (compute []hardware.Core, message *ha
 	return compute, message, nil
 }
 
-// SetDuties changes what the cores of the node do, as change does to what it is. It refuses to take a core from a job. What it
-// has set outlives this node kernel.
+// SetDuties applies change to the duties of the node's cores. It refuses to take a core from a job.
+// The new duties outlive this node kernel.
 func (n *Node) SetDuties(change func(*Duties)) error {
 	n.changingDuties.Lock()
 	defer n.changingDuties.Unlock()
@@ -54,7 +56,7 @@ func (n *Node) SetDuties(change func(*Duties)) error {
 	return keep.Keep(n.config.Link, keep.Item{Name: keptDuties, Words: words})
 }
 
-// adoptDuties has the cores do what they did under the node kernel before this one.
+// adoptDuties restores the duties that the cores had under the previous node kernel.
 func (n *Node) adoptDuties(item *keep.Item) error {
 	n.changingDuties.Lock()
 	defer n.changingDuties.Unlock()
@@ -85,7 +87,8 @@ func (n *Node) assign(d Duties) error {
 	return nil
 }
 
-// setCores makes cores those of applications, unless a job has one that is not among them. It returns what was before.
+// setCores assigns cores to applications, unless a job has a core that is not among them. It
+// returns the previous assignment.
 func (n *Node) setCores(compute []hardware.Core, message *hardware.Core) (before Info, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -129,7 +129,7 @@ func TestDutiesRefused(t *testing.T) {
 	}
 }
 
-// replayed returns what is kept, nil while there is nothing.
+// replayed returns the item that is kept, or nil if there is none.
 func replayed(t *testing.T, kept *keep.Store) (item *keep.Item) {
 	t.Helper()
 	near, far, err := link.Pair()

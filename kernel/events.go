@@ -13,15 +13,17 @@ import (
 	"margay/kernel/task"
 )
 
-// keptBooted is the name under which PID 1 keeps that the node has booted, so that no node kernel after this one does it again.
+// keptBooted is the name under which PID 1 records that the node has booted, so that no later node
+// kernel boots it again.
 const keptBooted = "booted"
 
 // ErrRefused reports that an extension in slot boot keeps the node out of the machine.
 var ErrRefused = errors.New("the node stays out of the machine")
 
-// Boot has the cores shared, inserts the machine's own extensions, which the boot configuration holds, and asks those in slot boot
-// whether the node is to be part of the machine. It is to be called once, after Adopt. When an earlier node kernel has done that, it
-// waits for nothing: cores are shared as soon as that can be.
+// Boot shares the cores, inserts the machine's own extensions from the boot configuration, and asks
+// the extensions in slot boot whether the node may join the machine. The caller must call it once,
+// after Adopt. When an earlier node kernel has already booted the node, Boot does not wait: the
+// cores are shared as soon as possible.
 func (n *Node) Boot() error {
 	if n.booted {
 		go n.share()
@@ -50,16 +52,17 @@ func (n *Node) Boot() error {
 	return keep.Keep(n.config.Link, keep.Item{Name: keptBooted})
 }
 
-// ExtensionNotes returns what has happened to the node's extensions after the note with number seq.
+// ExtensionNotes returns the notes on the node's extensions after number seq.
 func (n *Node) ExtensionNotes(seq uint64) []extension.Note { return n.extensions.Notes(seq) }
 
-// faults are the signals that a process gets for what it does itself.
+// faults are the signals that a process causes by its own actions.
 var faults = map[unix.Signal]bool{
 	unix.SIGSEGV: true, unix.SIGBUS: true, unix.SIGILL: true, unix.SIGFPE: true, unix.SIGTRAP: true, unix.SIGSYS: true, unix.SIGABRT: true,
 }
 
-// processEnded asks the extensions what the end of a rank means, of which left others still run here. It is not called for one
-// that ended while the node kernel was started again.
+// processEnded asks the extensions how to treat the end of a rank; left is the number of its job's
+// ranks that still run here. It is not called for a rank that ended while the node kernel
+// restarted.
 func (j *job) processEnded(rank id.Rank, s task.Status, left int) {
 	node := j.node
 	context := slot.ExitContext{

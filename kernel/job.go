@@ -11,6 +11,7 @@ import (
 
 	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
@@ -20,17 +21,20 @@ import (
 	"margay/kernel/task"
 )
 
-// JobSpec is a job as a node kernel is told of it.
+// JobSpec describes a job to a node kernel.
 type JobSpec struct {
 	task.Exec `json:"-"` // not in the notes for the next node kernel, which does not need it
 
 	Job   id.Job
 	Umask int
-	User  string // name of who asked
+	User  string // name of the submitting user
 
 	Places  []Place  // of all ranks of the job, in order
 	Members []Member // the nodes of the job, in the order of its tree
 	Stdin   StdinMode
+
+	// Terminal gives rank 0 a terminal of this size; nil: it has pipes, as the others.
+	Terminal *task.Size `json:",omitempty"`
 
 	Files    int64            // bytes that the job's files need
 	Contents []archive.Digest `json:"-"` // of some of them, which the node may have already
@@ -40,15 +44,19 @@ type JobSpec struct {
 	PMI     bool `json:",omitempty"` // its ranks find each other by PMI 1
 	Network bool `json:",omitempty"` // a network of its own, which it also gets with PMI on several nodes
 
-	HugePages bool `json:",omitempty"` // memory in huge pages, without that the program asks for them
+	HostRoot bool `json:",omitempty"` // the ranks see the programs and the configuration of the node's host
+
+	HugePages bool `json:",omitempty"` // memory in huge pages, without a request by the program
 
 	Secret []byte `json:",omitempty"`
 
-	// InitTimeout bounds how long ranks that use messages wait for one that does not; 0: message.DefaultInitTimeout.
+	// InitTimeout bounds how long ranks that use messages wait for one that does not; 0:
+	// message.DefaultInitTimeout.
 	InitTimeout time.Duration `json:",omitempty"`
 }
 
-// DefaultPids is how many processes and threads a job may have on a node unless it asks for another number.
+// DefaultPids is the number of processes and threads that a job may have on a node unless it
+// requests another number.
 const DefaultPids = 1024
 
 // Place says where a rank runs.
@@ -103,10 +111,12 @@ type job struct {
 	container  *task.Container
 	messages   *message.Job
 	extensions *extension.Set
-	scheduled  atomic.Bool         // the scheduler has its ranks, and gets to know of their messages; written under Node.handing
+	halts      halts
+	scheduled  atomic.Bool         // the scheduler has its ranks and is notified of their messages; written under Node.handing
 	phase      Phase               // guarded by Node.mu
 	running    map[id.Rank]bool    // ranks that have not ended; guarded by Node.mu
 	tasks      map[id.Rank]process // by rank: those that run; guarded by Node.mu
+	files      collection          // the part of its files that its client reads
 	ready      chan struct{}       // closed when Prepare or adoption is over
 	forgetting sync.Once
 	forgotten  error
@@ -116,8 +126,9 @@ func (n *Node) newJob() *job {
 	return &job{node: n, running: make(map[id.Rank]bool), tasks: make(map[id.Rank]process), ready: make(chan struct{})}
 }
 
-// Prepare makes a place for a job's ranks on this node. It refuses cores that are taken and files that do not fit. It returns which of
-// the job's contents the node lacks, as indexes; the others need no data in the job's archive.
+// Prepare makes a place for a job's ranks on this node. It refuses cores that are taken and files
+// that do not fit. It returns the indexes of the job's contents that the node lacks; the others
+// need no data in the job's archive.
 func (n *Node) Prepare(ctx context.Context, s JobSpec) (lacking []int, err error) {
 	if err := n.prepare(ctx, s); err != nil {
 		return nil, err
@@ -161,8 +172,8 @@ func (n *Node) prepare(ctx context.Context, s JobSpec) error {
 	return nil
 }
 
-// stateShare is which part of its memory a job may have again for the state of its extensions and for its regions, in the
-// node kernel.
+// stateShare is a divisor: in addition to its memory, a job may have 1/stateShare of it in the node
+// kernel, for the state of its extensions and for its regions.
 const stateShare = 4
 
 // messageConfig describes the job to the engine that carries its messages.
@@ -180,18 +191,20 @@ func (j *job) messageConfig() message.JobConfig {
 	for _, m := range j.spec.Members {
 		c.Members = append(c.Members, m.Node)
 	}
-	j.schedule(false) // there may be an extension of the machine, or who records
+	j.schedule(false) // the machine may have an extension, or events may be recorded
 	c.Crowd = j.node.crowd(j.spec)
 	c.Remote = j.node.remote(j.spec)
 	c.Meets = j.node.meets(j.spec)
+	c.Halts = j.halts.count
 	c.Arrived, c.Woken, c.Scheduled = j.arrived, j.woken, j.scheduled.Load
 	return c
 }
 
-// leastMemory is the least memory that a job may ask for. The bound of a RAM disk in a memory of a few bytes would round to 0, which is none.
+// leastMemory is the least memory that a job may request. With a memory of a few bytes, the bound
+// of a RAM disk would round to 0, which means no bound.
 const leastMemory = 1 << 20
 
-// taskSpec works out what a job's processes on this node get, but for their user.
+// taskSpec returns the task.Spec of a job on this node, without the user.
 func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	words, err := json.Marshal(s)
 	if err != nil {
@@ -200,10 +213,14 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	if s.HugePages && n.hugePages != nil {
 		return task.Spec{}, n.hugePages
 	}
+	if s.HostRoot && n.ownLinux() {
+		return task.Spec{}, fmt.Errorf("%w: --root host: this node has a Linux of its own, and no files of the host; name a folder or a tar file with a root (--root DIR), "+
+			"or start a machine of hosted nodes (margay machine up --substrate %s)", ErrLacks, node.Hosted)
+	}
 	info := n.Info()
 	t := task.Spec{
 		Exec: s.Exec, Job: s.Job, Hostname: n.config.Boot.Hostname(), User: s.User, Umask: s.Umask,
-		Pids: s.Pids, Rlimits: n.host.Cgroups == nil, Small: n.ownLinux() && !s.HugePages, Words: words,
+		Pids: s.Pids, Host: s.HostRoot, Rlimits: n.host.Cgroups == nil, Small: n.ownLinux() && !s.HugePages, Words: words,
 	}
 	if t.Pids == 0 {
 		t.Pids = DefaultPids
@@ -230,11 +247,16 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 			}
 			cpus = append(cpus, n.cores[core].CPU)
 		}
+		var terminal *task.Size
+		if p.Rank == 0 {
+			terminal = s.Terminal
+		}
 		t.Ranks = append(t.Ranks, task.Rank{
-			Rank:  p.Rank,
-			Cores: cpus,
-			Env:   rankEnv(s, p, len(t.Ranks), t.PMI),
-			Stdin: s.Stdin == StdinAll || s.Stdin == StdinFirst && p.Rank == 0,
+			Terminal: terminal,
+			Rank:     p.Rank,
+			Cores:    cpus,
+			Env:      rankEnv(s, p, len(t.Ranks), t.PMI),
+			Stdin:    s.Stdin == StdinAll || s.Stdin == StdinFirst && p.Rank == 0,
 		})
 	}
 	if len(t.Ranks) == 0 {
@@ -258,7 +280,8 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	return t, nil
 }
 
-// rankEnv is what a rank's environment says about its place in the job. c is nil without PMI.
+// rankEnv returns the environment variables that describe a rank's place in the job. c is nil
+// without PMI.
 func rankEnv(s JobSpec, p Place, local int, c *pmi.Config) []string {
 	env := []string{
 		fmt.Sprintf("%s=%d", wire.EnvJob, s.Job),
@@ -275,7 +298,8 @@ func rankEnv(s JobSpec, p Place, local int, c *pmi.Config) []string {
 	return env
 }
 
-// claim enters a job in the table if its cores are free, and makes its nodes known to the transport. A core is one job's; up to slot.MaxTasks of its ranks share it.
+// claim enters a job in the table if its cores are free, and registers its nodes with the
+// transport. A core belongs to one job; up to slot.MaxTasks of its ranks share it.
 func (n *Node) claim(j *job) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -337,8 +361,9 @@ func (n *Node) keepJob(j *job) error {
 	return keep.Keep(n.config.Link, item)
 }
 
-// adoptJob takes over a job that an earlier node kernel left. One that has all its files can still be started, which serve may have
-// asked for while there was no node kernel. One that waits for files is ended, since those on their way are lost.
+// adoptJob takes over a job that an earlier node kernel left. A job that has all its files can
+// still be started: serve may have requested the start while there was no node kernel. A job that
+// waits for files is ended, because the files in transit are lost.
 func (n *Node) adoptJob(item *keep.Item) error {
 	ctx, cancel := context.WithTimeout(context.Background(), adoptTimeout)
 	defer cancel()
@@ -348,6 +373,7 @@ func (n *Node) adoptJob(item *keep.Item) error {
 	}
 	j := n.newJob()
 	j.container, j.phase, j.uid = c, Running, c.Spec().UID
+	j.halts.set(c.Adopted().Halted)
 	defer close(j.ready)
 	if err := json.Unmarshal(c.Spec().Words, &j.spec); err != nil {
 		c.Follow(j)
@@ -412,6 +438,7 @@ func (j *job) end() error {
 		j.phase = Ending
 		j.node.mu.Unlock()
 		err := j.container.End()
+		j.files.close()
 		j.leaveAll()
 		if j.messages != nil {
 			j.messages.Close()

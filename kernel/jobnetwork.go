@@ -18,12 +18,12 @@ import (
 )
 
 // A job's network is a VXLAN (RFC 7348) of its own: on each of its nodes a device in the job's
-// network namespace, whose packets travel in UDP datagrams of the node's. What other nodes there are,
-// is written into tables: nothing is learnt, asked for or flooded.
+// network namespace, whose packets travel in the node's UDP datagrams. The other nodes are entered
+// in static tables: there is no learning, no address resolution and no flooding.
 //
-// The port is below 1024, so that no rank can take it, and datagrams to it are accepted only from such
-// ports: ranks have sockets in the node's network namespace for mirrored channels, and could send
-// forged packets from them otherwise.
+// The port is below 1024, so that no rank can take it, and datagrams to it are accepted only from
+// such ports: ranks have sockets in the node's network namespace for mirrored channels, and could
+// otherwise send forged packets from them.
 const (
 	jobNetworkPort = 478 // of UDP
 	jobPortLow     = 512 // of the senders: the first
@@ -34,7 +34,7 @@ const (
 	// vxlanHeaders are the headers of IPv4, UDP, VXLAN and Ethernet, in bytes.
 	vxlanHeaders = 50
 
-	// vxlanNumbers is how many networks a VXLAN header can tell apart.
+	// vxlanNumbers is the number of distinct network identifiers in a VXLAN header.
 	vxlanNumbers = 1 << 24
 )
 
@@ -117,8 +117,8 @@ func (g *guarding) guard() error {
 	return nil
 }
 
-// openJobNetwork makes the job's network on this node, if it has one. The device is made in the job's
-// namespace and ends with it.
+// openJobNetwork makes the job's network on this node, if it has one. The device is made in the
+// job's namespace and ends with it.
 func (n *Node) openJobNetwork(j *job) error {
 	if !j.spec.networked() {
 		return nil
@@ -228,7 +228,8 @@ func setUpJobDevice(inside *netlink.Handle, link netlink.Link, place int) error 
 	return nil
 }
 
-// addJobNode makes another node of the job known: where its address is, and where its packets go.
+// addJobNode enters another node of the job in the tables: the hardware address of its address, and
+// the destination of its packets.
 func addJobNode(inside *netlink.Handle, link netlink.Link, place int, m Member) error {
 	outer, err := netip.ParseAddrPort(m.Address)
 	if err != nil || !outer.Addr().Unmap().Is4() {

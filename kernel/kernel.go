@@ -1,12 +1,13 @@
-// Package kernel is the node kernel: it owns one node of a machine, gives its application cores to processes, carries their
-// messages and runs their extensions. Who asks it to do so, and who is told what happens, is the caller's (Sink): the node
-// kernel knows no control protocol.
+// Package kernel is the node kernel: it owns one node of a machine, assigns its application cores
+// to processes, carries their messages and runs their extensions. The caller passes on requests and
+// receives events through Sink: the node kernel knows no control protocol.
 //
-// Locks, outermost first: Node.changingDuties (held while the duties of cores change), Node.handing (held while a rank comes, goes, is
-// given to the scheduler or taken back), Node.mu. The last guards the table of jobs, the transport, which cores are for applications,
-// and what each job's cores are; it is not held while a container is asked anything. Node.scheduling is held while the policies
-// of a core are set, and for none of the others. guarding.mu is held while the packet
-// filter is changed, and for none of the others.
+// Locks, outermost first: Node.changingDuties (held while the duties of cores change), Node.handing
+// (held while a rank comes, goes, is given to the scheduler or taken back), Node.mu. Node.mu guards
+// the table of jobs, the transport, the set of application cores, and the cores of each job; it is
+// not held during a request to a container. Three more locks are held while none of the others is:
+// Node.scheduling (while the policies of a core are set), guarding.mu (while the packet filter
+// changes) and collection.mu (while a piece of a job's files is read).
 package kernel
 
 import (
@@ -43,16 +44,19 @@ import (
 	"margay/nimble/engine"
 )
 
-// cgroupRoot is where a node that has its kernel to itself finds its control groups.
+// cgroupRoot is where a node with its own Linux finds its control groups.
 const cgroupRoot = "/sys/fs/cgroup"
 
-// reserve is what a node keeps for itself of the memory that is free when the node kernel starts, in bytes. An idle node kernel takes
-// 42 MiB of it, huge pages included; the rest is for messages and connections, which no job's control group accounts for.
+// reserve is the part of the free memory that a node keeps for itself when the node kernel starts,
+// in bytes. An idle node kernel takes 42 MiB of it, huge pages included; the rest is for messages
+// and connections, which no job's control group accounts for.
 const reserve = 64 << 20
 
-// forJobs returns how much memory jobs can have of what is free when the node kernel starts. A job that takes all of it must come to
-// the limit of its control group while Linux still has free pages: Linux without free pages kills whatever it likes. A 64th is for
-// what grows with memory, such as Linux's watermarks and lists of free pages; a small node keeps no more than half.
+// forJobs returns the memory that jobs can have, of the free memory at the start of the node
+// kernel. A job that takes all of it must reach the limit of its control group while Linux still
+// has free pages: Linux without free pages kills an arbitrary process. A 64th is for structures
+// that grow with memory, such as Linux's watermarks and lists of free pages; a small node keeps no
+// more than half.
 func forJobs(free int64) int64 { return max(free/2, free-free/64-reserve) }
 
 // adoptTimeout bounds how long the adoption of one job may take.
@@ -67,18 +71,18 @@ var (
 	ErrLacks = errors.New("this node cannot do that")
 )
 
-// Sink is told what happens in jobs. Its methods are called from several goroutines, one at a time for each job, and must
-// return soon.
+// Sink receives the events of jobs. Its methods are called from several goroutines, one at a time
+// for each job, and must return soon.
 type Sink interface {
 	// Record hands over a job's next record; one that was not acknowledged may come again.
 	Record(job id.Job, r task.Record)
-	// InputTaken tells how much of its standard input a rank has taken, in bytes.
+	// InputTaken reports how much of its standard input a rank has taken, in bytes.
 	InputTaken(job id.Job, rank id.Rank, position uint64)
-	// Fault tells that a job cannot go on as it should.
+	// Fault reports that a job cannot continue normally.
 	Fault(job id.Job, err error)
 }
 
-// Config is what a node kernel needs.
+// Config configures a node kernel.
 type Config struct {
 	Boot    node.Config
 	JobInit []string      // command that becomes a job init
@@ -86,12 +90,12 @@ type Config struct {
 	Link    *link.Conn
 	Sink    Sink
 
-	// Contents is where the node mounts the files that jobs have brought, so that jobs share the memory of programs and libraries.
-	// Empty: nowhere, and each job has copies.
+	// Contents is where the node mounts the files that jobs have brought, so that jobs share the
+	// memory of programs and libraries. Empty: nowhere, and each job has copies.
 	Contents string
 
-	// Scheduler opens what gives shared cores to their processes, which may take long, and says what is missing. nil: Linux does
-	// as it likes.
+	// Scheduler opens the scheduler that assigns shared cores to their processes, which may take
+	// long, and returns the missing features. nil: Linux schedules them.
 	Scheduler func() (s Scheduler, lacks []string)
 	Log       func(format string, args ...any)
 }
@@ -130,18 +134,18 @@ type Node struct {
 	transport  fabric.Transport // nil until Join
 }
 
-// Info is what a node found out about itself.
+// Info describes a node as its node kernel found it.
 type Info struct {
 	Kernel string          // release of the Linux kernel
 	Cores  []hardware.Core // for applications
 	Memory int64           // bytes for jobs
 	Limits string          // what bounds a job: "cgroup" or "rlimit"
-	Lacks  []string        // what jobs will miss here, and why
+	Lacks  []string        // the features that jobs lack here, and why
 
 	AllCores    bool           // core 0 is for applications, too
 	MessageCore *hardware.Core // that handles messages alone; nil for none
 
-	Scheduler string // what shares cores among processes (sched.Enforcer.Name); empty: Linux alone, maybe until that is open
+	Scheduler string // the scheduler (sched.Enforcer.Name); empty: Linux alone, maybe until it is open
 }
 
 // New takes possession of the node.
@@ -226,8 +230,8 @@ func (n *Node) findCores() (err error) {
 	return nil
 }
 
-// keptMemory is the name under which PID 1 keeps how much memory there is for jobs. Node kernels after the first would find what the
-// jobs that they adopt leave of it.
+// keptMemory is the name under which PID 1 keeps the amount of memory for jobs. A later node kernel
+// would only find the memory that its adopted jobs leave.
 const keptMemory = "memory"
 
 func (n *Node) findMemory() error {
@@ -241,10 +245,12 @@ func (n *Node) findMemory() error {
 	return err
 }
 
-// ownLinux reports whether the Linux kernel is this node's alone, so that its settings are the node's.
+// ownLinux reports whether the Linux kernel belongs to this node alone, so that its settings are
+// the node's.
 func (n *Node) ownLinux() bool { return n.config.Boot.Substrate != node.Hosted }
 
-// findPages finds out whether jobs can have huge pages, and keeps the node kernel's own pages in memory.
+// findPages determines whether jobs can have huge pages, and locks the node kernel's own pages in
+// memory.
 func (n *Node) findPages() {
 	have := true
 	var err error
@@ -269,7 +275,7 @@ func (n *Node) findPages() {
 	}
 }
 
-// findLimits finds out by what means jobs can be bounded here.
+// findLimits determines by which means jobs can be bounded here.
 func (n *Node) findLimits() {
 	n.info.Limits = "cgroup"
 	var err error
@@ -290,11 +296,12 @@ func (n *Node) findLimits() {
 	}
 }
 
-// sharedLinux says what a node that shares its Linux with others cannot withhold from jobs.
+// sharedLinux is the entry in Info.Lacks of a node that shares its Linux with others: the features
+// that it cannot withhold from jobs.
 const sharedLinux = "a Linux of its own: it is up to the host whether jobs get user namespaces, perf events, io_uring, userfaultfd and vsock; " +
-	"they may leave their cores, and shared memory that is no file and mappings that grow downwards are not bounded"
+	"they may leave their cores, and shared memory without a file and mappings that grow downwards are not bounded"
 
-// singleUser reports whether this process is in a user namespace that knows one user id only.
+// singleUser reports whether this process is in a user namespace that maps only one user id.
 func singleUser() bool {
 	text, err := os.ReadFile("/proc/self/uid_map")
 	var inside, outside, count uint32
@@ -312,7 +319,7 @@ func release() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// Info returns what the node found out about itself.
+// Info returns the description of the node.
 func (n *Node) Info() Info {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -323,8 +330,9 @@ func (n *Node) Info() Info {
 	return info
 }
 
-// Adopt takes over what an earlier node kernel has left with PID 1: its jobs, and its listening socket, which is returned
-// when there is one. From then on it keeps a job init ahead of its job. It is to be called once, before anything else is asked of the node.
+// Adopt takes over the state that an earlier node kernel has left with PID 1: its jobs, and its
+// listening socket, which it returns if there is one. From then on it keeps a job init ready for
+// the next job. The caller must call it once, before any other request to the node.
 func (n *Node) Adopt() (listener *os.File, err error) {
 	defer n.config.Link.SetDeadline(time.Time{})
 	n.config.Link.SetDeadline(time.Now().Add(adoptTimeout))
@@ -335,7 +343,7 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 	var memory int64     // that the first node kernel found
 	var contents *os.File
 	for {
-		n.config.Link.SetDeadline(time.Now().Add(adoptTimeout)) // anew for each, which may take long
+		n.config.Link.SetDeadline(time.Now().Add(adoptTimeout)) // again for each item
 		m, err := n.config.Link.Recv()
 		if err != nil {
 			return listener, err
@@ -383,7 +391,8 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 	}
 }
 
-// settleMemory makes what the first node kernel of this boot found the memory for jobs. If this is the first, it leaves that with PID 1.
+// settleMemory adopts the amount of memory for jobs that the first node kernel of this boot found.
+// If this is the first, it leaves the amount with PID 1.
 func (n *Node) settleMemory(found int64) error {
 	if found == 0 {
 		words, err := json.Marshal(n.info.Memory)
@@ -398,7 +407,7 @@ func (n *Node) settleMemory(found int64) error {
 	return nil
 }
 
-// pid1Keeper is PID 1, which keeps what belongs to no job.
+// pid1Keeper is PID 1 as the keeper of items that belong to no job.
 type pid1Keeper struct{ link *link.Conn }
 
 func (k pid1Keeper) Keep(item keep.Item) error { return keep.Keep(k.link, item) }
@@ -412,7 +421,7 @@ func (n *Node) KeepListener(f *os.File) error {
 	return keep.Keep(n.config.Link, keep.Item{Name: keptListener, Files: []*os.File{f}})
 }
 
-// PowerOff has PID 1 turn the node off.
+// PowerOff makes PID 1 turn the node off.
 func (n *Node) PowerOff() error {
 	return errors.Join(n.inits.Close(), n.config.Link.Send(link.New(pid1.PowerOff, nil)))
 }
@@ -443,7 +452,7 @@ func (n *Node) Noise(ctx context.Context, d time.Duration) ([]CoreNoise, error) 
 	return noise, nil
 }
 
-// CoreNoise is what interrupted a core in some time.
+// CoreNoise holds the interruptions of a core during some time.
 type CoreNoise struct {
 	Core       id.Core
 	Interrupts uint64 // sum over all rows of /proc/interrupts
@@ -459,6 +468,9 @@ func (n *Node) get(number id.Job) (*job, error) {
 	}
 	select {
 	case <-j.ready:
+		if j.container == nil { // its preparation has just failed
+			return nil, fmt.Errorf("job %d: %w", number, ErrNoJob)
+		}
 		return j, nil
 	default:
 		return nil, fmt.Errorf("job %d: %w", number, ErrPhase)
@@ -496,7 +508,19 @@ func (n *Node) Signal(number id.Job, rank int, sig syscall.Signal) error {
 	if err != nil {
 		return err
 	}
+	if rank == task.AllRanks && (sig == unix.SIGSTOP || sig == unix.SIGCONT) {
+		j.halts.set(sig == unix.SIGSTOP)
+	}
 	return j.container.Signal(rank, sig)
+}
+
+// Resize gives the terminal of a job's rank 0 another size, if that is on this node.
+func (n *Node) Resize(number id.Job, size *task.Size) error {
+	j, err := n.get(number)
+	if err != nil || size == nil {
+		return err
+	}
+	return j.container.Resize(*size)
 }
 
 // Input gives a rank a piece of its standard input (task.Container.Input).
@@ -508,7 +532,7 @@ func (n *Node) Input(number id.Job, rank id.Rank, offset uint64, data []byte, eo
 	return j.container.Input(rank, offset, data, eof)
 }
 
-// Ack lets go of a job's records up to seq.
+// Ack releases a job's records up to seq.
 func (n *Node) Ack(number id.Job, seq uint64) error {
 	j, err := n.get(number)
 	if err != nil {
@@ -517,7 +541,8 @@ func (n *Node) Ack(number id.Job, seq uint64) error {
 	return j.container.Ack(seq)
 }
 
-// Finish ends what the ranks of a job have left behind, all of which have ended. The rest of its output follows.
+// Finish ends the processes that the ranks of a job, which have all ended, have left behind. The
+// rest of its output follows.
 func (n *Node) Finish(number id.Job) error {
 	j, err := n.get(number)
 	if err != nil {
@@ -535,7 +560,8 @@ func (n *Node) Rewind(number id.Job) error {
 	return j.container.Rewind()
 }
 
-// Forget ends a job if it still runs and waits until nothing of it is left on the node. It returns the files that are gone with it.
+// Forget ends a job if it still runs and waits until the node holds nothing of it. It returns the
+// files that are lost with it.
 func (n *Node) Forget(number id.Job) (task.Unkept, error) {
 	j := n.find(number)
 	if j == nil {

@@ -2,7 +2,7 @@ package kernel
 
 import "testing"
 
-// The node keeps room for itself, on a small node no more than half of what is free.
+// The node keeps memory for itself, on a small node no more than half of the free memory.
 func TestMemoryForJobs(t *testing.T) {
 	const mib = 1 << 20
 	for free, want := range map[int64]int64{0: 0, 40 * mib: 20 * mib, 128 * mib: 64 * mib, 256 * mib: 188 * mib, 64 << 30: 63<<30 - 64*mib} {

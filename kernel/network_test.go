@@ -23,7 +23,7 @@ import (
 	"margay/kernel/message"
 )
 
-// A job has mirrored channels only on a trusted wire, between nodes with addresses of IPv4, and where
+// A job has mirrored channels only on a trusted wire, between nodes with IPv4 addresses, and where
 // any record fits into a datagram.
 func TestRemote(t *testing.T) {
 	spec := func(addresses ...string) (s JobSpec) {

@@ -14,8 +14,8 @@ import (
 	"margay/kernel/task"
 )
 
-// mpiEnv returns variables for MPICH in a job that has no sysfs, and no network but its own. Ranks of
-// one node use shared memory: over TCP, MPICH 4.0 may hang in MPI_Finalize.
+// mpiEnv returns variables for MPICH in a job that has no sysfs, and no network but its own. Ranks
+// of one node use shared memory: over TCP, MPICH 4.0 may hang in MPI_Finalize.
 func (s JobSpec) mpiEnv() []string {
 	env := []string{"HWLOC_HIDE_ERRORS=2", "UCX_WARN_UNUSED_ENV_VARS=n"}
 	if !s.networked() {
@@ -66,8 +66,8 @@ func (s JobSpec) withMPI(env []string) []string {
 	return env
 }
 
-// pmiEnv is what tells a rank where the process management interface is. local is its number among
-// the ranks of its node, of which there are locals.
+// pmiEnv returns the variables by which a rank finds the process management interface. local is its
+// number among the ranks of its node, and locals is their count.
 func pmiEnv(s JobSpec, p Place, local, locals int) []string {
 	return []string{
 		fmt.Sprintf("PMI_FD=%d", task.PMIFD),
@@ -78,8 +78,8 @@ func pmiEnv(s JobSpec, p Place, local, locals int) []string {
 	}
 }
 
-// Exchange implements task.Handler. A message that cannot be sent now is lost, and sent again by the
-// init: so a node kernel without a connection, or a slow peer, holds nothing up.
+// Exchange implements task.Handler. It drops a message that cannot be sent now, and the init sends
+// it again: thus a node kernel without a connection, or a slow peer, blocks nothing.
 func (j *job) Exchange(place int, data []byte) {
 	if place < 0 || place >= len(j.spec.Members) || len(data) > pmi.MaxMessage {
 		return

@@ -27,7 +27,8 @@ func mpiJob(nodes int) JobSpec {
 	return s
 }
 
-// A node tells a job of MPI where its ranks are, and by what names and addresses they reach each other.
+// A node gives an MPI job the places of its ranks, and the names and addresses by which they reach
+// each other.
 func TestMPIJob(t *testing.T) {
 	n := &Node{config: Config{Boot: node.Config{Node: 0, Fabric: node.TrustedTCP}}}
 	c, err := n.pmiConfig(mpiJob(3))
@@ -65,8 +66,8 @@ func TestCheckJobNetwork(t *testing.T) {
 	}
 }
 
-// Messages of package pmi travel between the inits of a job, and only of that job. A node kernel that
-// has not joined the fabric drops them.
+// Messages of package pmi travel between the inits of a job, and only of that job. A node kernel
+// that has not joined the fabric drops them.
 func TestExchange(t *testing.T) {
 	check.Leaks(t)
 	alone := &Node{jobs: make(map[id.Job]*job)}
@@ -84,7 +85,7 @@ func TestExchange(t *testing.T) {
 		alone.jobs[7] = j
 		alone.exchanged(1, b) // the job is not ready: it would panic if it went further
 	}
-	close(j.ready) // it has failed to be made
+	close(j.ready) // the job could not be made
 	alone.exchanged(1, frame.New(frame.Exchange, 7, key))
 	for _, place := range []int{-1, 2} {
 		j.Exchange(place, nil)

@@ -12,8 +12,9 @@ import (
 	"margay/kernel/task"
 )
 
-// Scheduler shares the application cores among their processes: a sched.Enforcer, as far as the node kernel needs it. A task's
-// pidfd stays the node kernel's, and is open until Remove has returned.
+// Scheduler shares the application cores among their processes: a sched.Enforcer, as far as the
+// node kernel needs it. The node kernel owns a task's pidfd, and keeps it open until Remove has
+// returned.
 type Scheduler interface {
 	Name() string
 	Add(sched.Task) error
@@ -64,12 +65,13 @@ func (n *Node) share() {
 	n.config.Log("cores are shared by %s", s.Name())
 }
 
-// reschedule has the scheduler follow a change of the extensions in the slot of a job, or of the machine, or of whether turns are
-// recorded.
+// reschedule makes the scheduler follow a change of the extensions in a job's slot or in the
+// machine's, or of whether turns are recorded.
 func (n *Node) reschedule(number id.Job) { n.scheduleJobs(number, false) }
 
-// scheduleJobs gives the scheduler the policies of the cores of a job, or of all jobs for extension.Machine, and the ranks that it
-// must schedule; it takes back those that it need no longer. fresh says that the scheduler has none yet.
+// scheduleJobs gives the scheduler the policies of the cores of a job, or of all jobs for
+// extension.Machine, and the ranks that it must schedule. It takes back those that no longer need
+// scheduling. fresh means that the scheduler has none yet.
 func (n *Node) scheduleJobs(number id.Job, fresh bool) {
 	n.mu.Lock()
 	var jobs []*job
@@ -123,9 +125,10 @@ func (j *job) shares() bool {
 	return false
 }
 
-// hand gives a rank to the scheduler, unless it has several cores: it shares none of them, and Linux moves its threads among them.
-// If the scheduler need not schedule it, it goes back to Linux at once: the node kernel before this one may have left it stopped, or
-// with a priority. The caller holds Node.handing.
+// hand gives a rank to the scheduler, unless it has several cores: it shares none of them, and
+// Linux moves its threads among them. If the scheduler need not schedule it, it goes back to Linux
+// at once: the previous node kernel may have left it stopped, or with a priority. The caller holds
+// Node.handing.
 func (j *job) hand(s Scheduler, t sched.Task) {
 	if j.node.wide(t.ID) {
 		return
@@ -147,7 +150,8 @@ func (n *Node) wide(t sched.ID) bool {
 	return j != nil && slices.ContainsFunc(j.spec.Places, func(p Place) bool { return p.Rank == t.Rank && len(p.More) > 0 })
 }
 
-// watchCores has the scheduler tell who gets the cores while that is recorded.
+// watchCores makes the scheduler report each change of a core's rank while such changes are
+// recorded.
 func (n *Node) watchCores(s Scheduler) {
 	n.recorder.Watch(func(on bool) {
 		if on {
@@ -175,8 +179,8 @@ func (j *job) Started(p task.RankProcess) {
 	j.enter(process{Task: t, since: p.Since})
 }
 
-// enter notes that a rank runs, and gives it to the scheduler. Until there is one it runs as Linux likes, also when the node kernel
-// before this one has left it stopped.
+// enter notes that a rank runs, and gives it to the scheduler. Until there is a scheduler Linux
+// schedules the rank, even if the previous node kernel left it stopped.
 func (j *job) enter(p process) {
 	n := j.node
 	n.handing.Lock()
@@ -194,13 +198,14 @@ func (j *job) enter(p process) {
 	}
 }
 
-// task describes the process of a rank to the scheduler. It reports false when no rank of that number is to be here.
+// task describes the process of a rank to the scheduler. It returns false if the rank does not
+// belong on this node.
 func (j *job) task(p task.RankProcess) (sched.Task, bool) {
 	for _, place := range j.spec.Places {
 		if place.Rank == p.Rank && place.Node == j.node.config.Boot.Node {
 			return sched.Task{
 				ID: sched.ID{Job: j.spec.Job, Rank: p.Rank}, Core: place.Core, CPU: j.node.cores[place.Core].CPU,
-				PID: p.PID, Process: p.File, Group: p.Group,
+				PID: p.PID, Process: p.File, Group: p.Group, Halted: j.halts.halted,
 				Waiting: func() uint32 { return j.messages.Waiting(p.Rank) },
 				Refuse:  func(err error) { j.extensions.Refuse(p.Rank, err) },
 			}, true
@@ -222,14 +227,14 @@ func (n *Node) setPolicies(job id.Job, core id.Core) {
 	}
 }
 
-// arrived tells the scheduler of a message.
+// arrived notifies the scheduler of a message.
 func (j *job) arrived(rank id.Rank, waiting uint32) {
 	if s := j.scheduler(); s != nil {
 		s.Arrived(sched.ID{Job: j.spec.Job, Rank: rank}, waiting)
 	}
 }
 
-// woken tells the scheduler of a rank that was woken up.
+// woken notifies the scheduler of a rank that was woken up.
 func (j *job) woken(rank id.Rank) {
 	if s := j.scheduler(); s != nil {
 		s.Woken(sched.ID{Job: j.spec.Job, Rank: rank})
@@ -244,8 +249,8 @@ func (j *job) scheduler() Scheduler {
 	return nil
 }
 
-// leave takes a rank that has ended off its core. It reports whether its start had been told: nothing is of a process that has
-// ended before anybody looks.
+// leave takes a rank that has ended off its core. It reports whether the rank had been entered: a
+// process that ends before the node kernel looks at it has not.
 func (j *job) leave(rank id.Rank) bool {
 	j.node.handing.Lock()
 	defer j.node.handing.Unlock()

@@ -24,7 +24,7 @@ import (
 	"margay/nimble/engine/portable"
 )
 
-// heard is a scheduler that notes what it is told.
+// This scheduler notes the calls that it receives.
 type heard struct {
 	words []string
 	cores []sched.CoreInfo
@@ -47,7 +47,7 @@ func (h *heard) Add(t sched.Task) error {
 
 func (h *heard) Name() string { return "heard" }
 
-// open returns it at once, as what is to be opened.
+// open returns the scheduler at once.
 func (h *heard) open() (Scheduler, []string) { return h, nil }
 
 func (h *heard) SetPolicies(core id.Core, policies []*sched.Policy) error {
@@ -89,7 +89,8 @@ func node1(t *testing.T, cores int) (*Node, *heard) {
 	return n, h
 }
 
-// prepared is a job of the node, with as many ranks on this node's cores as given, after one elsewhere.
+// prepared is a job of the node, with one rank on each given core of this node, after one
+// elsewhere.
 func (n *Node) prepared(number id.Job, cores ...id.Core) *job {
 	j := n.newJob()
 	j.spec = JobSpec{Job: number, Places: []Place{{Rank: 0, Node: 0, Core: 1}}}
@@ -133,7 +134,8 @@ func TestMemoryShare(t *testing.T) {
 	}
 }
 
-// A rank with several cores may run on all of them, they are the job's alone, and its part of the memory is theirs.
+// A rank with several cores may run on all of them. They belong to its job alone, and its share of
+// the memory is theirs.
 func TestCoresOfRank(t *testing.T) {
 	n, _ := node1(t, 3)
 	n.info.Memory = 300 << 20
@@ -208,8 +210,8 @@ func (j *job) begins(t *testing.T, ranks ...id.Rank) (files []*os.File) {
 	return files
 }
 
-// The scheduler gets each rank that starts, and gives it back: a node kernel before this one may have stopped it. It hears once of the
-// end of each, however that comes.
+// The scheduler gets each rank that starts, and gives it back: the previous node kernel may have
+// stopped it. It is notified once of the end of each, whatever the cause.
 func TestScheduler(t *testing.T) {
 	n, h := node1(t, 2)
 	j := n.prepared(7, 1, 1, 2)
@@ -228,7 +230,8 @@ func TestScheduler(t *testing.T) {
 	}
 }
 
-// The scheduler has the ranks of a job while there is an extension in its slot, and those that share cores while turns are recorded.
+// The scheduler has the ranks of a job while there is an extension in its slot, and the ranks that
+// share cores while turns are recorded.
 func TestSchedulerIsNeeded(t *testing.T) {
 	n, h := node1(t, 3)
 	shared, alone := n.prepared(7, 1, 1), n.prepared(8, 2)
@@ -274,8 +277,9 @@ func TestSchedulerIsNeeded(t *testing.T) {
 	brief()
 }
 
-// Where a node kernel has been before, the next one does not wait for its scheduler. Ranks run meanwhile, also those that were left
-// stopped, and the scheduler is given those that are left, under the policies that there are then.
+// After a restart, a node kernel does not wait for its scheduler. Ranks run until it is there, even
+// those that were left stopped. The scheduler is then given the remaining ranks, under the policies
+// of that moment.
 func TestScheduledLater(t *testing.T) {
 	n, h := node1(t, 2)
 	n.scheduler.Store(nil)
@@ -357,8 +361,8 @@ func TestScheduledLater(t *testing.T) {
 	}
 }
 
-// Cores get the policies of the machine and of the job that has them, whenever those come and go, and messages are told only
-// where they can matter.
+// Cores get the policies of the machine and of their job whenever those come and go. The scheduler
+// is notified of messages only where they can matter.
 func TestPolicies(t *testing.T) {
 	n, h := node1(t, 3)
 	one, other := n.prepared(7, 1), n.prepared(8, 2, 2)

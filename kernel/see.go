@@ -47,7 +47,8 @@ func (j *job) recordStart(p *process) {
 	}
 }
 
-// recordEnd records how a rank has ended, and before that its start when that had not been told.
+// recordEnd records how a rank has ended. If the rank was never entered, it records its start
+// first.
 func (j *job) recordEnd(rank id.Rank, s task.Status, told bool) {
 	r := j.node.recorder
 	if !r.On() {
@@ -71,15 +72,15 @@ func (j *job) recordEnd(rank id.Rank, s task.Status, told bool) {
 
 // EventQuery asks for recorded events.
 type EventQuery struct {
-	Reader uint64 // who asks: a number of its own choosing
-	Leave  bool   // the reader wants no more events
+	Reader uint64 // identifies the reader: a number of its own choosing
+	Leave  bool   // the reader wants no further events
 	Cursor record.Cursor
-	Job    id.Job // only its events and those of no job; 0: all
+	Job    id.Job // only events of this job, or of no job; 0: all
 	Size   int    // bytes of encoded events to return, about
 }
 
-// Events returns recorded events. Asking for them is what has them recorded (record.Recorder.Follow); those who ask for the
-// first time are told which ranks run.
+// Events returns recorded events. A request for them starts the recording (record.Recorder.Follow);
+// the first one of a reader also returns the ranks that run.
 func (n *Node) Events(q EventQuery) (record.Batch, error) {
 	if q.Leave {
 		n.recorder.Leave(q.Reader)
@@ -95,7 +96,8 @@ func (n *Node) Events(q EventQuery) (record.Batch, error) {
 	return n.recorder.Read(q.Cursor, q.Size, func(e *record.Event) bool { return q.Job == 0 || e.Job == 0 || e.Job == q.Job }), nil
 }
 
-// recordRunning records which ranks run already. The scheduler tells who has the cores that they share.
+// recordRunning records the ranks that run already. The scheduler reports which of them have the
+// cores that they share.
 func (n *Node) recordRunning() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -106,27 +108,27 @@ func (n *Node) recordRunning() {
 	}
 }
 
-// Sample is what a node has done so far: counts, of which two make a rate.
+// Sample holds the counts of a node so far. Two samples make a rate.
 type Sample struct {
 	Time      id.Time
-	Recording bool // somebody has the node's events recorded
+	Recording bool // a reader follows the node's events
 	Cores     []CoreSample
 	Ranks     []RankSample
 }
 
-// CoreSample is what has happened on an application core.
+// CoreSample holds the counts of an application core.
 type CoreSample struct {
 	Core       id.Core
-	Shared     bool   // with what is not this node's; its interrupts are those of the host's CPU
+	Shared     bool   // also by others; the interrupts are the host CPU's
 	Interrupts uint64 // of all kinds
 
 	// Of a core that the scheduler gives to one rank after the other; zero for others.
 	Switches uint64 // times that it has changed hands
-	Asked    uint64 // times that an extension was asked
+	Asked    uint64 // calls of an extension
 	Rescues  uint64 // times that a rank got its turn only because it had waited for too long
 }
 
-// RankSample is what a rank has used and done.
+// RankSample holds the resources that a rank has used.
 type RankSample struct {
 	Job           id.Job
 	Rank          id.Rank
@@ -137,7 +139,7 @@ type RankSample struct {
 	Sent, Arrived uint64 // messages, since this node kernel has the job
 }
 
-// Sample looks at the application cores and the ranks on them.
+// Sample reads the counts of the application cores and of the ranks on them.
 func (n *Node) Sample() (Sample, error) {
 	interrupts, err := hardware.ReadInterrupts()
 	if err != nil {
@@ -162,7 +164,7 @@ func (n *Node) Sample() (Sample, error) {
 	return s, nil
 }
 
-// sampleShared adds what the scheduler knows of the cores that ranks share.
+// sampleShared adds the scheduler's counts of the cores that ranks share.
 func (n *Node) sampleShared(cores []CoreSample, ranks []RankSample) {
 	for _, info := range n.sharedCores() {
 		if i := slices.IndexFunc(cores, func(c CoreSample) bool { return c.Core == info.Core }); i >= 0 {

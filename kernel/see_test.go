@@ -15,7 +15,7 @@ import (
 	"margay/kernel/task"
 )
 
-// started has the node run two ranks on core 1 and one on core 2, all of them this process.
+// started runs two ranks of the node on core 1 and one on core 2, all of them this process.
 func started(t *testing.T) (*Node, *job) {
 	n, _ := node1(t, 2)
 	j := n.prepared(7, 1, 1, 2)
@@ -32,7 +32,7 @@ func started(t *testing.T) (*Node, *job) {
 	return n, j
 }
 
-// ask reads events, of which the times do not matter.
+// ask reads events; their times do not matter.
 func (n *Node) ask(t *testing.T, q EventQuery) []record.Event {
 	t.Helper()
 	q.Reader, q.Size = 1, 1<<20
@@ -50,7 +50,7 @@ func (n *Node) ask(t *testing.T, q EventQuery) []record.Event {
 	return events
 }
 
-// Who begins to read is told which ranks run, and then what becomes of them.
+// A new reader gets the ranks that run, and then their events.
 func TestEventsOfRanks(t *testing.T) {
 	n, j := started(t)
 	events := n.ask(t, EventQuery{})
@@ -122,7 +122,8 @@ type deaf struct{ Sink }
 
 func (deaf) Record(id.Job, task.Record) {}
 
-// A rank that has ended before anybody could look at its process has a life all the same, of the length that its end tells.
+// A rank that ended before the node kernel looked at its process still has a lifetime. Its end
+// gives the length.
 func TestEventsOfBriefRank(t *testing.T) {
 	n, j := started(t)
 	n.config.Sink = deaf{}
@@ -180,14 +181,14 @@ func TestSample(t *testing.T) {
 		}
 	}
 	gone := n.jobs[7].tasks[2]
-	gone.PID = 1 << 22 // which is no process's
+	gone.PID = 1 << 22 // no process has this pid
 	n.jobs[7].tasks[2] = gone
 	if s, err := n.Sample(); err != nil || len(s.Ranks) != 2 {
 		t.Errorf("%+v, %v", s, err)
 	}
 }
 
-// What a look at a node with three ranks costs its system core.
+// The load of the system core from a look at a node with three ranks.
 func BenchmarkSample(b *testing.B) {
 	n, _ := node1(&testing.T{}, 2)
 	j := n.prepared(7, 1, 1, 2)

@@ -8,16 +8,17 @@ import (
 	"margay/kernel/abi/node"
 )
 
-// The user ids that jobs run under: a range that neither people nor containers, nor what hands out ids for services, take from
-// (systemd, UIDS-GIDS).
+// The user ids of jobs: a range that people, containers and allocators of ids for services do not
+// use (systemd, UIDS-GIDS).
 const (
 	firstUID = 0x70000000
 	uidCount = 0x0ffe0000
 )
 
-// userOf chooses the user id of a job. Linux counts by user (processes, signals that wait, keys), for all nodes that share it, so each job
-// has an id of its own on each node of each machine: one by chance, which the machine's token makes another for each machine of the
-// same name. No two jobs of this node have the same; that two of different nodes have is as likely as that their hashes meet.
+// userOf chooses the user id of a job. Linux counts processes, pending signals and keys by user,
+// for all nodes that share it, so each job has an id of its own on each node of each machine: a
+// hash, in which the machine's token makes machines of the same name differ. No two jobs of this
+// node have the same id; two jobs of different nodes share one only if their hashes collide.
 func userOf(c node.Config, job id.Job, taken func(uid int) bool) int {
 	for try := uint32(0); ; try++ {
 		h := sha256.New()
@@ -35,7 +36,8 @@ func userOf(c node.Config, job id.Job, taken func(uid int) bool) int {
 	}
 }
 
-// chooseUser gives a job that has just been entered in the table its user id. The caller holds n.mu.
+// chooseUser sets the user id of a job that has just been entered in the table. The caller holds
+// n.mu.
 func (n *Node) chooseUser(j *job) { j.uid = n.userFor(j.spec.Job) }
 
 // userFor chooses a user id that no job here has. The caller holds n.mu.
@@ -50,8 +52,8 @@ func (n *Node) userFor(number id.Job) int {
 	})
 }
 
-// spareUser chooses the user id of a job whose number is not known yet, on a node where user ids are
-// only names in the job's own user namespace: a job that comes before it may get the same one.
+// spareUser chooses the user id of a job whose number is not known yet, on a node where user ids
+// are only names in the job's own user namespace: a job that comes before it may get the same id.
 func (n *Node) spareUser() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()

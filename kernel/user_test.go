@@ -7,7 +7,8 @@ import (
 	"margay/kernel/abi/node"
 )
 
-// Jobs of different nodes, machines and numbers are different users, far from those of people.
+// Jobs of different nodes, machines and numbers have different user ids, far from the ids of
+// people.
 func TestUserOf(t *testing.T) {
 	free := func(int) bool { return false }
 	seen := make(map[int]node.Config)
@@ -28,13 +29,13 @@ func TestUserOf(t *testing.T) {
 			}
 		}
 	}
-	// What has no borders between its parts is not the same.
+	// Equal concatenations of different fields must not collide.
 	if userOf(node.Config{Machine: "ab", Token: "c"}, 1, free) == userOf(node.Config{Machine: "a", Token: "bc"}, 1, free) {
 		t.Error("machine ab with token c has the users of machine a with token bc")
 	}
 }
 
-// Where hashes meet, the later job gets another one.
+// Where hashes collide, the later job gets another id.
 func TestUserTaken(t *testing.T) {
 	c := node.Config{Machine: "a", Token: "one"}
 	n := &Node{config: Config{Boot: c}, jobs: make(map[id.Job]*job)}

@@ -101,10 +101,12 @@ type Kernel interface {
 	Load(ctx context.Context, job id.Job, files io.Reader) error
 	Start(ctx context.Context, job id.Job) error
 	Signal(job id.Job, rank int, sig syscall.Signal) error
+	Resize(job id.Job, size *task.Size) error
 	Input(job id.Job, rank id.Rank, offset uint64, data []byte, eof bool) error
 	Ack(job id.Job, seq uint64) error
 	Rewind(job id.Job) error
 	Finish(job id.Job) error
+	ReadFiles(ctx context.Context, job id.Job, offset uint64, paths [][]byte) (piece []byte, last bool, err error)
 	Forget(job id.Job) (task.Unkept, error)
 
 	Extensions() []extension.Info
@@ -438,6 +440,9 @@ func (a *Agent) Record(job id.Job, r task.Record) {
 		Job: uint32(job), Node: a.self(), Seq: r.Seq, Rank: uint32(r.Rank), Stream: control.Stream(r.Stream), Data: r.Data,
 		Open: r.Open, Last: r.Last, Acked: r.Acked,
 	}
+	if r.Last {
+		m.Unkept = a.unkept(r.Unkept)
+	}
 	if r.Stream == task.Exit {
 		used := r.Status.Usage
 		m.Exit = &control.ExitStatus{
@@ -449,6 +454,11 @@ func (a *Agent) Record(job id.Job, r task.Record) {
 		}
 	}
 	a.report(m)
+}
+
+// unkept is what a job leaves behind on this node, as a message.
+func (a *Agent) unkept(u task.Unkept) *control.Unkept {
+	return &control.Unkept{Node: a.self(), Files: u.Files, Names: u.Names, More: u.More}
 }
 
 // InputTaken implements kernel.Sink.

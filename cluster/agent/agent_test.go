@@ -174,7 +174,10 @@ func (k *playedKernel) Forget(job id.Job) (task.Unkept, error) {
 }
 func (k *playedKernel) Ack(job id.Job, seq uint64) error { return k.note("ack %d %d", job, seq) }
 func (k *playedKernel) Finish(job id.Job) error          { return k.note("finish %d", job) }
-func (k *playedKernel) Rewind(job id.Job) error          { return k.note("rewind %d", job) }
+func (k *playedKernel) Resize(job id.Job, size *task.Size) error {
+	return k.note("resize %d %v", job, size)
+}
+func (k *playedKernel) Rewind(job id.Job) error { return k.note("rewind %d", job) }
 
 func (k *playedKernel) Signal(job id.Job, rank int, sig syscall.Signal) error {
 	return k.note("signal %d %d %d", job, rank, sig)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"syscall"
 	"time"
 
@@ -39,6 +40,8 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 	case *control.Forget:
 		a.giveUp(id.Job(m.Job))
 		a.inTurn(ctx, id.Job(m.Job), func(context.Context) { a.forget(conn, f, m) })
+	case *control.ReadFiles:
+		go a.answerWith(ctx, conn, f, func(ctx context.Context) (proto.Message, error) { return a.readFiles(ctx, m) })
 	case *control.Noise:
 		go a.noise(ctx, conn, f, m)
 	case *control.ListExtensions:
@@ -67,6 +70,8 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 		a.fileChunk(m)
 	case *control.Stdin:
 		a.ignore(a.node.Input(id.Job(m.Job), id.Rank(m.Rank), m.Offset, m.Data, m.Eof))
+	case *control.Resize:
+		a.ignore(a.node.Resize(id.Job(m.Job), terminalSize(m.Size)))
 	case *control.Signal:
 		a.ignore(a.node.Signal(id.Job(m.Job), int(m.Rank), syscall.Signal(m.Signal)))
 	case *control.Ack:
@@ -152,9 +157,7 @@ func (a *Agent) forget(conn *control.Conn, f *control.Frame, m *control.Forget) 
 	a.mu.Lock()
 	delete(a.faults, job)
 	a.mu.Unlock()
-	conn.Answer(f, &control.Forgotten{Unkept: &control.Unkept{
-		Node: a.self(), Files: unkept.Files, Names: unkept.Names, More: unkept.More,
-	}}, nil)
+	conn.Answer(f, &control.Forgotten{Unkept: a.unkept(unkept)}, nil)
 }
 
 // failure turns an error of the node kernel into a message.
@@ -201,8 +204,12 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 		},
 		Job: id.Job(m.Job), Umask: int(m.Spec.Umask), User: m.Spec.User, Stdin: kernel.StdinMode(m.Spec.Stdin),
 		Files: m.Spec.RamDisk, Contents: contents, Memory: m.Spec.Memory,
-		PMI: m.Spec.Mpi == control.MPI_MPI_PMI1, Network: m.Spec.Network,
+		Terminal: terminalSize(m.Spec.Terminal),
+		PMI:      m.Spec.Mpi == control.MPI_MPI_PMI1, Network: m.Spec.Network, HostRoot: m.Spec.HostRoot,
 		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
+	}
+	for _, p := range m.Exec.GetParts() {
+		s.Parts = append(s.Parts, task.Part{First: id.Rank(p.First), Path: string(p.Path), Argv: stringsOf(p.Argv), Env: stringsOf(p.Env)})
 	}
 	for _, p := range m.Places {
 		place := kernel.Place{Rank: id.Rank(p.Rank), Node: id.Node(p.Node), Core: id.Core(p.Core)}
@@ -234,6 +241,14 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 	return answer, nil
 }
 
+// terminalSize returns the size of a terminal as Linux takes it, nil if there is none.
+func terminalSize(t *control.Terminal) *task.Size {
+	if t == nil {
+		return nil
+	}
+	return &task.Size{Rows: uint16(min(t.Rows, math.MaxUint16)), Columns: uint16(min(t.Columns, math.MaxUint16))}
+}
+
 // start runs the ranks of a job. Every node has its files then: a copy that waits for some is over.
 func (a *Agent) start(ctx context.Context, job id.Job) (*control.Started, error) {
 	a.stopCopy(job)
@@ -242,6 +257,15 @@ func (a *Agent) start(ctx context.Context, job id.Job) (*control.Started, error)
 		return nil, err
 	}
 	return &control.Started{StartNs: int64(time.Since(begun))}, nil
+}
+
+// readFiles returns a piece of the files that the ranks of a job have written.
+func (a *Agent) readFiles(ctx context.Context, m *control.ReadFiles) (proto.Message, error) {
+	piece, last, err := a.node.ReadFiles(ctx, id.Job(m.Job), m.Offset, m.Paths)
+	if errors.Is(err, kernel.ErrNoData) {
+		err = control.Failf(control.Code_CODE_TIMEOUT, "%v", err)
+	}
+	return &control.FilesPiece{Data: piece, Last: last}, err
 }
 
 // digests reads the digests of contents.

@@ -47,6 +47,14 @@ var bodies = sync.OnceValue(func() map[protoreflect.FullName]protoreflect.FieldD
 
 // NewFrame wraps a message of this protocol. It panics when the message is none.
 func NewFrame(body proto.Message) *Frame {
+	if f := frequent(body); f != nil {
+		return f
+	}
+	return wrap(body)
+}
+
+// wrap is NewFrame for any message.
+func wrap(body proto.Message) *Frame {
 	field, ok := bodies()[body.ProtoReflect().Descriptor().FullName()]
 	if !ok {
 		panic(fmt.Sprintf("control: a frame cannot carry %T", body))
@@ -58,6 +66,14 @@ func NewFrame(body proto.Message) *Frame {
 
 // Message returns what the frame carries, nil when it is nothing this version knows.
 func (f *Frame) Message() proto.Message {
+	if body := f.frequent(); body != nil {
+		return body
+	}
+	return f.unwrap()
+}
+
+// unwrap is Message for any message.
+func (f *Frame) unwrap() proto.Message {
 	m := f.ProtoReflect()
 	field := m.WhichOneof(m.Descriptor().Oneofs().ByName("body"))
 	if field == nil {

@@ -622,6 +622,7 @@ type Frame struct {
 	//	*Frame_StdinTaken
 	//	*Frame_Signal
 	//	*Frame_FileTaken
+	//	*Frame_Resize
 	//	*Frame_RunRequest
 	//	*Frame_RunReply
 	//	*Frame_Attach
@@ -661,6 +662,9 @@ type Frame struct {
 	//	*Frame_RestartKernel
 	//	*Frame_SetDuties
 	//	*Frame_DutiesSet
+	//	*Frame_ReadFiles
+	//	*Frame_FilesPiece
+	//	*Frame_FilesRead
 	Body          isFrame_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -937,6 +941,15 @@ func (x *Frame) GetFileTaken() *FileTaken {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_FileTaken); ok {
 			return x.FileTaken
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetResize() *Resize {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Resize); ok {
+			return x.Resize
 		}
 	}
 	return nil
@@ -1293,6 +1306,33 @@ func (x *Frame) GetDutiesSet() *DutiesSet {
 	return nil
 }
 
+func (x *Frame) GetReadFiles() *ReadFiles {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ReadFiles); ok {
+			return x.ReadFiles
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetFilesPiece() *FilesPiece {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_FilesPiece); ok {
+			return x.FilesPiece
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetFilesRead() *FilesRead {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_FilesRead); ok {
+			return x.FilesRead
+		}
+	}
+	return nil
+}
+
 type isFrame_Body interface {
 	isFrame_Body()
 }
@@ -1397,6 +1437,10 @@ type Frame_Signal struct {
 
 type Frame_FileTaken struct {
 	FileTaken *FileTaken `protobuf:"bytes,46,opt,name=file_taken,json=fileTaken,proto3,oneof"`
+}
+
+type Frame_Resize struct {
+	Resize *Resize `protobuf:"bytes,126,opt,name=resize,proto3,oneof"`
 }
 
 type Frame_RunRequest struct {
@@ -1559,6 +1603,19 @@ type Frame_DutiesSet struct {
 	DutiesSet *DutiesSet `protobuf:"bytes,97,opt,name=duties_set,json=dutiesSet,proto3,oneof"`
 }
 
+type Frame_ReadFiles struct {
+	// The files that a job's ranks have written: its client asks serve, serve asks nodes.
+	ReadFiles *ReadFiles `protobuf:"bytes,146,opt,name=read_files,json=readFiles,proto3,oneof"`
+}
+
+type Frame_FilesPiece struct {
+	FilesPiece *FilesPiece `protobuf:"bytes,147,opt,name=files_piece,json=filesPiece,proto3,oneof"`
+}
+
+type Frame_FilesRead struct {
+	FilesRead *FilesRead `protobuf:"bytes,148,opt,name=files_read,json=filesRead,proto3,oneof"`
+}
+
 func (*Frame_Hello) isFrame_Body() {}
 
 func (*Frame_Welcome) isFrame_Body() {}
@@ -1608,6 +1665,8 @@ func (*Frame_StdinTaken) isFrame_Body() {}
 func (*Frame_Signal) isFrame_Body() {}
 
 func (*Frame_FileTaken) isFrame_Body() {}
+
+func (*Frame_Resize) isFrame_Body() {}
 
 func (*Frame_RunRequest) isFrame_Body() {}
 
@@ -1686,6 +1745,12 @@ func (*Frame_RestartKernel) isFrame_Body() {}
 func (*Frame_SetDuties) isFrame_Body() {}
 
 func (*Frame_DutiesSet) isFrame_Body() {}
+
+func (*Frame_ReadFiles) isFrame_Body() {}
+
+func (*Frame_FilesPiece) isFrame_Body() {}
+
+func (*Frame_FilesRead) isFrame_Body() {}
 
 // Hello opens a connection.
 type Hello struct {
@@ -2520,7 +2585,10 @@ type JobSpec struct {
 	WarningMs     int64                  `protobuf:"varint,27,opt,name=warning_ms,json=warningMs,proto3" json:"warning_ms,omitempty"` // how long before the limit
 	Mpi           MPI                    `protobuf:"varint,29,opt,name=mpi,proto3,enum=margay.control.MPI" json:"mpi,omitempty"`      // how the ranks find each other, if they are of MPI
 	Network       bool                   `protobuf:"varint,30,opt,name=network,proto3" json:"network,omitempty"`                      // a network of the job's own; with PMI on several nodes it has one without asking
+	Terminal      *Terminal              `protobuf:"bytes,51,opt,name=terminal,proto3" json:"terminal,omitempty"`                     // rank 0 has a terminal of this size; absent: it has pipes, as the others
 	WaitMs        int64                  `protobuf:"varint,28,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`          // how long the job may wait in the queue for cores; 0: not at all, -1: for ever
+	Out           [][]byte               `protobuf:"bytes,71,rep,name=out,proto3" json:"out,omitempty"`                               // absolute paths of files and folders that its client reads when the ranks have ended
+	HostRoot      bool                   `protobuf:"varint,72,opt,name=host_root,json=hostRoot,proto3" json:"host_root,omitempty"`    // the ranks see the programs and the configuration of the node's host; only hosted nodes have one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2744,9 +2812,83 @@ func (x *JobSpec) GetNetwork() bool {
 	return false
 }
 
+func (x *JobSpec) GetTerminal() *Terminal {
+	if x != nil {
+		return x.Terminal
+	}
+	return nil
+}
+
 func (x *JobSpec) GetWaitMs() int64 {
 	if x != nil {
 		return x.WaitMs
+	}
+	return 0
+}
+
+func (x *JobSpec) GetOut() [][]byte {
+	if x != nil {
+		return x.Out
+	}
+	return nil
+}
+
+func (x *JobSpec) GetHostRoot() bool {
+	if x != nil {
+		return x.HostRoot
+	}
+	return false
+}
+
+// Terminal is the size of a terminal in characters.
+type Terminal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rows          uint32                 `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`
+	Columns       uint32                 `protobuf:"varint,2,opt,name=columns,proto3" json:"columns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Terminal) Reset() {
+	*x = Terminal{}
+	mi := &file_control_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Terminal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Terminal) ProtoMessage() {}
+
+func (x *Terminal) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Terminal.ProtoReflect.Descriptor instead.
+func (*Terminal) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Terminal) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *Terminal) GetColumns() uint32 {
+	if x != nil {
+		return x.Columns
 	}
 	return 0
 }
@@ -2757,13 +2899,14 @@ type Exec struct {
 	Argv          [][]byte               `protobuf:"bytes,1,rep,name=argv,proto3" json:"argv,omitempty"`
 	Env           [][]byte               `protobuf:"bytes,2,rep,name=env,proto3" json:"env,omitempty"`
 	Contents      [][]byte               `protobuf:"bytes,3,rep,name=contents,proto3" json:"contents,omitempty"` // SHA-256 digests of files of the job, which nodes may have already
+	Parts         []*Part                `protobuf:"bytes,24,rep,name=parts,proto3" json:"parts,omitempty"`      // further programs of the job, in the order of their ranks
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Exec) Reset() {
 	*x = Exec{}
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2775,7 +2918,7 @@ func (x *Exec) String() string {
 func (*Exec) ProtoMessage() {}
 
 func (x *Exec) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2788,7 +2931,7 @@ func (x *Exec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exec.ProtoReflect.Descriptor instead.
 func (*Exec) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{13}
+	return file_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Exec) GetArgv() [][]byte {
@@ -2812,6 +2955,82 @@ func (x *Exec) GetContents() [][]byte {
 	return nil
 }
 
+func (x *Exec) GetParts() []*Part {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+// Part is the program of the ranks from the first on, up to the next part.
+type Part struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	First         uint32                 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"` // as JobSpec.path
+	Argv          [][]byte               `protobuf:"bytes,3,rep,name=argv,proto3" json:"argv,omitempty"`
+	Env           [][]byte               `protobuf:"bytes,4,rep,name=env,proto3" json:"env,omitempty"` // added to the environment of the job
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Part) Reset() {
+	*x = Part{}
+	mi := &file_control_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Part) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Part) ProtoMessage() {}
+
+func (x *Part) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Part.ProtoReflect.Descriptor instead.
+func (*Part) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Part) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *Part) GetPath() []byte {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *Part) GetArgv() [][]byte {
+	if x != nil {
+		return x.Argv
+	}
+	return nil
+}
+
+func (x *Part) GetEnv() [][]byte {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
 // Prepared is a node's answer to Prepare.
 type Prepared struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2825,7 +3044,7 @@ type Prepared struct {
 
 func (x *Prepared) Reset() {
 	*x = Prepared{}
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2837,7 +3056,7 @@ func (x *Prepared) String() string {
 func (*Prepared) ProtoMessage() {}
 
 func (x *Prepared) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2850,7 +3069,7 @@ func (x *Prepared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prepared.ProtoReflect.Descriptor instead.
 func (*Prepared) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{14}
+	return file_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Prepared) GetLacking() []uint32 {
@@ -2893,7 +3112,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2905,7 +3124,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2918,7 +3137,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{15}
+	return file_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Place) GetRank() uint32 {
@@ -2959,7 +3178,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2971,7 +3190,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2984,7 +3203,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Member) GetNode() uint32 {
@@ -3011,7 +3230,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3023,7 +3242,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3036,7 +3255,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Start) GetJob() uint32 {
@@ -3055,7 +3274,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3067,7 +3286,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3080,7 +3299,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Started) GetStartNs() int64 {
@@ -3100,7 +3319,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3112,7 +3331,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3125,7 +3344,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Forget) GetJob() uint32 {
@@ -3144,7 +3363,7 @@ type Forgotten struct {
 
 func (x *Forgotten) Reset() {
 	*x = Forgotten{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3156,7 +3375,7 @@ func (x *Forgotten) String() string {
 func (*Forgotten) ProtoMessage() {}
 
 func (x *Forgotten) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3169,7 +3388,7 @@ func (x *Forgotten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgotten.ProtoReflect.Descriptor instead.
 func (*Forgotten) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Forgotten) GetUnkept() *Unkept {
@@ -3192,7 +3411,7 @@ type Unkept struct {
 
 func (x *Unkept) Reset() {
 	*x = Unkept{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3204,7 +3423,7 @@ func (x *Unkept) String() string {
 func (*Unkept) ProtoMessage() {}
 
 func (x *Unkept) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3217,7 +3436,7 @@ func (x *Unkept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unkept.ProtoReflect.Descriptor instead.
 func (*Unkept) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Unkept) GetNode() uint32 {
@@ -3260,7 +3479,7 @@ type Loaded struct {
 
 func (x *Loaded) Reset() {
 	*x = Loaded{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3272,7 +3491,7 @@ func (x *Loaded) String() string {
 func (*Loaded) ProtoMessage() {}
 
 func (x *Loaded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3285,7 +3504,7 @@ func (x *Loaded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loaded.ProtoReflect.Descriptor instead.
 func (*Loaded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Loaded) GetJob() uint32 {
@@ -3320,7 +3539,7 @@ type JobFault struct {
 
 func (x *JobFault) Reset() {
 	*x = JobFault{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3332,7 +3551,7 @@ func (x *JobFault) String() string {
 func (*JobFault) ProtoMessage() {}
 
 func (x *JobFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3345,7 +3564,7 @@ func (x *JobFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFault.ProtoReflect.Descriptor instead.
 func (*JobFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *JobFault) GetJob() uint32 {
@@ -3374,7 +3593,7 @@ type Rewind struct {
 
 func (x *Rewind) Reset() {
 	*x = Rewind{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3386,7 +3605,7 @@ func (x *Rewind) String() string {
 func (*Rewind) ProtoMessage() {}
 
 func (x *Rewind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3399,7 +3618,7 @@ func (x *Rewind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewind.ProtoReflect.Descriptor instead.
 func (*Rewind) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Rewind) GetJob() uint32 {
@@ -3426,7 +3645,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3438,7 +3657,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3451,7 +3670,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Finish) GetJob() uint32 {
@@ -3473,7 +3692,7 @@ type FileChunk struct {
 
 func (x *FileChunk) Reset() {
 	*x = FileChunk{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3485,7 +3704,7 @@ func (x *FileChunk) String() string {
 func (*FileChunk) ProtoMessage() {}
 
 func (x *FileChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3498,7 +3717,7 @@ func (x *FileChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChunk.ProtoReflect.Descriptor instead.
 func (*FileChunk) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *FileChunk) GetJob() uint32 {
@@ -3533,7 +3752,7 @@ type FileTaken struct {
 
 func (x *FileTaken) Reset() {
 	*x = FileTaken{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3545,7 +3764,7 @@ func (x *FileTaken) String() string {
 func (*FileTaken) ProtoMessage() {}
 
 func (x *FileTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3558,7 +3777,7 @@ func (x *FileTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileTaken.ProtoReflect.Descriptor instead.
 func (*FileTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FileTaken) GetJob() uint32 {
@@ -3575,6 +3794,173 @@ func (x *FileTaken) GetOffset() uint64 {
 	return 0
 }
 
+// ReadFiles asks for a piece of the archive of the files that a job's ranks have written on a node. The node first ends all of the job's
+// processes. Answer: FilesPiece or Error.
+type ReadFiles struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Node          uint32                 `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"`
+	Offset        uint64                 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"` // of the piece in the archive: the end of the last one, or that of the last one once more
+	Paths         [][]byte               `protobuf:"bytes,4,rep,name=paths,proto3" json:"paths,omitempty"`    // JobSpec.out, which serve adds
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadFiles) Reset() {
+	*x = ReadFiles{}
+	mi := &file_control_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadFiles) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadFiles) ProtoMessage() {}
+
+func (x *ReadFiles) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadFiles.ProtoReflect.Descriptor instead.
+func (*ReadFiles) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ReadFiles) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *ReadFiles) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *ReadFiles) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *ReadFiles) GetPaths() [][]byte {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+type FilesPiece struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`  // of a tar archive, as package archive describes it
+	Last          bool                   `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"` // nothing comes after data
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FilesPiece) Reset() {
+	*x = FilesPiece{}
+	mi := &file_control_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FilesPiece) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FilesPiece) ProtoMessage() {}
+
+func (x *FilesPiece) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FilesPiece.ProtoReflect.Descriptor instead.
+func (*FilesPiece) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *FilesPiece) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *FilesPiece) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
+}
+
+// FilesRead says that the client of a job needs no more of its files.
+type FilesRead struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FilesRead) Reset() {
+	*x = FilesRead{}
+	mi := &file_control_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FilesRead) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FilesRead) ProtoMessage() {}
+
+func (x *FilesRead) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FilesRead.ProtoReflect.Descriptor instead.
+func (*FilesRead) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *FilesRead) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
 // Record is one numbered piece of what a job says on one node.
 type Record struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3585,16 +3971,17 @@ type Record struct {
 	Stream        Stream                 `protobuf:"varint,5,opt,name=stream,proto3,enum=margay.control.Stream" json:"stream,omitempty"`
 	Data          []byte                 `protobuf:"bytes,6,opt,name=data,proto3" json:"data,omitempty"`
 	Exit          *ExitStatus            `protobuf:"bytes,7,opt,name=exit,proto3" json:"exit,omitempty"`
-	Open          bool                   `protobuf:"varint,8,opt,name=open,proto3" json:"open,omitempty"`    // of an exit: processes that the rank has left behind may still write for it
-	Last          bool                   `protobuf:"varint,9,opt,name=last,proto3" json:"last,omitempty"`    // the job's output on this node is complete: no record follows
-	Acked         uint64                 `protobuf:"varint,10,opt,name=acked,proto3" json:"acked,omitempty"` // the node has no record up to this one any more: all were acknowledged
+	Open          bool                   `protobuf:"varint,8,opt,name=open,proto3" json:"open,omitempty"`     // of an exit: processes that the rank has left behind may still write for it
+	Last          bool                   `protobuf:"varint,9,opt,name=last,proto3" json:"last,omitempty"`     // the job's output on this node is complete: no record follows
+	Acked         uint64                 `protobuf:"varint,10,opt,name=acked,proto3" json:"acked,omitempty"`  // the node has no record up to this one any more: all were acknowledged
+	Unkept        *Unkept                `protobuf:"bytes,11,opt,name=unkept,proto3" json:"unkept,omitempty"` // with last: files that are gone with the job
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3606,7 +3993,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3619,7 +4006,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -3692,6 +4079,13 @@ func (x *Record) GetAcked() uint64 {
 	return 0
 }
 
+func (x *Record) GetUnkept() *Unkept {
+	if x != nil {
+		return x.Unkept
+	}
+	return nil
+}
+
 type ExitStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Code          int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
@@ -3705,7 +4099,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3717,7 +4111,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3730,7 +4124,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -3783,7 +4177,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3795,7 +4189,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3808,7 +4202,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -3865,7 +4259,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3877,7 +4271,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3890,7 +4284,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -3929,7 +4323,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3941,7 +4335,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3954,7 +4348,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -4010,7 +4404,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4022,7 +4416,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4035,7 +4429,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -4071,7 +4465,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4083,7 +4477,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4096,7 +4490,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -4120,6 +4514,59 @@ func (x *Signal) GetSignal() int32 {
 	return 0
 }
 
+// Resize gives the terminal of a job another size.
+type Resize struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Size          *Terminal              `protobuf:"bytes,2,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resize) Reset() {
+	*x = Resize{}
+	mi := &file_control_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resize) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resize) ProtoMessage() {}
+
+func (x *Resize) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resize.ProtoReflect.Descriptor instead.
+func (*Resize) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *Resize) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *Resize) GetSize() *Terminal {
+	if x != nil {
+		return x.Size
+	}
+	return nil
+}
+
 // RunRequest starts a job. Answer: RunReply; then the client sends FileChunks and is told JobStates and Records.
 type RunRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4132,7 +4579,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4144,7 +4591,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4157,7 +4604,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -4193,7 +4640,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4205,7 +4652,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4218,7 +4665,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -4260,7 +4707,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4272,7 +4719,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4285,7 +4732,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -4312,7 +4759,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4324,7 +4771,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4337,7 +4784,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -4357,7 +4804,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4369,7 +4816,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4382,7 +4829,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -4410,13 +4857,14 @@ type JobState struct {
 	FirstFailed   int32                  `protobuf:"varint,6,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that decides the status: the first that failed, or the lowest; -1 while none has
 	Unkept        []*Unkept              `protobuf:"bytes,7,rep,name=unkept,proto3" json:"unkept,omitempty"`                               // when done: by node, where there are any
 	Times         []*PhaseTime           `protobuf:"bytes,8,rep,name=times,proto3" json:"times,omitempty"`                                 // to the job's client, from the serve that has launched the job: its phases so far, in order
+	Collect       bool                   `protobuf:"varint,49,opt,name=collect,proto3" json:"collect,omitempty"`                           // its ranks have ended, and its client reads JobSpec.out from its nodes now
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4428,7 +4876,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4441,7 +4889,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -4500,6 +4948,13 @@ func (x *JobState) GetTimes() []*PhaseTime {
 	return nil
 }
 
+func (x *JobState) GetCollect() bool {
+	if x != nil {
+		return x.Collect
+	}
+	return false
+}
+
 // PhaseTime is how long a job was in a phase, by the clock of serve.
 type PhaseTime struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4513,7 +4968,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4525,7 +4980,7 @@ func (x *PhaseTime) String() string {
 func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4538,7 +4993,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -4582,7 +5037,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4594,7 +5049,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4607,7 +5062,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -4653,7 +5108,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4665,7 +5120,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4678,7 +5133,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 type Nodes struct {
@@ -4690,7 +5145,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4702,7 +5157,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4715,7 +5170,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -4747,7 +5202,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4759,7 +5214,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4772,7 +5227,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -4886,7 +5341,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4898,7 +5353,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4911,7 +5366,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -4953,7 +5408,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4965,7 +5420,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4978,7 +5433,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -5015,7 +5470,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5027,7 +5482,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5040,7 +5495,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -5073,7 +5528,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5085,7 +5540,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5098,7 +5553,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -5118,7 +5573,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5130,7 +5585,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5143,7 +5598,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -5165,7 +5620,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5177,7 +5632,7 @@ func (x *RebootNodes) String() string {
 func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5190,7 +5645,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -5224,7 +5679,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5236,7 +5691,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5249,7 +5704,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -5276,7 +5731,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5288,7 +5743,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5301,7 +5756,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -5332,7 +5787,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5344,7 +5799,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5357,7 +5812,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -5412,13 +5867,14 @@ type JobSummary struct {
 	Unkept        []*Unkept              `protobuf:"bytes,14,rep,name=unkept,proto3" json:"unkept,omitempty"`                               // files that ranks have written and that are gone with the job, by node
 	Missing       string                 `protobuf:"bytes,13,opt,name=missing,proto3" json:"missing,omitempty"`                             // why some of its output is missing; empty: nothing is
 	FirstFailed   int32                  `protobuf:"varint,15,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that decides the status: the first that failed, or the lowest; -1 while none has
+	Stopped       bool                   `protobuf:"varint,35,opt,name=stopped,proto3" json:"stopped,omitempty"`                            // its ranks were sent SIGSTOP, and no SIGCONT since
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5430,7 +5886,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5443,7 +5899,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -5551,6 +6007,13 @@ func (x *JobSummary) GetFirstFailed() int32 {
 	return 0
 }
 
+func (x *JobSummary) GetStopped() bool {
+	if x != nil {
+		return x.Stopped
+	}
+	return false
+}
+
 // StoredJob is how serve records a job.
 type StoredJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5563,13 +6026,14 @@ type StoredJob struct {
 	LimitNs       int64                  `protobuf:"varint,7,opt,name=limit_ns,json=limitNs,proto3" json:"limit_ns,omitempty"` // when its time is over, since the epoch; 0: never, or not known yet
 	Warned        bool                   `protobuf:"varint,8,opt,name=warned,proto3" json:"warned,omitempty"`                  // of that
 	Over          bool                   `protobuf:"varint,9,opt,name=over,proto3" json:"over,omitempty"`                      // that is why its ranks end
+	Halt          int32                  `protobuf:"varint,30,opt,name=halt,proto3" json:"halt,omitempty"`                     // SIGSTOP or SIGCONT: which of them all ranks were sent last; 0: neither
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5581,7 +6045,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5594,7 +6058,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -5660,6 +6124,13 @@ func (x *StoredJob) GetOver() bool {
 	return false
 }
 
+func (x *StoredJob) GetHalt() int32 {
+	if x != nil {
+		return x.Halt
+	}
+	return 0
+}
+
 // Kill sends a signal to a job's ranks, or to one; with force it ends the job whatever its ranks do. Answer: Done.
 type Kill struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5673,7 +6144,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5685,7 +6156,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5698,7 +6169,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -5740,7 +6211,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5752,7 +6223,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5765,7 +6236,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -5791,7 +6262,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5803,7 +6274,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5816,7 +6287,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -5839,7 +6310,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5851,7 +6322,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5864,7 +6335,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -5912,7 +6383,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5924,7 +6395,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5937,7 +6408,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -5962,7 +6433,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5974,7 +6445,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5987,7 +6458,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 type MachineStatus struct {
@@ -6011,7 +6482,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6023,7 +6494,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6036,7 +6507,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -6140,7 +6611,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6152,7 +6623,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6165,7 +6636,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -6184,7 +6655,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6196,7 +6667,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6209,7 +6680,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -6244,7 +6715,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6256,7 +6727,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6269,7 +6740,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -6408,7 +6879,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6420,7 +6891,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6433,7 +6904,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -6496,7 +6967,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6508,7 +6979,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6521,7 +6992,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -6549,7 +7020,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6561,7 +7032,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6574,7 +7045,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -6600,7 +7071,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6612,7 +7083,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6625,7 +7096,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -6650,7 +7121,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6662,7 +7133,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6675,7 +7146,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -6740,7 +7211,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6752,7 +7223,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6765,7 +7236,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -6807,7 +7278,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6819,7 +7290,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6832,7 +7303,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -6864,7 +7335,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6876,7 +7347,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6889,7 +7360,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -6950,7 +7421,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6962,7 +7433,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6975,7 +7446,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -7044,7 +7515,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7056,7 +7527,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7069,7 +7540,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -7088,7 +7559,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7100,7 +7571,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7113,7 +7584,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -7133,7 +7604,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7145,7 +7616,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7158,7 +7629,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -7178,7 +7649,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7190,7 +7661,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7203,7 +7674,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -7235,7 +7706,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7247,7 +7718,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7260,7 +7731,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -7319,7 +7790,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7331,7 +7802,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7344,7 +7815,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -7410,7 +7881,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7422,7 +7893,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7435,7 +7906,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -7542,7 +8013,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7554,7 +8025,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7567,7 +8038,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -7610,7 +8081,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7622,7 +8093,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7635,7 +8106,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -7671,7 +8142,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7683,7 +8154,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7696,7 +8167,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -7730,7 +8201,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7742,7 +8213,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7755,7 +8226,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -7776,7 +8247,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7788,7 +8259,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7801,7 +8272,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -7829,7 +8300,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7841,7 +8312,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7854,7 +8325,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -7877,7 +8348,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7889,7 +8360,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7902,7 +8373,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -7936,7 +8407,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7948,7 +8419,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7961,7 +8432,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -7975,7 +8446,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xa8\x1d\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\x94\x1f\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -8009,7 +8480,8 @@ const file_control_proto_rawDesc = "" +
 	"stdinTaken\x120\n" +
 	"\x06signal\x18- \x01(\v2\x16.margay.control.SignalH\x00R\x06signal\x12:\n" +
 	"\n" +
-	"file_taken\x18. \x01(\v2\x19.margay.control.FileTakenH\x00R\tfileTaken\x12=\n" +
+	"file_taken\x18. \x01(\v2\x19.margay.control.FileTakenH\x00R\tfileTaken\x120\n" +
+	"\x06resize\x18~ \x01(\v2\x16.margay.control.ResizeH\x00R\x06resize\x12=\n" +
 	"\vrun_request\x18< \x01(\v2\x1a.margay.control.RunRequestH\x00R\n" +
 	"runRequest\x127\n" +
 	"\trun_reply\x18= \x01(\v2\x18.margay.control.RunReplyH\x00R\brunReply\x120\n" +
@@ -8059,7 +8531,13 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"set_duties\x18` \x01(\v2\x19.margay.control.SetDutiesH\x00R\tsetDuties\x12:\n" +
 	"\n" +
-	"duties_set\x18a \x01(\v2\x19.margay.control.DutiesSetH\x00R\tdutiesSetB\x06\n" +
+	"duties_set\x18a \x01(\v2\x19.margay.control.DutiesSetH\x00R\tdutiesSet\x12;\n" +
+	"\n" +
+	"read_files\x18\x92\x01 \x01(\v2\x19.margay.control.ReadFilesH\x00R\treadFiles\x12>\n" +
+	"\vfiles_piece\x18\x93\x01 \x01(\v2\x1a.margay.control.FilesPieceH\x00R\n" +
+	"filesPiece\x12;\n" +
+	"\n" +
+	"files_read\x18\x94\x01 \x01(\v2\x19.margay.control.FilesReadH\x00R\tfilesReadB\x06\n" +
 	"\x04body\"\x8f\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12(\n" +
@@ -8125,7 +8603,7 @@ const file_control_proto_rawDesc = "" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\xf8\x05\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\xdd\x06\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -8158,12 +8636,24 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"warning_ms\x18\x1b \x01(\x03R\twarningMs\x12%\n" +
 	"\x03mpi\x18\x1d \x01(\x0e2\x13.margay.control.MPIR\x03mpi\x12\x18\n" +
-	"\anetwork\x18\x1e \x01(\bR\anetwork\x12\x17\n" +
-	"\await_ms\x18\x1c \x01(\x03R\x06waitMsJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"H\n" +
+	"\anetwork\x18\x1e \x01(\bR\anetwork\x124\n" +
+	"\bterminal\x183 \x01(\v2\x18.margay.control.TerminalR\bterminal\x12\x17\n" +
+	"\await_ms\x18\x1c \x01(\x03R\x06waitMs\x12\x10\n" +
+	"\x03out\x18G \x03(\fR\x03out\x12\x1b\n" +
+	"\thost_root\x18H \x01(\bR\bhostRootJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"8\n" +
+	"\bTerminal\x12\x12\n" +
+	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x18\n" +
+	"\acolumns\x18\x02 \x01(\rR\acolumns\"t\n" +
 	"\x04Exec\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x10\n" +
 	"\x03env\x18\x02 \x03(\fR\x03env\x12\x1a\n" +
-	"\bcontents\x18\x03 \x03(\fR\bcontents\"t\n" +
+	"\bcontents\x18\x03 \x03(\fR\bcontents\x12*\n" +
+	"\x05parts\x18\x18 \x03(\v2\x14.margay.control.PartR\x05parts\"V\n" +
+	"\x04Part\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\rR\x05first\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\fR\x04path\x12\x12\n" +
+	"\x04argv\x18\x03 \x03(\fR\x04argv\x12\x10\n" +
+	"\x03env\x18\x04 \x03(\fR\x03env\"t\n" +
 	"\bPrepared\x12\x18\n" +
 	"\alacking\x18\x01 \x03(\rR\alacking\x12\x16\n" +
 	"\x06loaded\x18\x02 \x01(\bR\x06loaded\x12\x1d\n" +
@@ -8209,7 +8699,18 @@ const file_control_proto_rawDesc = "" +
 	"\x04last\x18\x03 \x01(\bR\x04last\"5\n" +
 	"\tFileTaken\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x86\x02\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"_\n" +
+	"\tReadFiles\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\rR\x04node\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x14\n" +
+	"\x05paths\x18\x04 \x03(\fR\x05paths\"4\n" +
+	"\n" +
+	"FilesPiece\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\bR\x04last\"\x1d\n" +
+	"\tFilesRead\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\"\xb6\x02\n" +
 	"\x06Record\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x10\n" +
@@ -8221,7 +8722,8 @@ const file_control_proto_rawDesc = "" +
 	"\x04open\x18\b \x01(\bR\x04open\x12\x12\n" +
 	"\x04last\x18\t \x01(\bR\x04last\x12\x14\n" +
 	"\x05acked\x18\n" +
-	" \x01(\x04R\x05acked\"\x96\x01\n" +
+	" \x01(\x04R\x05acked\x12.\n" +
+	"\x06unkept\x18\v \x01(\v2\x16.margay.control.UnkeptR\x06unkept\"\x96\x01\n" +
 	"\n" +
 	"ExitStatus\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x16\n" +
@@ -8255,7 +8757,10 @@ const file_control_proto_rawDesc = "" +
 	"\x06Signal\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\x05R\x04rank\x12\x16\n" +
-	"\x06signal\x18\x03 \x01(\x05R\x06signal\"y\n" +
+	"\x06signal\x18\x03 \x01(\x05R\x06signal\"H\n" +
+	"\x06Resize\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12,\n" +
+	"\x04size\x18\x02 \x01(\v2\x18.margay.control.TerminalR\x04size\"y\n" +
 	"\n" +
 	"RunRequest\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12(\n" +
@@ -8273,7 +8778,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04jobs\x18\x01 \x03(\rR\x04jobs\"9\n" +
 	"\rOutputRemoved\x12\x12\n" +
 	"\x04jobs\x18\x01 \x03(\rR\x04jobs\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\xcb\x02\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\xe5\x02\n" +
 	"\bJobState\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\x12+\n" +
@@ -8282,7 +8787,8 @@ const file_control_proto_rawDesc = "" +
 	"\x05ranks\x18\x05 \x03(\v2\x19.margay.control.RankStateR\x05ranks\x12!\n" +
 	"\ffirst_failed\x18\x06 \x01(\x05R\vfirstFailed\x12.\n" +
 	"\x06unkept\x18\a \x03(\v2\x16.margay.control.UnkeptR\x06unkept\x12/\n" +
-	"\x05times\x18\b \x03(\v2\x19.margay.control.PhaseTimeR\x05times\"~\n" +
+	"\x05times\x18\b \x03(\v2\x19.margay.control.PhaseTimeR\x05times\x12\x18\n" +
+	"\acollect\x181 \x01(\bR\acollect\"~\n" +
 	"\tPhaseTime\x12+\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x15.margay.control.PhaseR\x05phase\x12\x17\n" +
 	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12\x17\n" +
@@ -8348,7 +8854,7 @@ const file_control_proto_rawDesc = "" +
 	"\acommand\x18\x02 \x01(\tR\acommand\x12\x14\n" +
 	"\x05ranks\x18\x03 \x01(\rR\x05ranks\x12\x19\n" +
 	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\x12\x10\n" +
-	"\x03why\x18\x05 \x01(\tR\x03why\"\xd2\x03\n" +
+	"\x03why\x18\x05 \x01(\tR\x03why\"\xec\x03\n" +
 	"\n" +
 	"JobSummary\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
@@ -8367,7 +8873,8 @@ const file_control_proto_rawDesc = "" +
 	"rankStates\x12.\n" +
 	"\x06unkept\x18\x0e \x03(\v2\x16.margay.control.UnkeptR\x06unkept\x12\x18\n" +
 	"\amissing\x18\r \x01(\tR\amissing\x12!\n" +
-	"\ffirst_failed\x18\x0f \x01(\x05R\vfirstFailed\"\xe2\x02\n" +
+	"\ffirst_failed\x18\x0f \x01(\x05R\vfirstFailed\x12\x18\n" +
+	"\astopped\x18# \x01(\bR\astopped\"\xf6\x02\n" +
 	"\tStoredJob\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
 	"\x06places\x18\x02 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
@@ -8377,7 +8884,8 @@ const file_control_proto_rawDesc = "" +
 	"\bcomplete\x18\x06 \x03(\rR\bcomplete\x12\x19\n" +
 	"\blimit_ns\x18\a \x01(\x03R\alimitNs\x12\x16\n" +
 	"\x06warned\x18\b \x01(\bR\x06warned\x12\x12\n" +
-	"\x04over\x18\t \x01(\bR\x04over\"Z\n" +
+	"\x04over\x18\t \x01(\bR\x04over\x12\x12\n" +
+	"\x04halt\x18\x1e \x01(\x05R\x04halt\"Z\n" +
 	"\x04Kill\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\x05R\x04rank\x12\x16\n" +
@@ -8660,7 +9168,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -8685,85 +9193,91 @@ var file_control_proto_goTypes = []any{
 	(*LogLine)(nil),          // 20: margay.control.LogLine
 	(*Prepare)(nil),          // 21: margay.control.Prepare
 	(*JobSpec)(nil),          // 22: margay.control.JobSpec
-	(*Exec)(nil),             // 23: margay.control.Exec
-	(*Prepared)(nil),         // 24: margay.control.Prepared
-	(*Place)(nil),            // 25: margay.control.Place
-	(*Member)(nil),           // 26: margay.control.Member
-	(*Start)(nil),            // 27: margay.control.Start
-	(*Started)(nil),          // 28: margay.control.Started
-	(*Forget)(nil),           // 29: margay.control.Forget
-	(*Forgotten)(nil),        // 30: margay.control.Forgotten
-	(*Unkept)(nil),           // 31: margay.control.Unkept
-	(*Loaded)(nil),           // 32: margay.control.Loaded
-	(*JobFault)(nil),         // 33: margay.control.JobFault
-	(*Rewind)(nil),           // 34: margay.control.Rewind
-	(*Finish)(nil),           // 35: margay.control.Finish
-	(*FileChunk)(nil),        // 36: margay.control.FileChunk
-	(*FileTaken)(nil),        // 37: margay.control.FileTaken
-	(*Record)(nil),           // 38: margay.control.Record
-	(*ExitStatus)(nil),       // 39: margay.control.ExitStatus
-	(*Usage)(nil),            // 40: margay.control.Usage
-	(*Ack)(nil),              // 41: margay.control.Ack
-	(*Stdin)(nil),            // 42: margay.control.Stdin
-	(*StdinTaken)(nil),       // 43: margay.control.StdinTaken
-	(*Signal)(nil),           // 44: margay.control.Signal
-	(*RunRequest)(nil),       // 45: margay.control.RunRequest
-	(*RunReply)(nil),         // 46: margay.control.RunReply
-	(*Attach)(nil),           // 47: margay.control.Attach
-	(*RemoveOutput)(nil),     // 48: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 49: margay.control.OutputRemoved
-	(*JobState)(nil),         // 50: margay.control.JobState
-	(*PhaseTime)(nil),        // 51: margay.control.PhaseTime
-	(*RankState)(nil),        // 52: margay.control.RankState
-	(*ListNodes)(nil),        // 53: margay.control.ListNodes
-	(*Nodes)(nil),            // 54: margay.control.Nodes
-	(*NodeState)(nil),        // 55: margay.control.NodeState
-	(*Drain)(nil),            // 56: margay.control.Drain
-	(*CoreUse)(nil),          // 57: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 58: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 59: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 60: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 61: margay.control.RebootNodes
-	(*ListJobs)(nil),         // 62: margay.control.ListJobs
-	(*Jobs)(nil),             // 63: margay.control.Jobs
-	(*WaitingJob)(nil),       // 64: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 65: margay.control.JobSummary
-	(*StoredJob)(nil),        // 66: margay.control.StoredJob
-	(*Kill)(nil),             // 67: margay.control.Kill
-	(*Noise)(nil),            // 68: margay.control.Noise
-	(*NoiseReport)(nil),      // 69: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 70: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 71: margay.control.InterruptRow
-	(*Status)(nil),           // 72: margay.control.Status
-	(*MachineStatus)(nil),    // 73: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 74: margay.control.ListExtensions
-	(*Extensions)(nil),       // 75: margay.control.Extensions
-	(*ExtensionState)(nil),   // 76: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 77: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 78: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 79: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 80: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 81: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 82: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 83: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 84: margay.control.ReadEvents
-	(*Events)(nil),           // 85: margay.control.Events
-	(*ReadClock)(nil),        // 86: margay.control.ReadClock
-	(*Clock)(nil),            // 87: margay.control.Clock
-	(*TakeSamples)(nil),      // 88: margay.control.TakeSamples
-	(*Samples)(nil),          // 89: margay.control.Samples
-	(*NodeSample)(nil),       // 90: margay.control.NodeSample
-	(*CoreSample)(nil),       // 91: margay.control.CoreSample
-	(*RankSample)(nil),       // 92: margay.control.RankSample
-	(*NodeExit)(nil),         // 93: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 94: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 95: margay.control.NodeStage
-	(*NodeUp)(nil),           // 96: margay.control.NodeUp
-	(*RebootNode)(nil),       // 97: margay.control.RebootNode
-	(*RestartKernel)(nil),    // 98: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 99: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 100: margay.control.DutiesSet
-	nil,                      // 101: margay.control.ExtensionLog.AfterEntry
+	(*Terminal)(nil),         // 23: margay.control.Terminal
+	(*Exec)(nil),             // 24: margay.control.Exec
+	(*Part)(nil),             // 25: margay.control.Part
+	(*Prepared)(nil),         // 26: margay.control.Prepared
+	(*Place)(nil),            // 27: margay.control.Place
+	(*Member)(nil),           // 28: margay.control.Member
+	(*Start)(nil),            // 29: margay.control.Start
+	(*Started)(nil),          // 30: margay.control.Started
+	(*Forget)(nil),           // 31: margay.control.Forget
+	(*Forgotten)(nil),        // 32: margay.control.Forgotten
+	(*Unkept)(nil),           // 33: margay.control.Unkept
+	(*Loaded)(nil),           // 34: margay.control.Loaded
+	(*JobFault)(nil),         // 35: margay.control.JobFault
+	(*Rewind)(nil),           // 36: margay.control.Rewind
+	(*Finish)(nil),           // 37: margay.control.Finish
+	(*FileChunk)(nil),        // 38: margay.control.FileChunk
+	(*FileTaken)(nil),        // 39: margay.control.FileTaken
+	(*ReadFiles)(nil),        // 40: margay.control.ReadFiles
+	(*FilesPiece)(nil),       // 41: margay.control.FilesPiece
+	(*FilesRead)(nil),        // 42: margay.control.FilesRead
+	(*Record)(nil),           // 43: margay.control.Record
+	(*ExitStatus)(nil),       // 44: margay.control.ExitStatus
+	(*Usage)(nil),            // 45: margay.control.Usage
+	(*Ack)(nil),              // 46: margay.control.Ack
+	(*Stdin)(nil),            // 47: margay.control.Stdin
+	(*StdinTaken)(nil),       // 48: margay.control.StdinTaken
+	(*Signal)(nil),           // 49: margay.control.Signal
+	(*Resize)(nil),           // 50: margay.control.Resize
+	(*RunRequest)(nil),       // 51: margay.control.RunRequest
+	(*RunReply)(nil),         // 52: margay.control.RunReply
+	(*Attach)(nil),           // 53: margay.control.Attach
+	(*RemoveOutput)(nil),     // 54: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 55: margay.control.OutputRemoved
+	(*JobState)(nil),         // 56: margay.control.JobState
+	(*PhaseTime)(nil),        // 57: margay.control.PhaseTime
+	(*RankState)(nil),        // 58: margay.control.RankState
+	(*ListNodes)(nil),        // 59: margay.control.ListNodes
+	(*Nodes)(nil),            // 60: margay.control.Nodes
+	(*NodeState)(nil),        // 61: margay.control.NodeState
+	(*Drain)(nil),            // 62: margay.control.Drain
+	(*CoreUse)(nil),          // 63: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 64: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 65: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 66: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 67: margay.control.RebootNodes
+	(*ListJobs)(nil),         // 68: margay.control.ListJobs
+	(*Jobs)(nil),             // 69: margay.control.Jobs
+	(*WaitingJob)(nil),       // 70: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 71: margay.control.JobSummary
+	(*StoredJob)(nil),        // 72: margay.control.StoredJob
+	(*Kill)(nil),             // 73: margay.control.Kill
+	(*Noise)(nil),            // 74: margay.control.Noise
+	(*NoiseReport)(nil),      // 75: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 76: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 77: margay.control.InterruptRow
+	(*Status)(nil),           // 78: margay.control.Status
+	(*MachineStatus)(nil),    // 79: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 80: margay.control.ListExtensions
+	(*Extensions)(nil),       // 81: margay.control.Extensions
+	(*ExtensionState)(nil),   // 82: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 83: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 84: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 85: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 86: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 87: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 88: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 89: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 90: margay.control.ReadEvents
+	(*Events)(nil),           // 91: margay.control.Events
+	(*ReadClock)(nil),        // 92: margay.control.ReadClock
+	(*Clock)(nil),            // 93: margay.control.Clock
+	(*TakeSamples)(nil),      // 94: margay.control.TakeSamples
+	(*Samples)(nil),          // 95: margay.control.Samples
+	(*NodeSample)(nil),       // 96: margay.control.NodeSample
+	(*CoreSample)(nil),       // 97: margay.control.CoreSample
+	(*RankSample)(nil),       // 98: margay.control.RankSample
+	(*NodeExit)(nil),         // 99: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 100: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 101: margay.control.NodeStage
+	(*NodeUp)(nil),           // 102: margay.control.NodeUp
+	(*RebootNode)(nil),       // 103: margay.control.RebootNode
+	(*RestartKernel)(nil),    // 104: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 105: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 106: margay.control.DutiesSet
+	nil,                      // 107: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	11,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -8775,125 +9289,133 @@ var file_control_proto_depIdxs = []int32{
 	19,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
 	20,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
 	21,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	27,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	29,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	32,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	33,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	34,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	35,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	30,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
-	24,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	28,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
-	36,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	38,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	41,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	42,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	43,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	44,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
-	37,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	45,  // 25: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	46,  // 26: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	47,  // 27: margay.control.Frame.attach:type_name -> margay.control.Attach
-	50,  // 28: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	53,  // 29: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	54,  // 30: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	62,  // 31: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	63,  // 32: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	67,  // 33: margay.control.Frame.kill:type_name -> margay.control.Kill
-	68,  // 34: margay.control.Frame.noise:type_name -> margay.control.Noise
-	69,  // 35: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	72,  // 36: margay.control.Frame.status:type_name -> margay.control.Status
-	73,  // 37: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	48,  // 38: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	49,  // 39: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	58,  // 40: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	59,  // 41: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	60,  // 42: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	61,  // 43: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
-	74,  // 44: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	75,  // 45: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	77,  // 46: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	83,  // 47: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	79,  // 48: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	80,  // 49: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	84,  // 50: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	85,  // 51: margay.control.Frame.events:type_name -> margay.control.Events
-	86,  // 52: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	87,  // 53: margay.control.Frame.clock:type_name -> margay.control.Clock
-	88,  // 54: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	89,  // 55: margay.control.Frame.samples:type_name -> margay.control.Samples
-	93,  // 56: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	94,  // 57: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	96,  // 58: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	95,  // 59: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	97,  // 60: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	98,  // 61: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	99,  // 62: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	100, // 63: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	0,   // 64: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 65: margay.control.Error.code:type_name -> margay.control.Code
-	17,  // 66: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	18,  // 67: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 68: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	17,  // 69: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	22,  // 70: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	25,  // 71: margay.control.Prepare.places:type_name -> margay.control.Place
-	26,  // 72: margay.control.Prepare.members:type_name -> margay.control.Member
-	23,  // 73: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 74: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 75: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	31,  // 76: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	13,  // 77: margay.control.Loaded.error:type_name -> margay.control.Error
-	13,  // 78: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 79: margay.control.Record.stream:type_name -> margay.control.Stream
-	39,  // 80: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	40,  // 81: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	22,  // 82: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	23,  // 83: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	25,  // 84: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 85: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 86: margay.control.JobState.error:type_name -> margay.control.Error
-	52,  // 87: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	31,  // 88: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	51,  // 89: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 90: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	39,  // 91: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	55,  // 92: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 93: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 94: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	57,  // 95: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	56,  // 96: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	7,   // 97: margay.control.Drain.state:type_name -> margay.control.DrainState
-	65,  // 98: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	64,  // 99: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 100: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	52,  // 101: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	31,  // 102: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	22,  // 103: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	25,  // 104: margay.control.StoredJob.places:type_name -> margay.control.Place
-	26,  // 105: margay.control.StoredJob.members:type_name -> margay.control.Member
-	65,  // 106: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	50,  // 107: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	70,  // 108: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	71,  // 109: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	76,  // 110: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	78,  // 111: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	101, // 112: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	81,  // 113: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	77,  // 114: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	76,  // 115: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	90,  // 116: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	91,  // 117: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	92,  // 118: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	76,  // 119: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 120: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 121: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 122: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	123, // [123:123] is the sub-list for method output_type
-	123, // [123:123] is the sub-list for method input_type
-	123, // [123:123] is the sub-list for extension type_name
-	123, // [123:123] is the sub-list for extension extendee
-	0,   // [0:123] is the sub-list for field type_name
+	29,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	31,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	34,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	35,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	36,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	37,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	32,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	26,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
+	30,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
+	38,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	43,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	46,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	47,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	48,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	49,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	39,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	50,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	51,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	52,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	53,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	56,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	59,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	60,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	68,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	69,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	73,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	74,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	75,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	78,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	79,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	54,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	55,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	64,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	65,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	66,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	67,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	80,  // 45: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	81,  // 46: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	83,  // 47: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	89,  // 48: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	85,  // 49: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	86,  // 50: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	90,  // 51: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	91,  // 52: margay.control.Frame.events:type_name -> margay.control.Events
+	92,  // 53: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	93,  // 54: margay.control.Frame.clock:type_name -> margay.control.Clock
+	94,  // 55: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	95,  // 56: margay.control.Frame.samples:type_name -> margay.control.Samples
+	99,  // 57: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	100, // 58: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	102, // 59: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	101, // 60: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	103, // 61: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	104, // 62: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	105, // 63: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	106, // 64: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	40,  // 65: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	41,  // 66: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	42,  // 67: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	0,   // 68: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 69: margay.control.Error.code:type_name -> margay.control.Code
+	17,  // 70: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	18,  // 71: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 72: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	17,  // 73: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	22,  // 74: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	27,  // 75: margay.control.Prepare.places:type_name -> margay.control.Place
+	28,  // 76: margay.control.Prepare.members:type_name -> margay.control.Member
+	24,  // 77: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 78: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 79: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	23,  // 80: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	25,  // 81: margay.control.Exec.parts:type_name -> margay.control.Part
+	33,  // 82: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	13,  // 83: margay.control.Loaded.error:type_name -> margay.control.Error
+	13,  // 84: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 85: margay.control.Record.stream:type_name -> margay.control.Stream
+	44,  // 86: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	33,  // 87: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	45,  // 88: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	23,  // 89: margay.control.Resize.size:type_name -> margay.control.Terminal
+	22,  // 90: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	24,  // 91: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	27,  // 92: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 93: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 94: margay.control.JobState.error:type_name -> margay.control.Error
+	58,  // 95: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	33,  // 96: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	57,  // 97: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 98: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	44,  // 99: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	61,  // 100: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 101: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 102: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	63,  // 103: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	62,  // 104: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	7,   // 105: margay.control.Drain.state:type_name -> margay.control.DrainState
+	71,  // 106: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	70,  // 107: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 108: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	58,  // 109: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	33,  // 110: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	22,  // 111: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	27,  // 112: margay.control.StoredJob.places:type_name -> margay.control.Place
+	28,  // 113: margay.control.StoredJob.members:type_name -> margay.control.Member
+	71,  // 114: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	56,  // 115: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	76,  // 116: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	77,  // 117: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	82,  // 118: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	84,  // 119: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	107, // 120: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	87,  // 121: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	83,  // 122: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	82,  // 123: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	96,  // 124: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	97,  // 125: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	98,  // 126: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	82,  // 127: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 128: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 129: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 130: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	131, // [131:131] is the sub-list for method output_type
+	131, // [131:131] is the sub-list for method input_type
+	131, // [131:131] is the sub-list for extension type_name
+	131, // [131:131] is the sub-list for extension extendee
+	0,   // [0:131] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -8927,6 +9449,7 @@ func file_control_proto_init() {
 		(*Frame_StdinTaken)(nil),
 		(*Frame_Signal)(nil),
 		(*Frame_FileTaken)(nil),
+		(*Frame_Resize)(nil),
 		(*Frame_RunRequest)(nil),
 		(*Frame_RunReply)(nil),
 		(*Frame_Attach)(nil),
@@ -8966,6 +9489,9 @@ func file_control_proto_init() {
 		(*Frame_RestartKernel)(nil),
 		(*Frame_SetDuties)(nil),
 		(*Frame_DutiesSet)(nil),
+		(*Frame_ReadFiles)(nil),
+		(*Frame_FilesPiece)(nil),
+		(*Frame_FilesRead)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -8973,7 +9499,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   92,
+			NumMessages:   98,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -35,6 +35,27 @@ func TestOpening(t *testing.T) {
 	}
 }
 
+// Every message is wrapped and unwrapped as by reflection.
+func TestFrequent(t *testing.T) {
+	n := 0
+	for name, field := range bodies() {
+		body := new(Frame).ProtoReflect().NewField(field).Message().Interface()
+		f, want := NewFrame(body), wrap(body)
+		if !proto.Equal(f, want) || f.Message() != body || want.Message() != body || f.unwrap() != body {
+			t.Errorf("%s became %v and %v, not %v", name, f, f.Message(), want)
+		}
+		if frequent(body) != nil {
+			n++
+		}
+	}
+	if n != 15 {
+		t.Errorf("%d messages are wrapped without reflection", n)
+	}
+	if m := new(Frame).Message(); m != nil {
+		t.Errorf("an empty frame has %v", m)
+	}
+}
+
 func TestVersionMismatch(t *testing.T) {
 	a, b := connect(t)
 	go func() {

@@ -21,12 +21,16 @@ import (
 // entries are the names in an archive, each with the size of its data.
 func entries(t *testing.T, packed []byte) (list []string) {
 	t.Helper()
-	zr, err := zstd.NewReader(bytes.NewReader(packed))
-	if err != nil {
-		t.Fatal(err)
+	var data io.Reader = bytes.NewReader(packed)
+	if bytes.HasPrefix(packed, []byte(archive.Compressed)) {
+		zr, err := zstd.NewReader(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer zr.Close()
+		data = zr
 	}
-	defer zr.Close()
-	in := tar.NewReader(zr)
+	in := tar.NewReader(data)
 	for {
 		h, err := in.Next()
 		if err == io.EOF {

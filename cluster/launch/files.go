@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"debug/elf"
 	"errors"
@@ -24,17 +25,27 @@ import (
 	"margay/cluster/launch/ldso"
 	"margay/cluster/launch/regular"
 	"margay/kernel/abi/archive"
+	"margay/kernel/abi/node"
 )
 
-// File is a file that a job takes along. Its name in the job's root is its absolute path here.
+// File is a file that a job takes along. Its name in the job's root is its absolute path here,
+// unless As has another one.
 type File struct {
 	Path string // absolute
+	As   string // the name in the job's root, if it is not Path
+	Link string // target of a symbolic link; empty: it is none
 	Mode fs.FileMode
 	Size int64 // bytes
 	Code bool  // it is executed: the program, its interpreter, or a library
 
 	content *content // nil: nodes are not asked for it
+
+	inside bool  // its data are in the tar file Path
+	at     int64 // where they begin there
 }
+
+// name returns the name in the job's root.
+func (file *File) name() string { return cmp.Or(file.As, file.Path) }
 
 // content is the content of a file that nodes may have already.
 type content struct {
@@ -44,14 +55,17 @@ type content struct {
 
 // Files are what a job takes along.
 type Files struct {
-	Program string // absolute path of the executable
-	Arch    string // that it is for, as Go names it
-	List    []File
+	Program  string   // absolute path of the executable
+	Programs []string // the same of each program of the job, that one first
+	Arch     string   // that it is for, as Go names it
+	List     []File
 	// Parallel is what makes the program one of MPI or PMI: a library or a function; empty: nothing
 	// does. PMI1 reports whether its ranks find each other by PMI 1, like the ranks of MPICH.
 	Parallel string
 	PMI1     bool
 
+	host   bool           // ranks see the folders of this host in which programs are: nothing in them goes along
+	root   map[string]int // by name: files of a root of its own, as indexes of List; nil: there is none
 	have   map[string]bool
 	elves  []string // the program, and the interpreters of scripts: all that the processor executes
 	loader string   // that they need; empty: none
@@ -78,15 +92,35 @@ var arches = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm
 // else: its libraries, its interpreter when it is a script, and the files and folders in with, with
 // the libraries that programs and libraries among them need.
 func Collect(program string, with []string) (*Files, error) {
-	path, err := LookUp(program)
-	if err != nil {
-		return nil, err
-	}
-	f := &Files{Program: path, have: make(map[string]bool), most: maxFiles}
+	return CollectAll([]string{program}, with)
+}
+
+// CollectAll is Collect for a job of several programs, for one kind of processor. Program is the
+// first one then, and Programs has all.
+func CollectAll(programs, with []string) (*Files, error) { return collect(programs, with, false) }
+
+// CollectHost is CollectAll for a job whose ranks see the host's programs, libraries and
+// configuration (node.HostFolders). Other files go along.
+func CollectHost(programs, with []string) (*Files, error) { return collect(programs, with, true) }
+
+func collect(programs, with []string, host bool) (*Files, error) {
+	f := &Files{host: host, have: make(map[string]bool), most: maxFiles}
 	f.search.LibraryPath, f.search.Preload = os.Getenv("LD_LIBRARY_PATH"), os.Getenv("LD_PRELOAD")
-	if err := f.addProgram(path, 0); err != nil {
-		return nil, err
+	for _, program := range programs {
+		path, err := LookUp(program)
+		if err != nil {
+			return nil, err
+		}
+		arch := f.Arch
+		f.Program = path // for errors
+		if err := f.addProgram(path, 0); err != nil {
+			return nil, err
+		}
+		if err := f.alsoProgram(arch); err != nil {
+			return nil, err
+		}
 	}
+	f.Program = f.Programs[0]
 	own := len(f.List)
 	f.isCode(0)
 	for _, name := range with {
@@ -102,6 +136,15 @@ func Collect(program string, with []string) (*Files, error) {
 	}
 	f.isCode(all)
 	return f, nil
+}
+
+// alsoProgram adds Program to the programs of the job. Those that came before it are for arch.
+func (f *Files) alsoProgram(arch string) error {
+	if arch != "" && f.Arch != arch {
+		return fmt.Errorf("%s: %w with %s: they are for %s and %s", f.Program, ErrNotExecutable, f.Programs[0], f.Arch, arch)
+	}
+	f.Programs = append(f.Programs, f.Program)
+	return nil
 }
 
 // isCode notes that the files from first on are executed.
@@ -219,6 +262,9 @@ func (f *Files) addInterpreter(script string, words []string, depth int) error {
 	if err := f.addProgram(interpreter, depth+1); err != nil {
 		return err
 	}
+	if f.host {
+		return nil // env finds its program on the node
+	}
 	if filepath.Base(words[0]) == "env" && len(words) > 1 && !strings.HasPrefix(words[1], "-") {
 		path, err := LookUp(words[1])
 		if err != nil {
@@ -291,7 +337,7 @@ const maxFiles = 1_000_000
 // add adds one file or folder. Symbolic links are followed.
 func (f *Files) add(path string) error {
 	name := filepath.Clean(path) // on a node, where no link changes the meaning of ".."
-	if f.have[name] {
+	if f.have[name] && f.root == nil {
 		return nil
 	}
 	if err := notHidden(name); err != nil {
@@ -311,9 +357,25 @@ func (f *Files) add(path string) error {
 	if !info.Mode().IsRegular() && !info.IsDir() {
 		return fmt.Errorf("cannot take %s along: it is neither a file nor a folder", path)
 	}
+	if f.root != nil {
+		return f.addToRoot(File{Path: path, As: name, Mode: info.Mode(), Size: size(info)})
+	}
 	f.have[name] = true
+	if f.host && ofHost(name) {
+		real, err := filepath.EvalSymlinks(path)
+		if err != nil || ofHost(real) {
+			return err
+		}
+		return f.add(real) // the host's link leads there
+	}
 	f.List = append(f.List, File{Path: path, Mode: info.Mode(), Size: size(info)})
 	return nil
+}
+
+// ofHost reports whether a path without ".." is in a folder of node.HostFolders.
+func ofHost(path string) bool {
+	top, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	return slices.Contains(node.HostFolders, top)
 }
 
 func size(info fs.FileInfo) int64 {
@@ -330,7 +392,7 @@ func (f *Files) Contents() (digests [][]byte) {
 	for i := range f.List {
 		file := &f.List[i]
 		file.content = nil
-		if file.Mode.IsDir() || file.Size < archive.MinSize || file.Size > left {
+		if !file.Mode.IsRegular() || file.Size < archive.MinSize || file.Size > left {
 			continue
 		}
 		if len(digests) == archive.MaxContents {
@@ -349,7 +411,7 @@ func (f *Files) Contents() (digests [][]byte) {
 
 // digestOf reads a file.
 func digestOf(file *File) (digest archive.Digest, err error) {
-	in, err := regular.Open(file.Path)
+	in, err := file.open()
 	if err != nil {
 		return digest, err
 	}
@@ -364,6 +426,8 @@ func digestOf(file *File) (digest archive.Digest, err error) {
 const (
 	aheadFiles  = 256     // files and folders
 	aheadCopied = 4 << 20 // bytes of files that are copied into the job's root
+
+	aheadPlain = 16 << 10 // bytes of an archive up to which compression takes longer than sending it
 )
 
 // Ahead returns the archive of the files without the data of contents, for nodes that lack none. It
@@ -384,8 +448,14 @@ func (f *Files) Ahead() ([]byte, error) {
 	if inside > control.FilesAhead || copied > aheadCopied {
 		return nil, nil
 	}
-	var packed bytes.Buffer
-	if err := f.Archive(&packed, nil, func(int64) {}); err != nil {
+	var plain, packed bytes.Buffer
+	if err := f.writeTar(&plain, nil, func(int64) {}); err != nil {
+		return nil, err
+	}
+	if plain.Len() <= aheadPlain && !bytes.HasPrefix(plain.Bytes(), []byte(archive.Compressed)) {
+		return plain.Bytes(), nil
+	}
+	if err := compress(&packed, func(w io.Writer) error { _, err := w.Write(plain.Bytes()); return err }); err != nil {
 		return nil, err
 	}
 	if packed.Len() > control.FilesAhead {
@@ -397,27 +467,40 @@ func (f *Files) Ahead() ([]byte, error) {
 // Archive writes the files to w as package archive describes. Contents whose indexes are not in
 // lacking are left out. progress receives the number of bytes read.
 func (f *Files) Archive(w io.Writer, lacking []uint32, progress func(bytes int64)) error {
+	return compress(w, func(w io.Writer) error { return f.writeTar(w, lacking, progress) })
+}
+
+// compress compresses what write writes.
+func compress(w io.Writer, write func(io.Writer) error) error {
 	zw, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(1<<20))
 	if err != nil {
 		return err
 	}
-	out := tar.NewWriter(zw)
+	return errors.Join(write(zw), zw.Close())
+}
+
+// writeTar is Archive without compression.
+func (f *Files) writeTar(w io.Writer, lacking []uint32, progress func(bytes int64)) error {
+	out := tar.NewWriter(w)
 	var done int64
 	for _, file := range f.List {
 		if err := archiveOne(out, file, lacking); err != nil {
-			zw.Close()
 			return err
 		}
 		done += file.Size
 		progress(done)
 	}
-	return errors.Join(out.Close(), zw.Close())
+	return out.Close()
 }
 
 func archiveOne(out *tar.Writer, file File, lacking []uint32) error {
-	h := &tar.Header{Name: strings.TrimPrefix(file.Path, "/"), Typeflag: tar.TypeReg, Mode: int64(file.Mode.Perm()), Size: file.Size, Format: tar.FormatPAX}
+	h := &tar.Header{Name: strings.TrimPrefix(file.name(), "/"), Typeflag: tar.TypeReg, Mode: int64(file.Mode.Perm()), Size: file.Size, Format: tar.FormatPAX}
 	if file.Mode.IsDir() {
 		h.Typeflag = tar.TypeDir
+		return out.WriteHeader(h)
+	}
+	if file.Link != "" {
+		h.Typeflag, h.Linkname = tar.TypeSymlink, file.Link
 		return out.WriteHeader(h)
 	}
 	if c := file.content; c != nil {
@@ -430,7 +513,7 @@ func archiveOne(out *tar.Writer, file File, lacking []uint32) error {
 			return out.WriteHeader(h)
 		}
 	}
-	in, err := regular.Open(file.Path)
+	in, err := file.open()
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -107,23 +109,24 @@ func TestStdin(t *testing.T) {
 		done := make(chan struct{})
 		go func() { in.run(t.Context(), 7); close(done) }()
 		synctest.Wait()
-		if _, text, eof := in.text(t, 0); len(text) > stdinWindow || len(text) < stdinWindow/2 || eof {
-			t.Errorf("%d bytes are on the way, window %d", len(text), stdinWindow)
+		if _, text, eof := in.text(t, 0); len(text) != stdinFirst || eof {
+			t.Errorf("%d bytes are on the way before a rank has read any", len(text))
 		}
 		// The slower rank counts, and an old count of it changes nothing.
 		in.progress(0, 100<<10)
 		in.progress(5, 1<<40)
 		synctest.Wait()
-		if _, text, _ := in.text(t, 0); len(text) > stdinWindow {
+		if _, text, _ := in.text(t, 0); len(text) != stdinFirst {
 			t.Errorf("%d bytes are on the way, although one rank has taken none", len(text))
 		}
 		in.progress(1, 1000)
 		in.progress(1, 500)
+		synctest.Wait()
 		// After a broken connection everything is sent again that one has not taken. When a node
 		// has connected again, only its ranks get it.
 		sent := len(in.told)
 		in.rewind()
-		if offset, text, _ := in.text(t, sent); offset != 1000 || text != content[1000:1000+len(text)] || len(text) < stdinWindow/2 {
+		if offset, text, _ := in.text(t, sent); offset != 1000 || text != content[1000:1000+len(text)] || len(text) != stdinFirst {
 			t.Errorf("sent again: %d bytes at %d", len(text), offset)
 		}
 		if only := in.told[sent].Only; len(only) != 0 {
@@ -142,7 +145,15 @@ func TestStdin(t *testing.T) {
 		in.told = in.told[:sent]
 		in.ended(1)
 		synctest.Wait()
-		in.progress(0, 300<<10)
+		for sent := 0; sent < len(content); {
+			_, text, _ := in.text(t, 0)
+			if ahead := len(text) - sent; sent > 0 && (ahead > stdinWindow || ahead > max(stdinFirst, sent)) {
+				t.Fatalf("%d bytes are on the way when %d were read", ahead, sent)
+			}
+			sent = len(text)
+			in.progress(0, uint64(sent))
+			synctest.Wait()
+		}
 		<-done
 		if _, text, eof := in.text(t, 0); text != content || !eof {
 			t.Errorf("%d of %d bytes came, end %v", len(text), len(content), eof)
@@ -196,6 +207,70 @@ func TestStdinStopsWithContext(t *testing.T) {
 			case <-done:
 			case <-time.After(time.Minute):
 				t.Fatal("it goes on without its context")
+			}
+		})
+	}
+}
+
+// On a terminal a line is read when all before it was, and no other.
+func TestStdinByLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		typed, shell := io.Pipe()
+		in := newInput(t, typed, 1)
+		in.byLines = true
+		go in.run(t.Context(), 7)
+		go func() {
+			for _, line := range []string{"first\n", "second\n", "third\n"} {
+				shell.Write([]byte(line))
+			}
+		}()
+		synctest.Wait()
+		for _, read := range []string{"first\n", "first\nsecond\n"} {
+			if _, text, _ := in.text(t, 0); text != read {
+				t.Errorf("%q was read instead of %q", text, read)
+			}
+			in.progress(0, uint64(len(read)-1)) // a part of the line is not enough
+			synctest.Wait()
+			if _, text, _ := in.text(t, 0); text != read {
+				t.Errorf("%q was read instead of %q", text, read)
+			}
+			in.progress(0, uint64(len(read)))
+			synctest.Wait()
+		}
+		in.ended(0)
+		typed.Close()
+	})
+}
+
+// What no rank has read of a file is there for the next program that reads it.
+func TestStdinIsGivenBack(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "input"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Write(make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	for _, read := range [][]uint64{{0, 0}, {10, 20}, {30, 20}, {4096, 4096}, {1 << 40, 0}} {
+		if _, err := f.Seek(1000, io.SeekStart); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Test(t, func(t *testing.T) {
+			in := newInput(t, f, 2)
+			done := make(chan struct{})
+			go func() { in.run(t.Context(), 7); close(done) }()
+			synctest.Wait()
+			_, text, _ := in.text(t, 0)
+			for rank, offset := range read {
+				in.progress(uint32(rank), offset)
+				in.ended(uint32(rank))
+			}
+			in.giveBack()
+			<-done
+			at, err := f.Seek(0, io.SeekCurrent)
+			if want := 1000 + int64(min(max(read[0], read[1]), uint64(len(text)))); err != nil || at != want && read[0] < 4096 {
+				t.Errorf("after %v the file is at %d instead of %d, %v", read, at, want, err)
 			}
 		})
 	}

@@ -49,6 +49,9 @@ func (f *Files) leftBehind(args []string) (left []string) {
 		if err != nil || f.have[path] || slices.Contains(made, path) || slices.Contains(left, arg) || len(left) == mostLeftBehind {
 			continue
 		}
+		if f.host && ofHost(path) {
+			continue
+		}
 		if slices.ContainsFunc(hidden, func(folder string) bool { return strings.HasPrefix(path, folder+"/") }) {
 			continue
 		}
@@ -65,6 +68,9 @@ func (f *Files) hintOf(code int) string {
 		real, err := filepath.EvalSymlinks(path)
 		if err != nil {
 			continue
+		}
+		if f.host && ofHost(real) {
+			continue // all that it needs is there
 		}
 		name := filepath.Base(real)
 		if code == exitCommandNotFound && slices.Contains(shells, name) {

@@ -6,8 +6,8 @@
 // only when printed, so none is lost.
 //
 // Locks, outermost first: session.printing (held while a record is printed and acknowledged),
-// stdin.mu (held while a piece is sent), session.mu. window.mu, Status.mu and Timing.mu are taken
-// last, and held for no other.
+// stdin.reading (held while a file is read, and set back), stdin.mu (held while a piece is sent),
+// session.mu. window.mu, Status.mu and Timing.mu are taken last, and held for no other.
 package launch
 
 import (
@@ -26,6 +26,7 @@ import (
 
 	"margay/cluster/client"
 	"margay/cluster/control"
+	"margay/cluster/launch/bring"
 	"margay/cluster/records"
 	"margay/kernel/abi/archive"
 )
@@ -42,7 +43,10 @@ type Options struct {
 	Spec   *control.JobSpec
 	Exec   *control.Exec
 	Files  *Files
-	Label  bool // begin each line with its rank
+	Label  Label
+
+	// Collapse prints equal lines of ranks once, with the ranks. Label is not used then.
+	Collapse bool
 
 	NoRetry bool // when a node is lost during the launch, the job fails
 
@@ -50,10 +54,16 @@ type Options struct {
 	// job, %r the rank, %n the node.
 	OutputFile, ErrorFile string
 
+	Out       []bring.Target // files to bring back when the ranks have ended; Spec.Out has the paths
+	Overwrite bool           // it may replace files
+
 	Stdin          io.Reader // nil for none
+	Lines          bool      // Stdin is a terminal that gives lines: the next one is read when the ranks have read the last
 	Stdout, Stderr io.Writer
 	Signals        <-chan os.Signal // to pass on
+	Suspend        func()           // stops this process until it is continued; nil: a stop of the job does not stop it
 	Status         *Status
+	Terminal       Terminal               // of rank 0 as well: keys go there unchanged; nil: it has pipes
 	Timing         *Timing                // nil: nothing is measured
 	Started        func(job uint32) error // called when the ranks run; an error ends margay run, but no detached job; nil for none
 }
@@ -72,9 +82,13 @@ type session struct {
 	ended   chan *control.JobState // gets the job's last state
 	failed  chan error             // gets why output cannot be written
 
+	homecoming *homecoming
+	places     []*control.Place
+
 	interrupts interrupts
-	insisted   atomic.Bool   // the user has had the job ended
-	passed     atomic.Uint64 // signals passed on: bit N for signal N
+	keys       chan os.Signal // what was asked for at the terminal by an escape
+	insisted   atomic.Bool    // the user has had the job ended
+	passed     atomic.Uint64  // signals passed on: bit N for signal N
 
 	printing sync.Mutex // held while a record is printed: a lost connection may still have some for us
 
@@ -144,18 +158,27 @@ func spoilt(err error) error {
 func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, error) {
 	s := &session{
 		Options: o, printer: newPrinter(o.Stdout, o.Stderr, int(o.Spec.Ranks), o.Label), printed: records.NewReader(),
-		files: newWindow(control.FileWindow), running: make(chan struct{}),
-		ended: make(chan *control.JobState, 1), failed: make(chan error, 1),
+		files: newWindow(control.FileWindow), homecoming: newHomecoming(o), running: make(chan struct{}),
+		ended: make(chan *control.JobState, 1), failed: make(chan error, 1), keys: make(chan os.Signal, 1),
+	}
+	if o.Collapse {
+		s.printer.whole, s.printer.collapse = true, newCollapser(int(o.Spec.Ranks))
 	}
 	s.printer.files.out, s.printer.files.err = o.OutputFile, o.ErrorFile
-	readers := 0
+	readers := 0 // ranks
 	switch o.Spec.Stdin {
 	case control.StdinMode_STDIN_FIRST:
 		readers = 1
 	case control.StdinMode_STDIN_ALL:
 		readers = int(o.Spec.Ranks)
 	}
-	s.stdin = newStdin(o.Stdin, readers, s.send)
+	if o.Terminal != nil {
+		defer o.Terminal.Restore()
+		s.Options.Stdin = &escapeReader{from: o.Stdin, asked: s.keys}
+	}
+	s.stdin = newStdin(s.Options.Stdin, readers, s.send)
+	s.stdin.byLines = o.Lines
+	defer s.stdin.giveBack()
 	var listening sync.WaitGroup // for signals; ends before another session may start
 	defer listening.Wait()
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -169,6 +192,9 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 		return ExitStatus(err), err
 	}
 	defer func() { s.current().Close() }()
+	if o.Collapse {
+		listening.Go(func() { s.collapse(ctx) })
+	}
 	listening.Go(func() {
 		if err := s.forward(ctx, <-early); err != nil {
 			cancel(err)
@@ -179,7 +205,13 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 	} else {
 		go s.sendFiles(ctx)
 	}
+	bringing, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	if len(o.Out) > 0 {
+		go s.bringBack(bringing, s.places)
+	}
 	code, err := s.wait(ctx)
+	code, err = s.broughtBack(stop, code, err)
 	s.printing.Lock()
 	defer s.printing.Unlock()
 	if unwritten := s.printer.finish(); unwritten != nil && code != ExitMargay {
@@ -221,7 +253,7 @@ func (s *session) begin(ctx context.Context, pack func() ([]byte, error)) error 
 		conn.Close()
 		return spoilt(err)
 	}
-	s.job, s.loaded, s.lacking = reply.Job, reply.Loaded, reply.Lacking
+	s.job, s.places, s.loaded, s.lacking = reply.Job, reply.Places, reply.Loaded, reply.Lacking
 	s.printing.Lock()
 	err = s.printer.files.open(reply.Job, reply.Places)
 	s.printing.Unlock()
@@ -229,7 +261,7 @@ func (s *session) begin(ctx context.Context, pack func() ([]byte, error)) error 
 		conn.Close() // serve ends the job
 		return err
 	}
-	s.Status.Logf("job %d: %d ranks on %s", reply.Job, len(reply.Places), nodeList(reply.Places))
+	s.Status.Logf("job %d: %s on %s", reply.Job, numberOf(len(reply.Places)), nodeList(reply.Places))
 	if all := len(s.Exec.GetContents()); all > 0 {
 		s.Status.Logf("job %d: its nodes have %d of %d files of at least %d KiB already", reply.Job, all-len(reply.Lacking), all, archive.MinSize>>10)
 	}
@@ -291,6 +323,9 @@ func (s *session) wait(ctx context.Context) (int, error) {
 			}
 			if s.Spec.Detach {
 				return 0, nil
+			}
+			if err := s.takeTerminal(); err != nil {
+				return ExitMargay, err
 			}
 			if s.Stdin != nil {
 				go s.stdin.run(ctx, s.job)
@@ -383,6 +418,7 @@ func (s *session) reconnect(ctx context.Context) (*control.JobState, error) {
 		}
 		s.Status.Warnf("job %d goes on", s.job)
 		s.stdin.rewind()
+		s.resize()
 		s.state(state)
 		return state, nil
 	}
@@ -410,10 +446,22 @@ func (s *session) result(state *control.JobState) (int, error) {
 	}
 	err := state.Error.Err()
 	if s.insisted.Load() && errors.Is(err, &control.Failure{Code: control.Code_CODE_KILLED}) {
-		err := &Interrupted{unix.SIGINT, fmt.Errorf("job %d was ended by Ctrl-C", s.job)}
+		key := "Ctrl-C"
+		if s.Terminal != nil { // that goes to the rank
+			key = string([]byte{escape, escapeEnd})
+		}
+		err := &Interrupted{unix.SIGINT, fmt.Errorf("job %d was ended by %s", s.job, key)}
 		return ExitStatus(err), err
 	}
 	return int(state.ExitCode), spoilt(err)
+}
+
+// numberOf says how many ranks there are.
+func numberOf(ranks int) string {
+	if ranks == 1 {
+		return "1 rank"
+	}
+	return fmt.Sprintf("%d ranks", ranks)
 }
 
 // countFailed returns how many ranks have not ended well.
@@ -437,6 +485,7 @@ func (s *session) handle(f *control.Frame) {
 		s.stdin.progress(m.Rank, m.Offset)
 	case *control.Rewind:
 		s.stdin.rewind(m.Node)
+		s.resize()
 	case *control.JobState:
 		s.state(m)
 	case *control.LogLine:
@@ -452,18 +501,26 @@ func (s *session) state(m *control.JobState) {
 	s.Timing.measured(m.Job, m.Times)
 	switch m.Phase {
 	case control.JobPhase_JOB_RUNNING:
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		select {
-		case <-s.running:
-		default:
-			close(s.running)
+		s.runs()
+		if m.Collect {
+			s.collect()
 		}
 	case control.JobPhase_JOB_DONE:
 		select {
 		case s.ended <- m:
 		default:
 		}
+	}
+}
+
+// runs notes that the ranks run.
+func (s *session) runs() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.running:
+	default:
+		close(s.running)
 	}
 }
 
@@ -485,6 +542,26 @@ func (s *session) record(m *control.Record) {
 		}
 	}
 	s.send(&control.Ack{Job: m.Job, Node: m.Node, Seq: s.printed.Seen(m.Node)})
+}
+
+// collapse prints the lines that have waited long enough for others that are equal, until ctx ends.
+func (s *session) collapse(ctx context.Context) {
+	tick := time.NewTicker(collapseTime / 4)
+	defer tick.Stop()
+	for {
+		select {
+		case now := <-tick.C:
+			s.printing.Lock()
+			err := s.printer.tick(now)
+			s.printing.Unlock()
+			if err != nil {
+				s.abandon(fmt.Errorf("write output: %w", err))
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // abandon gives the job up. serve ends it when the connection is gone.

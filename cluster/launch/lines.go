@@ -7,8 +7,10 @@ import (
 	"io"
 	"os"
 	"slices"
+	"time"
 
 	"margay/cluster/control"
+	"margay/internal/nodeset"
 )
 
 // Bounds for unfinished lines in memory, in bytes. The rest goes to files.
@@ -23,7 +25,8 @@ type printer struct {
 	out, err io.Writer
 	files    redirects
 	whole    bool // keep lines whole
-	label    bool // begin each line with its rank
+	label    Label
+	collapse *collapser // equal lines of ranks are written once; nil: all are written
 	lines    map[source]*line
 	held     int // bytes of lines in memory
 	limit    int // of held
@@ -41,8 +44,8 @@ type line struct {
 	memory []byte
 }
 
-func newPrinter(out, err io.Writer, ranks int, label bool) *printer {
-	return &printer{out: out, err: err, whole: ranks > 1 || label, label: label, lines: make(map[source]*line), limit: holdLimit}
+func newPrinter(out, err io.Writer, ranks int, label Label) *printer {
+	return &printer{out: out, err: err, whole: ranks > 1 || label != NoLabel, label: label, lines: make(map[source]*line), limit: holdLimit}
 }
 
 // print writes the output that a record brings.
@@ -52,7 +55,10 @@ func (p *printer) print(r *control.Record) error {
 		if err := p.flush(func(from source, _ *line) bool { return from.rank == r.Rank }); err != nil {
 			return err
 		}
-	case len(r.Data) > 0 && (!p.whole || !p.label && p.files.alone(r.Stream)):
+		if p.collapse != nil {
+			p.collapse.ended(r.Rank)
+		}
+	case len(r.Data) > 0 && (!p.whole || p.label == NoLabel && p.files.alone(r.Stream)):
 		if _, err := p.writer(source{r.Rank, r.Stream}).Write(r.Data); err != nil {
 			return err
 		}
@@ -69,7 +75,11 @@ func (p *printer) print(r *control.Record) error {
 
 // finish writes the remaining unfinished lines and closes the output files.
 func (p *printer) finish() error {
-	return errors.Join(p.flush(func(source, *line) bool { return true }), p.files.close())
+	err := p.flush(func(source, *line) bool { return true })
+	if p.collapse != nil {
+		err = errors.Join(err, p.writeGroups(p.collapse.all()))
+	}
+	return errors.Join(err, p.files.close())
 }
 
 // add writes the lines that a record ends, and holds the one that it begins.
@@ -84,7 +94,7 @@ func (p *printer) add(r *control.Record) error {
 				return err
 			}
 		}
-		if err := p.write(from, p.labelled(r.Rank, r.Data[first:last])); err != nil {
+		if err := p.writeLines(from, r.Node, r.Data[first:last]); err != nil {
 			return err
 		}
 	}
@@ -133,21 +143,27 @@ func (p *printer) end(from source, rest []byte) error {
 	l := p.lines[from]
 	delete(p.lines, from)
 	p.held -= len(l.memory)
-	begin := []byte(p.prefix(from.rank))
-	if l.file != nil {
-		defer l.file.Close()
-		if err := p.write(from, begin); err != nil {
-			return err
-		}
-		begin = nil
-		if _, err := l.file.Seek(0, io.SeekStart); err != nil {
-			return fmt.Errorf("read a long line of rank %d: %w", from.rank, err)
-		}
-		if _, err := io.Copy(p.writer(from), l.file); err != nil {
-			return err
-		}
+	if l.file == nil {
+		return p.writeLines(from, l.node, slices.Concat(l.memory, rest))
 	}
-	return p.write(from, slices.Concat(begin, l.memory, rest))
+	defer l.file.Close()
+	begin := []byte(p.prefix(from.rank, l.node))
+	if p.collapse != nil {
+		if err := p.writeGroups(p.collapse.all()); err != nil {
+			return err
+		}
+		begin = fmt.Appendf(nil, "[%d] ", from.rank)
+	}
+	if err := p.write(from, begin); err != nil {
+		return err
+	}
+	if _, err := l.file.Seek(0, io.SeekStart); err != nil {
+		return fmt.Errorf("read a long line of rank %d: %w", from.rank, err)
+	}
+	if _, err := io.Copy(p.writer(from), l.file); err != nil {
+		return err
+	}
+	return p.write(from, slices.Concat(l.memory, rest))
 }
 
 // flush writes an unfinished line and its missing end.
@@ -172,23 +188,65 @@ func (p *printer) flush(which func(source, *line) bool) error {
 	return nil
 }
 
-// labelled is whole lines of a rank as they are written.
-func (p *printer) labelled(rank uint32, lines []byte) []byte {
-	if !p.label {
-		return lines
+// writeLines writes whole lines of a rank.
+func (p *printer) writeLines(from source, node uint32, lines []byte) error {
+	switch {
+	case p.collapse != nil:
+		for line := range bytes.Lines(lines) {
+			if err := p.writeGroups(p.collapse.add(from, line, time.Now())); err != nil {
+				return err
+			}
+		}
+		return nil
+	case p.label == NoLabel:
+		return p.write(from, lines)
 	}
 	var out []byte
 	for line := range bytes.Lines(lines) {
-		out = append(append(out, p.prefix(rank)...), line...)
+		out = append(append(out, p.prefix(from.rank, node)...), line...)
 	}
-	return out
+	return p.write(from, out)
 }
 
-func (p *printer) prefix(rank uint32) string {
-	if !p.label {
-		return ""
+// writeGroups writes each of some lines once, with the ranks that have written it.
+func (p *printer) writeGroups(groups []*group) error {
+	for _, g := range groups {
+		if err := p.write(source{g.ranks[0], g.stream}, fmt.Appendf(nil, "[%s] %s", nodeset.Ranges(g.ranks), g.text)); err != nil {
+			return err
+		}
 	}
-	return fmt.Sprintf("[%d] ", rank)
+	return nil
+}
+
+// tick writes the lines that have waited long enough for others that are equal.
+func (p *printer) tick(now time.Time) error {
+	if p.collapse == nil {
+		return nil
+	}
+	return p.writeGroups(p.collapse.due(now))
+}
+
+// Label says how lines of output begin.
+type Label int
+
+// The labels.
+const (
+	NoLabel Label = iota
+	ByRank        // [3]
+	ByHost        // [node1]
+	ByBoth        // [node1 3]
+)
+
+func (p *printer) prefix(rank, node uint32) string {
+	switch p.label {
+	case ByRank:
+		return fmt.Sprintf("[%d] ", rank)
+	case ByHost:
+		return fmt.Sprintf("[node%d] ", node)
+	case ByBoth:
+		return fmt.Sprintf("[node%d %d] ", node, rank)
+	}
+	return ""
 }
 
 func (p *printer) write(to source, data []byte) error {

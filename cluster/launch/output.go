@@ -14,7 +14,7 @@ import (
 type ReplayOptions struct {
 	Socket         string // of serve
 	Job            uint32
-	Label          bool // lines begin with the rank that wrote them
+	Label          Label
 	Quiet          bool // print the output alone, no notes on standard error
 	Stdout, Stderr io.Writer
 }

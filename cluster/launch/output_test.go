@@ -17,6 +17,12 @@ func said(rank uint32, stream control.Stream, text string) *control.Record {
 	return &control.Record{Rank: rank, Stream: stream, Data: []byte(text)}
 }
 
+// on makes a record one of a node.
+func on(node uint32, r *control.Record) *control.Record {
+	r.Node = node
+	return r
+}
+
 func exited(rank uint32) *control.Record {
 	return &control.Record{Rank: rank, Stream: control.Stream_STREAM_EXIT, Exit: new(control.ExitStatus)}
 }
@@ -26,23 +32,25 @@ func TestPrinter(t *testing.T) {
 	cases := []struct {
 		name     string
 		ranks    int
-		label    bool
+		label    Label
 		records  []*control.Record
 		out, err string
 	}{
-		{"one rank", 1, false, []*control.Record{said(0, stdout, "no end"), said(0, stderr, "x"), said(0, stdout, " of line"), exited(0)}, "no end of line", "x"},
-		{"lines stay whole", 2, false, []*control.Record{
+		{"one rank", 1, NoLabel, []*control.Record{said(0, stdout, "no end"), said(0, stderr, "x"), said(0, stdout, " of line"), exited(0)}, "no end of line", "x"},
+		{"lines stay whole", 2, NoLabel, []*control.Record{
 			said(0, stdout, "a"), said(1, stdout, "b"), said(0, stdout, "a\n"), said(1, stdout, "b\nc"), exited(1), exited(0),
 		}, "aa\nbb\nc\n", ""},
-		{"streams are apart", 2, false, []*control.Record{said(0, stdout, "out"), said(0, stderr, "err\n"), said(0, stdout, "\n")}, "out\n", "err\n"},
-		{"label", 2, true, []*control.Record{said(1, stdout, "a\n\nb\n"), said(0, stderr, "e"), exited(0)}, "[1] a\n[1] \n[1] b\n", "[0] e\n"},
-		{"label of one", 1, true, []*control.Record{said(0, stdout, "a\n")}, "[0] a\n", ""},
-		{"nothing", 2, true, []*control.Record{said(0, stdout, ""), exited(0), exited(1)}, "", ""},
-		{"children go on", 2, false, []*control.Record{
+		{"streams are apart", 2, NoLabel, []*control.Record{said(0, stdout, "out"), said(0, stderr, "err\n"), said(0, stdout, "\n")}, "out\n", "err\n"},
+		{"label", 2, ByRank, []*control.Record{said(1, stdout, "a\n\nb\n"), said(0, stderr, "e"), exited(0)}, "[1] a\n[1] \n[1] b\n", "[0] e\n"},
+		{"label of hosts", 2, ByHost, []*control.Record{on(3, said(1, stdout, "a\nb")), on(3, exited(1))}, "[node3] a\n[node3] b\n", ""},
+		{"both labels", 2, ByBoth, []*control.Record{on(3, said(1, stdout, "a\n"))}, "[node3 1] a\n", ""},
+		{"label of one", 1, ByRank, []*control.Record{said(0, stdout, "a\n")}, "[0] a\n", ""},
+		{"nothing", 2, ByRank, []*control.Record{said(0, stdout, ""), exited(0), exited(1)}, "", ""},
+		{"children go on", 2, NoLabel, []*control.Record{
 			said(0, stdout, "be"), {Rank: 0, Stream: control.Stream_STREAM_EXIT, Open: true}, said(1, stdout, "x\n"), said(0, stdout, "gin"), said(1, stdout, "y"),
 			{Rank: 1, Stream: control.Stream_STREAM_END, Last: true},
 		}, "x\nbegin\ny\n", ""},
-		{"no UTF-8", 2, false, []*control.Record{said(0, stdout, "\xff\x00\n")}, "\xff\x00\n", ""},
+		{"no UTF-8", 2, NoLabel, []*control.Record{said(0, stdout, "\xff\x00\n")}, "\xff\x00\n", ""},
 	}
 	for _, k := range cases {
 		t.Run(k.name, func(t *testing.T) {
@@ -72,7 +80,7 @@ func TestLinesAreNeverTorn(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	p := newPrinter(&out, nil, ranks, false)
+	p := newPrinter(&out, nil, ranks, NoLabel)
 	for left := ranks; left > 0; {
 		rank := random.IntN(ranks)
 		if rest[rank] == "" {
@@ -108,12 +116,12 @@ func TestLongLines(t *testing.T) {
 	temporary := t.TempDir()
 	t.Setenv("TMPDIR", temporary)
 	random := rand.New(rand.NewPCG(check.Seed(t), 2))
-	for _, label := range []bool{false, true} {
+	for _, label := range []Label{NoLabel, ByRank} {
 		const ranks, lines = 4, 3
 		var rest, prefix [ranks]string
 		want := make(map[string]int)
 		for rank := range ranks {
-			if label {
+			if label == ByRank {
 				prefix[rank] = fmt.Sprintf("[%d] ", rank)
 			}
 			for i := range lines {
@@ -161,7 +169,7 @@ func TestLongLines(t *testing.T) {
 // A line that cannot be kept whole is an error that says so.
 func TestLongLineWithoutRoom(t *testing.T) {
 	t.Setenv("TMPDIR", "/no/such/folder")
-	p := newPrinter(new(bytes.Buffer), nil, 2, false)
+	p := newPrinter(new(bytes.Buffer), nil, 2, NoLabel)
 	p.limit = holdPiece
 	err := p.print(said(1, control.Stream_STREAM_STDOUT, strings.Repeat("x", 2*holdPiece)))
 	if !errors.Is(err, os.ErrNotExist) || !strings.HasPrefix(err.Error(), "keep a long line of rank 1 whole: ") {
@@ -178,12 +186,12 @@ func (brokenWriter) Write([]byte) (int, error) { return 0, errBroken }
 
 func TestPrintFails(t *testing.T) {
 	for _, ranks := range []int{1, 2} {
-		p := newPrinter(brokenWriter{}, brokenWriter{}, ranks, false)
+		p := newPrinter(brokenWriter{}, brokenWriter{}, ranks, NoLabel)
 		if err := p.print(said(0, control.Stream_STREAM_STDOUT, "x\n")); !errors.Is(err, errBroken) {
 			t.Errorf("%d ranks: %v", ranks, err)
 		}
 	}
-	p := newPrinter(new(bytes.Buffer), brokenWriter{}, 2, false)
+	p := newPrinter(new(bytes.Buffer), brokenWriter{}, 2, NoLabel)
 	if err := errors.Join(p.print(said(0, control.Stream_STREAM_STDERR, "x")), p.print(exited(1))); err != nil {
 		t.Error(err)
 	}

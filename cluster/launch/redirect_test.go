@@ -50,15 +50,15 @@ func pieces(p *printer) error {
 func TestRedirect(t *testing.T) {
 	for _, c := range []struct {
 		out, err string
-		label    bool
+		label    Label
 		want     map[string]string
 		stderr   string
 	}{
-		{"all", "all", false, map[string]string{"all": "a0a1\ne\nb0b1\n"}, ""},
-		{"out", "", false, map[string]string{"out": "a0a1\nb0b1\n"}, "e\n"},
-		{"out.%j", "err", true, map[string]string{"out.7": "[0] a0a1\n[1] b0b1\n", "err": "[1] e\n"}, ""},
-		{"%r.%n.%%", "", false, map[string]string{"0.0.%": "a0a1\n", "1.3.%": "b0b1"}, "e\n"},
-		{"n%n", "e%r", false, map[string]string{"n0": "a0a1\n", "n3": "b0b1\n", "e0": "", "e1": "e\n"}, ""},
+		{"all", "all", NoLabel, map[string]string{"all": "a0a1\ne\nb0b1\n"}, ""},
+		{"out", "", NoLabel, map[string]string{"out": "a0a1\nb0b1\n"}, "e\n"},
+		{"out.%j", "err", ByRank, map[string]string{"out.7": "[0] a0a1\n[1] b0b1\n", "err": "[1] e\n"}, ""},
+		{"%r.%n.%%", "", NoLabel, map[string]string{"0.0.%": "a0a1\n", "1.3.%": "b0b1"}, "e\n"},
+		{"n%n", "e%r", NoLabel, map[string]string{"n0": "a0a1\n", "n3": "b0b1\n", "e0": "", "e1": "e\n"}, ""},
 	} {
 		t.Run(c.out+" "+c.err, func(t *testing.T) {
 			dir := t.TempDir()
@@ -90,7 +90,7 @@ func TestRedirect(t *testing.T) {
 
 // A file that cannot be made, and a full disk, are errors that name the file.
 func TestRedirectFails(t *testing.T) {
-	p := newPrinter(nil, nil, 2, false)
+	p := newPrinter(nil, nil, 2, NoLabel)
 	p.files.out = filepath.Join(t.TempDir(), "none", "out")
 	if err := p.files.open(7, twoRanks); !errors.Is(err, os.ErrNotExist) || !strings.HasPrefix(err.Error(), "output of rank 0: open ") {
 		t.Error(err)

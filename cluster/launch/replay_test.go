@@ -28,7 +28,7 @@ func TestReplay(t *testing.T) {
 	var out, errs bytes.Buffer
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	err := Replay(ctx, ReplayOptions{Socket: s.socket, Job: 5, Label: true, Stdout: &out, Stderr: &errs})
+	err := Replay(ctx, ReplayOptions{Socket: s.socket, Job: 5, Label: ByRank, Stdout: &out, Stderr: &errs})
 	if err == nil || err.Error() != "some is missing" || out.String() != "[0] ab\n[0] end\n" ||
 		errs.String() != "[1] e\nmargay: 1 file written by ranks was not kept: x\n" {
 		t.Errorf("%v; printed %q and %q", err, out.String(), errs.String())

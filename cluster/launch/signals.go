@@ -15,8 +15,9 @@ import (
 	"margay/internal/nodeset"
 )
 
-// insist is how soon a second interrupt must follow the first to end the job whatever its ranks do.
-const insist = 3 * time.Second
+// insistTime is how soon a second interrupt must follow the first to end the job whatever its ranks
+// do.
+const insistTime = 3 * time.Second
 
 // hangUp is how long ranks have after their terminal has gone before the job is ended.
 const hangUp = time.Second
@@ -70,7 +71,7 @@ func (i *interrupts) next(now time.Time) insistence {
 	switch {
 	case i.ending:
 		return leave
-	case !i.last.IsZero() && now.Sub(i.last) < insist:
+	case !i.last.IsZero() && now.Sub(i.last) < insistTime:
 		i.ending = true
 		return end
 	}
@@ -93,13 +94,58 @@ func (s *session) early(ctx context.Context, cancel context.CancelCauseFunc) (he
 				return append(held, sig)
 			default:
 			}
-			if sig == unix.SIGUSR1 || sig == unix.SIGUSR2 {
+			switch sig {
+			case unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT:
+				cancel(&Interrupted{Signal: sig.(syscall.Signal)})
+				return nil
+			case unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU:
+				s.suspend()
+			case unix.SIGCONT, unix.SIGWINCH: // they are about what was before the ranks
+			default:
 				held = append(held, sig)
-				continue
 			}
-			cancel(&Interrupted{Signal: sig.(syscall.Signal)})
-			return nil
 		}
+	}
+}
+
+// suspend stops this process, if it can be.
+func (s *session) suspend() {
+	if s.Suspend != nil {
+		s.Suspend()
+	}
+}
+
+// stopGrace is how long ranks that catch SIGTSTP have before they are stopped.
+const stopGrace = 100 * time.Millisecond
+
+// stopTimeout bounds how long this process goes on when serve does not answer that the ranks stop.
+const stopTimeout = 5 * time.Second
+
+// stop stops the ranks and then this process, until it is continued, and then the ranks continue.
+// They have been sent the signal that asks for it. Linux alone would not stop them: no shell of
+// theirs could continue them.
+func (s *session) stop(ctx context.Context) {
+	select {
+	case <-time.After(stopGrace):
+	case <-ctx.Done():
+		return
+	}
+	asking, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	_, err := s.current().Call(asking, &control.Kill{Job: s.job, Rank: control.None, Signal: int32(unix.SIGSTOP)})
+	if ctx.Err() != nil {
+		return // the job has ended
+	}
+	if err != nil {
+		s.Status.Warnf("the ranks of job %d may go on: %v", s.job, err)
+	}
+	if s.Terminal != nil {
+		s.Terminal.Restore()
+	}
+	s.suspend()
+	s.send(&control.Signal{Job: s.job, Rank: control.None, Signal: int32(unix.SIGCONT)})
+	if err := s.takeTerminal(); err != nil {
+		s.Status.Warnf("%v", err)
 	}
 }
 
@@ -119,14 +165,23 @@ func (s *session) forward(ctx context.Context, early []os.Signal) error {
 			if err := s.forwardOne(ctx, sig.(syscall.Signal)); err != nil {
 				return err
 			}
+		case sig := <-s.keys:
+			if err := s.forwardOne(ctx, sig.(syscall.Signal)); err != nil {
+				return err
+			}
 		}
 	}
 }
 
 func (s *session) forwardOne(ctx context.Context, sig syscall.Signal) error {
+	if s.forTerminal(sig) {
+		return nil
+	}
 	s.passed.Or(1 << sig)
 	s.send(&control.Signal{Job: s.job, Rank: control.None, Signal: int32(sig)})
 	switch sig {
+	case unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU:
+		s.stop(ctx)
 	case unix.SIGHUP:
 		select {
 		case <-time.After(hangUp):
@@ -136,16 +191,21 @@ func (s *session) forwardOne(ctx context.Context, sig syscall.Signal) error {
 	case unix.SIGINT:
 		switch s.interrupts.next(time.Now()) {
 		case announce:
-			s.Status.Warnf("SIGINT is sent to the ranks of job %d; Ctrl-C again within %d s ends the job", s.job, insist/time.Second)
+			s.Status.Warnf("SIGINT is sent to the ranks of job %d; Ctrl-C again within %d s ends the job", s.job, insistTime/time.Second)
 		case end:
-			s.insisted.Store(true)
-			s.Status.Warnf("ending job %d", s.job)
-			s.send(&control.Kill{Job: s.job, Rank: control.None, Force: true})
+			s.insist()
 		case leave:
 			return &Interrupted{Signal: sig}
 		}
 	}
 	return nil
+}
+
+// insist has the job ended, whatever its ranks do.
+func (s *session) insist() {
+	s.insisted.Store(true)
+	s.Status.Warnf("ending job %d", s.job)
+	s.send(&control.Kill{Job: s.job, Rank: control.None, Force: true})
 }
 
 // Describe says how a rank ended.

@@ -53,7 +53,7 @@ func TestInterrupts(t *testing.T) {
 	}{
 		{"twice", []time.Duration{0, 2 * time.Second}, []insistence{announce, end}},
 		{"slowly", []time.Duration{0, 4 * time.Second, 4 * time.Second, time.Second}, []insistence{announce, announce, announce, end}},
-		{"the limit", []time.Duration{0, insist, insist - 1}, []insistence{announce, announce, end}},
+		{"the limit", []time.Duration{0, insistTime, insistTime - 1}, []insistence{announce, announce, end}},
 		{"thrice", []time.Duration{0, time.Second, time.Hour}, []insistence{announce, end, leave}},
 	} {
 		var i interrupts

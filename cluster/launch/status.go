@@ -49,7 +49,8 @@ type Progress struct {
 	shown   time.Time
 }
 
-// Progress begins to show how something of the given size, in bytes, gets on.
+// Progress begins to show how something of the given size, in bytes, gets on. The size is 0 if it
+// is not known.
 func (s *Status) Progress(what string, total int64) *Progress {
 	return &Progress{status: s, what: what, total: total, started: time.Now()}
 }
@@ -63,7 +64,11 @@ func (p *Progress) Set(done int64) {
 	p.shown = now
 	p.status.mu.Lock()
 	defer p.status.mu.Unlock()
-	fmt.Fprintf(p.status.W, "\r\x1b[Kmargay: %s: %d of %d MiB", p.what, done>>20, p.total>>20)
+	of := ""
+	if p.total > 0 {
+		of = fmt.Sprintf(" of %d", p.total>>20)
+	}
+	fmt.Fprintf(p.status.W, "\r\x1b[Kmargay: %s: %d%s MiB", p.what, done>>20, of)
 }
 
 // Done ends the showing.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 
 	"google.golang.org/protobuf/proto"
@@ -13,11 +14,13 @@ import (
 	"margay/internal/cond"
 )
 
-// Bounds of standard input on the way: how far it may be ahead of the rank that has taken the
-// least, and the size of one piece, in bytes.
+// Bounds of standard input on the way, in bytes: how far it may be ahead of the rank that has read
+// the least, and the size of one piece. It is never further ahead than that rank has read already,
+// but for the first bytes, so that a job that reads little leaves the rest to the shell.
 const (
 	stdinWindow = 128 << 10
 	stdinPiece  = 16 << 10
+	stdinFirst  = 4 << 10
 )
 
 // stdin passes standard input on. What not every rank has taken yet is held, to be sent again when
@@ -34,6 +37,11 @@ type stdin struct {
 	base    uint64            // offset of held[0]
 	eof     bool              // nothing comes after held
 	err     error             // why it could not be read to its end
+	most    uint64            // how much the rank that has read the most has read
+	over    bool              // nothing more is read
+
+	byLines bool       // from is a terminal: a line is read when all before it was
+	reading sync.Mutex // held while a file is read
 }
 
 // newStdin makes the standard input of the given ranks.
@@ -52,8 +60,12 @@ func (s *stdin) run(ctx context.Context, job uint32) {
 	s.job = job
 	s.mu.Unlock()
 	buf := make([]byte, stdinPiece)
-	for s.wanted(ctx) {
-		n, err := s.from.Read(buf)
+	for {
+		most := s.wanted(ctx)
+		if most == 0 {
+			return
+		}
+		n, err := s.read(buf[:most])
 		s.mu.Lock()
 		offset := s.base + uint64(len(s.held))
 		s.held = append(s.held, buf[:n]...)
@@ -69,12 +81,68 @@ func (s *stdin) run(ctx context.Context, job uint32) {
 	}
 }
 
-// wanted waits until another piece may be read and reports whether any rank is there for it.
-func (s *stdin) wanted(ctx context.Context) bool {
+// read reads a piece. Of a file nothing is read any more once it has been given back.
+func (s *stdin) read(buf []byte) (int, error) {
+	if fileOf(s.from) == nil {
+		return s.from.Read(buf)
+	}
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	s.mu.Lock()
+	over := s.over
+	s.mu.Unlock()
+	if over {
+		return 0, io.EOF
+	}
+	return s.from.Read(buf)
+}
+
+// fileOf returns r if it is a regular file, whose position can be set.
+func fileOf(r io.Reader) *os.File {
+	f, ok := r.(*os.File)
+	if !ok {
+		return nil
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil
+	}
+	return f
+}
+
+// giveBack sets the position of a file to where the ranks have read, for the program that reads it
+// next.
+func (s *stdin) giveBack() {
+	f := fileOf(s.from)
+	if f == nil {
+		return
+	}
+	s.reading.Lock()
+	defer s.reading.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	err := cond.Wait(ctx, &s.changed, func() bool { return len(s.held) <= stdinWindow-stdinPiece || len(s.taken) == 0 })
-	return err == nil && len(s.taken) > 0
+	s.over = true
+	if end := s.base + uint64(len(s.held)); s.most < end {
+		_, _ = f.Seek(-int64(end-s.most), io.SeekCurrent)
+	}
+}
+
+// wanted waits until another piece may be read, and returns how many bytes; 0 if no rank is there
+// for them.
+func (s *stdin) wanted(ctx context.Context) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	room := func() int {
+		switch ahead := min(max(s.base, stdinFirst), stdinWindow); {
+		case len(s.taken) == 0 || s.byLines && len(s.held) > 0:
+			return 0
+		default:
+			return min(int(ahead)-len(s.held), stdinPiece)
+		}
+	}
+	if cond.Wait(ctx, &s.changed, func() bool { return room() > 0 || len(s.taken) == 0 }) != nil {
+		return 0
+	}
+	return room()
 }
 
 // unread returns why standard input could not be read to its end, nil if it could. To the ranks it
@@ -91,6 +159,7 @@ func (s *stdin) progress(rank uint32, offset uint64) {
 	defer s.mu.Unlock()
 	if _, reads := s.taken[rank]; reads {
 		s.taken[rank] = max(s.taken[rank], offset)
+		s.most = max(s.most, min(offset, s.base+uint64(len(s.held))))
 		s.release()
 	}
 }

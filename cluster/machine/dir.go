@@ -19,20 +19,22 @@ import (
 // DefaultName is the name of a machine that is given none.
 const DefaultName = "default"
 
-// Dir is the folder of one machine: everything that its processes share, and nothing else. It is made by machine up and
-// removed by machine down. The holder has it locked for as long as it lives.
+// Dir is the folder of one machine: it holds everything that the machine's processes share, and
+// nothing else. machine up makes it and machine down removes it. The holder keeps it locked for as
+// long as it lives.
 type Dir string
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$`)
 
-// baseVariable is the variable of the environment that names the folder of all machines.
+// baseVariable is the environment variable that names the folder of all machines.
 const baseVariable = "MARGAY_DIR"
 
-// runtimeVariable is the variable of the environment that names a folder of the user's that does not outlive its session.
+// runtimeVariable is the environment variable that names a folder of the user's that does not
+// outlive its session.
 const runtimeVariable = "XDG_RUNTIME_DIR"
 
-// Base is the absolute path of the folder of all machines of this user: MARGAY_DIR if that is set, else a folder of the user's that
-// does not outlive the host's next start.
+// Base is the absolute path of the folder of all machines of this user: MARGAY_DIR if that is set,
+// else a folder of the user's that does not outlive the host's next start.
 func Base() (string, error) {
 	if dir := os.Getenv(baseVariable); dir != "" {
 		return filepath.Abs(dir)
@@ -53,7 +55,7 @@ func DirOf(name string) (Dir, error) {
 		return "", err
 	}
 	d := Dir(filepath.Join(base, name))
-	// Linux takes no longer names for sockets.
+	// Linux accepts no longer names for sockets.
 	if longest := d.Port("service"); len(longest) > 107 {
 		return "", fmt.Errorf("%s is too long for a socket's name: set MARGAY_DIR to a shorter path", longest)
 	}
@@ -114,21 +116,23 @@ func (d Dir) lock() (*os.File, error) {
 	return f, nil
 }
 
-// holderByte is the byte of a lock file, beyond what is in it, that the holder has locked as a process. Linux says of such a lock which
-// process has it, and of the lock of the bytes before, which no other descriptor of the file can spoil, it does not.
+// holderByte is the byte of a lock file, beyond its contents, that the holder locks as a process.
+// Linux names the process that has such a lock. The bytes before it have a lock of the open file,
+// which no other descriptor of the file can release; Linux does not name its process.
 const holderByte = 1 << 20
 
-// lockOpen locks a file for as long as it is open, if nobody else has it locked.
+// lockOpen locks a file for as long as it is open, unless it is locked already.
 func lockOpen(f *os.File) error {
 	return unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Len: holderByte})
 }
 
-// lockAsHolder locks a file for the calling process until that closes any descriptor of it.
+// lockAsHolder locks a file for the calling process until the process closes any descriptor of it.
 func lockAsHolder(f *os.File) error {
 	return unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: holderByte, Len: 1})
 }
 
-// lockedBy returns the other process that has a file locked as its holder, 0 if there is none that this process can see.
+// lockedBy returns the other process that has a file locked as its holder, or 0 if there is none
+// that this process can see.
 func lockedBy(f *os.File) int {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: holderByte, Len: 1}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_GETLK, &lock); err != nil || lock.Type == unix.F_UNLCK {
@@ -137,8 +141,8 @@ func lockedBy(f *os.File) int {
 	return max(0, int(lock.Pid)) // it is -1 when no process has the lock, but an open file
 }
 
-// isLocked reports whether somebody else has a file locked. It asks for the lock and does not take it, which would be in the way of who is
-// just about to.
+// isLocked reports whether another process or open file has a file locked. It queries the lock and
+// does not take it: taking it would make a concurrent attempt to lock the file fail.
 func isLocked(f *os.File) bool {
 	whole := unix.Flock_t{Type: unix.F_WRLCK}
 	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &whole)
@@ -150,8 +154,9 @@ func writeAt(f *os.File, text string) error {
 	return err
 }
 
-// Holder returns the pid of the machine's holder, and whether it lives. A pid without life is that of a holder that was
-// killed; 0 means that there never was one, or that it is just beginning.
+// Holder returns the pid of the machine's holder, and whether it lives. The pid of a holder that
+// does not live remains from one that was killed; 0 means that there never was a holder, or that it
+// is just starting.
 func (d Dir) Holder() (pid int, alive bool) {
 	f, err := openFile(d.lockFile(), os.O_RDONLY)
 	if err != nil {
@@ -216,7 +221,8 @@ func List() ([]Dir, error) {
 	return dirs, err
 }
 
-// Others returns the names in a folder of all machines that look like machines' and are none of this user's.
+// Others returns the names in a folder of all machines that look like machines' but do not belong
+// to machines of this user.
 func Others(base string) (names []string) {
 	entries, _ := os.ReadDir(base)
 	for _, e := range entries {
@@ -235,8 +241,8 @@ func (d Dir) writeSpec(s Spec) error {
 	return writeFile(d.specFile(), append(text, '\n'))
 }
 
-// ReadSpec returns what the machine was made from. The error is ErrNoMachine where the folder is missing or no machine's. It names the
-// command that makes the machine.
+// ReadSpec returns the spec from which the machine was made. The error is ErrNoMachine if the
+// folder is missing or not a machine's. It names the command that makes the machine.
 func (d Dir) ReadSpec() (Spec, error) {
 	if err := d.check(); err != nil {
 		if foreign := (*foreignError)(nil); errors.Is(err, ErrNoMachine) && !errors.As(err, &foreign) {
@@ -269,7 +275,8 @@ func (d Dir) upCommand() string {
 // ErrNoMachine reports a name that no machine has.
 var ErrNoMachine = errors.New("there is no such machine")
 
-// missing is the ErrNoMachine of this folder. It says where machines are: MARGAY_DIR may be relative.
+// missing is the ErrNoMachine of this folder. It names the folder of all machines, because
+// MARGAY_DIR may be relative.
 func (d Dir) missing() error {
 	return fmt.Errorf("machine %s: %w in %s", d.Name(), ErrNoMachine, filepath.Dir(string(d)))
 }

@@ -71,7 +71,7 @@ func TestMain(m *testing.M) {
 // base makes a folder for machines.
 func base(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "margay") // that of the test can be too long for a socket's name
+	dir, err := os.MkdirTemp("", "margay") // t.TempDir can be too long for a socket's name
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func base(t *testing.T) string {
 	return dir
 }
 
-// created makes the folder of a machine, which nobody holds.
+// created makes the folder of a machine without a holder.
 func created(t *testing.T, name string) Dir {
 	t.Helper()
 	d, err := DirOf(name)
@@ -95,7 +95,7 @@ func created(t *testing.T, name string) Dir {
 	return d
 }
 
-// hold starts a process that holds the machine. Its end is awaited.
+// hold starts a process that holds the machine. The test waits for its end.
 func hold(t *testing.T, d Dir) *exec.Cmd {
 	t.Helper()
 	exe, err := os.Executable()
@@ -147,7 +147,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// Nobody else may look into a machine's folder, or have made it.
+// No other user may read a machine's folder, or have made it.
 func TestPermissions(t *testing.T) {
 	dir := base(t)
 	d := created(t, "m")
@@ -213,7 +213,7 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// Those who look whether a machine is held are not in the way of a holder that begins.
+// A check whether a machine is held does not disturb a holder that starts.
 func TestLookingIsNotHolding(t *testing.T) {
 	base(t)
 	d := created(t, "m")
@@ -241,7 +241,8 @@ func TestLookingIsNotHolding(t *testing.T) {
 	<-stopped
 }
 
-// Looking for a machine is not in the way of who makes it, and finds a machine or none, never somebody else's folder.
+// A lookup of a machine does not disturb the process that makes it. It finds a machine or none,
+// never a foreign folder.
 func TestLookWhileMaking(t *testing.T) {
 	base(t)
 	d, err := DirOf("m")
@@ -281,7 +282,7 @@ func TestLookWhileMaking(t *testing.T) {
 	}
 }
 
-// The lock of a holder that was killed is nobody's, and its machine is cleared away.
+// A holder that was killed leaves no lock, and machine up removes its machine.
 func TestStaleLock(t *testing.T) {
 	base(t)
 	d := created(t, "m")
@@ -343,7 +344,7 @@ func TestDown(t *testing.T) {
 	}
 }
 
-// A holder that has not said yet who it is gets no signal, and nobody else does.
+// A holder that has not written its pid yet gets no signal, and neither does another process.
 func TestDownOfNobody(t *testing.T) {
 	base(t)
 	d := created(t, "m")
@@ -409,7 +410,7 @@ func TestSpecFile(t *testing.T) {
 	}
 }
 
-// What an earlier serve has left of its socket is in nobody's way.
+// The socket that an earlier serve left does not block the next one.
 func TestStaleSocket(t *testing.T) {
 	base(t)
 	d := created(t, "m")

@@ -17,8 +17,10 @@ import (
 // downWait bounds how long a holder may take to end its machine.
 const downWait = 15 * time.Second
 
-// Down ends a machine and removes its folder. The error is ErrNoMachine, and nothing is touched, where the folder is missing or no
-// machine's. A machine that is made in its place meanwhile is left alone. told gets notices about jobs that the history of the machine lacks.
+// Down ends a machine and removes its folder. If the folder is missing or not a machine's, the
+// error is ErrNoMachine, and Down touches nothing. It leaves alone a machine that is made in the
+// same place while Down runs. The callback gets notices about jobs that the history of the machine
+// lacks.
 func Down(ctx context.Context, d Dir, told func(format string, args ...any)) error {
 	if err := d.check(); err != nil {
 		return err
@@ -32,15 +34,16 @@ func Down(ctx context.Context, d Dir, told func(format string, args ...any)) err
 	return (&ending{Dir: d, making: making, notice: told}).run(ctx)
 }
 
-// ending is the end of one machine. Another one may take its folder at any time after its holder has ended.
+// ending is the end of one machine. Another machine may take its folder at any time after its
+// holder has ended.
 type ending struct {
 	Dir
-	making *os.File // the file that was made with the machine, by which it is known; nil: it has none
+	making *os.File // identifies the machine, and was made with it; nil: it has none
 	told   bool     // its holder has been signalled
 	notice func(format string, args ...any)
 }
 
-// isStill reports whether the folder is that of the same machine.
+// isStill reports whether the folder still belongs to the same machine.
 func (e *ending) isStill() bool {
 	if e.making == nil {
 		_, err := os.Lstat(e.makingFile())
@@ -85,7 +88,8 @@ func (e *ending) run(ctx context.Context) error {
 	}
 }
 
-// signal sends a signal to the machine's holder and reports whether there was one. What the lock file says is nothing to go by here.
+// signal sends a signal to the machine's holder and reports whether there was one. It does not rely
+// on the contents of the lock file.
 func (e *ending) signal(s os.Signal) (sent bool, err error) {
 	f, err := openFile(e.lockFile(), os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -96,7 +100,7 @@ func (e *ending) signal(s os.Signal) (sent bool, err error) {
 	}
 	defer f.Close()
 	pid := lockedBy(f)
-	if pid == 0 || !e.isStill() { // a machine's lock file is made after the file by which it is known
+	if pid == 0 || !e.isStill() { // a machine's lock file is made after its making file
 		return false, nil
 	}
 	p, err := os.FindProcess(pid)
@@ -104,7 +108,7 @@ func (e *ending) signal(s os.Signal) (sent bool, err error) {
 		return false, err
 	}
 	defer func() { _ = p.Release() }()
-	if lockedBy(f) != pid { // it ended before it was found, and another may have its number
+	if lockedBy(f) != pid { // it ended before it was found, and its pid may have been reused
 		return false, nil
 	}
 	if err := p.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -113,8 +117,9 @@ func (e *ending) signal(s os.Signal) (sent bool, err error) {
 	return true, nil
 }
 
-// remove removes the machine's folder, and that of all machines when it was the last one and nobody has named it. It reports whether the
-// machine is gone; it is not while a holder has it. No other machine takes the folder meanwhile.
+// remove removes the machine's folder. After the last machine it also removes the folder of all
+// machines, unless the user has named that. It reports whether the machine is gone, which it is not
+// while it has a holder. No other machine can take the folder while remove runs.
 func (e *ending) remove() (gone bool, err error) {
 	base, err := lockBase(filepath.Dir(string(e.Dir)))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -130,7 +135,8 @@ func (e *ending) remove() (gone bool, err error) {
 	if _, alive := e.Holder(); alive {
 		return false, nil
 	}
-	// Once there is a holder the files of a machine are whole: if it was ended here, who makes the machine writes no more of them.
+	// Once there is a holder the files of a machine are complete: if it was ended here, machine up
+	// writes no further files.
 	if !e.told && e.making != nil && isLocked(e.making) {
 		return false, fmt.Errorf("machine %s: %w; end that one first", e.Name(), errBeingMade)
 	}
@@ -142,7 +148,8 @@ func (e *ending) remove() (gone bool, err error) {
 	return true, nil
 }
 
-// settleHistory has what the last serve of the machine could not write tried once more, or counted, before the machine's files go.
+// settleHistory retries the history records that the machine's last serve could not write, or
+// counts them, before the machine's files are removed.
 func (d Dir) settleHistory(told func(format string, args ...any)) {
 	spec, err := d.ReadSpec()
 	if err != nil || spec.history() == nil {

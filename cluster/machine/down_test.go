@@ -24,7 +24,7 @@ func endingOf(t *testing.T, d Dir) *ending {
 	return &ending{Dir: d, making: making, notice: t.Logf}
 }
 
-// Whoever ends a machine leaves one alone that was made in its place, in any state.
+// The end of a machine leaves alone another one that was made in its place, in any state.
 func TestDownOfAnother(t *testing.T) {
 	base(t)
 	d := created(t, "m")

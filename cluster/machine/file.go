@@ -12,8 +12,9 @@ import (
 	"margay/cluster/way"
 )
 
-// openFile opens a file of a machine, and makes it if flag has os.O_CREATE. It follows no link, waits for no pipe, and takes nothing but a
-// regular file of this user's that has no other name: what is written to a machine's file is written nowhere else.
+// openFile opens a file of a machine, and makes it if flag has os.O_CREATE. It follows no link,
+// waits for no pipe, and accepts only a regular file of this user's with a single name, so that
+// data for a machine's file is written nowhere else.
 func openFile(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {
@@ -21,7 +22,7 @@ func openFile(path string, flag int) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && (!info.Mode().IsRegular() || way.UID(info) != os.Getuid() || info.Sys().(*syscall.Stat_t).Nlink > 1) {
-		err = fmt.Errorf("%s is no file of a machine's: a regular one of this user's, with one name", path)
+		err = fmt.Errorf("%s is not a machine's file: it must be a regular file of this user with a single name", path)
 	}
 	if err != nil {
 		f.Close()

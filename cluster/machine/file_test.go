@@ -15,8 +15,8 @@ import (
 	"margay/kernel/abi/node"
 )
 
-// What is written to a machine's files goes nowhere else, neither through a symbolic link nor because a file has another name, and
-// nothing is read from elsewhere.
+// Data for a machine's files goes nowhere else, neither through a symbolic link nor through a
+// second name of a file, and nothing is read from elsewhere.
 func TestFilesElsewhere(t *testing.T) {
 	const text = `{"name": "m"}`
 	quick := []string{"/proc/self/exe", "-test.run=^$"}
@@ -79,7 +79,7 @@ func TestFilesElsewhere(t *testing.T) {
 	}
 }
 
-// A pipe in the place of a file keeps nobody waiting.
+// A pipe in the place of a file blocks no caller.
 func TestPipeForFile(t *testing.T) {
 	base(t)
 	d := created(t, "m")
@@ -119,7 +119,8 @@ func TestDownOfHolder(t *testing.T) {
 	}
 }
 
-// A process that only looks at the lock file, or takes the machine's lock as a file, is no holder.
+// A process that only queries the lock file, or takes the machine's lock as a file, is not a
+// holder.
 func TestHolderIsAProcess(t *testing.T) {
 	base(t)
 	d := created(t, "m")

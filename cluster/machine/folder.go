@@ -15,22 +15,23 @@ import (
 	"margay/cluster/way"
 )
 
-// A folder is a machine's when it has the marker: a regular file of this user's, of this name and with this text. It is the first
-// thing that machine up makes in a folder and the last that is removed from it, so it is there whenever anything else of a
-// machine is.
+// A folder is a machine's when it has the marker: a regular file of this user's, with this name and
+// this text. The marker is the first file that machine up makes in a folder and the last one that
+// is removed from it, so it exists whenever any other part of a machine does.
 const (
 	markerName = "margay-machine"
-	makingName = "making" // locked by whoever makes the machine
+	makingName = "making" // locked while machine up makes the machine
 	markerText = "This folder belongs to a machine. margay machine up made it, margay machine down removes it.\n"
 )
 
 // parts are the folders in a machine's folder that machine up makes.
 var parts = []string{"log", "ports", "nodes"}
 
-// known are the names in a machine's folder that are a machine's, besides the marker. Nothing else in it is ever removed.
+// known are the names in a machine's folder that are a machine's, besides the marker. Nothing else
+// in it is ever removed.
 var known = append([]string{"serve.sock", "lock", makingName, "machine.json", "key.pem", "state.db", "output", imageName}, parts...)
 
-// foreignError reports that what has a machine's name is no machine's folder.
+// foreignError reports that a machine's name belongs to a file or folder that is not a machine's.
 type foreignError struct{ path, why string }
 
 func (e *foreignError) Error() string {
@@ -40,7 +41,8 @@ func (e *foreignError) Error() string {
 // Is makes it an ErrNoMachine.
 func (e *foreignError) Is(target error) bool { return target == ErrNoMachine }
 
-// machines is the open folder of all machines. It is locked for the moment in which one machine is claimed or removed.
+// machines is the open folder of all machines. It is locked while one machine is claimed or
+// removed.
 type machines struct {
 	path string
 	root *os.Root
@@ -55,7 +57,7 @@ func allMachines(path string) way.Folder {
 // made looks at a folder, and makes it for this user alone if it is missing.
 var made = way.Made(0o700)
 
-// makeBase makes the folder of all machines, and those before it, where they are missing, and locks it.
+// makeBase makes the folder of all machines and its missing parents, and locks it.
 func makeBase(path string) (*machines, error) {
 	for {
 		err := allMachines(path).Check(made)
@@ -73,7 +75,8 @@ func makeBase(path string) (*machines, error) {
 	}
 }
 
-// foreignRuntime adds to an error the reason that users forget: su and sudo may leave them with a folder of the one they were.
+// foreignRuntime adds to an error a cause that users overlook: su and sudo may leave them with the
+// runtime folder of the previous user.
 func foreignRuntime(err error) error {
 	dir := os.Getenv(runtimeVariable)
 	info, failed := os.Stat(dir)
@@ -87,7 +90,8 @@ func foreignRuntime(err error) error {
 	return err
 }
 
-// lockBase opens and locks the folder of all machines. The error is fs.ErrNotExist where there is none.
+// lockBase opens and locks the folder of all machines. The error is fs.ErrNotExist if there is
+// none.
 func lockBase(path string) (*machines, error) {
 	b, err := openBase(path)
 	if err != nil {
@@ -140,7 +144,8 @@ func (b *machines) close() {
 	b.root.Close()
 }
 
-// isStill reports whether path names what the file f has open. The error is fs.ErrNotExist if it does not.
+// isStill reports whether path names the file that f has open. The error is fs.ErrNotExist if it
+// does not.
 func isStill(path string, f *os.File) error {
 	opened, err := f.Stat()
 	if err != nil {
@@ -168,19 +173,20 @@ func notOwn(info fs.FileInfo) string {
 	return ""
 }
 
-// condition is what is found in place of a machine's folder.
+// condition describes the folder that has a machine's name.
 type condition int
 
 const (
-	empty  condition = iota // nothing is in it: anybody may have made it
+	empty  condition = iota // it has no files: any program may have made it
 	begun                   // machine up was interrupted before the marker was whole
 	marked                  // a machine's
 )
 
-// open opens the folder of a machine without following a link. The error is fs.ErrNotExist or a foreignError where there is no such folder.
+// open opens the folder of a machine without following a link. The error is fs.ErrNotExist or a
+// foreignError if there is no such folder.
 func (b *machines) open(name string) (*os.Root, condition, error) {
 	for range 100 {
-		// A machine of this name may be removed and another one made between two looks.
+		// Between two looks, a machine of this name may be removed and another one made.
 		if root, c, err := b.look(name); !errors.Is(err, errExchanged) {
 			return root, c, err
 		}
@@ -188,7 +194,7 @@ func (b *machines) open(name string) (*os.Root, condition, error) {
 	return nil, 0, &foreignError{filepath.Join(b.path, name), "it is being exchanged"}
 }
 
-// errExchanged reports that a folder is no longer the one that was looked at.
+// errExchanged reports that another folder has replaced the one that was looked at.
 var errExchanged = errors.New("another folder is in its place")
 
 func (b *machines) look(name string) (*os.Root, condition, error) {
@@ -219,7 +225,8 @@ func (b *machines) look(name string) (*os.Root, condition, error) {
 	return root, c, nil
 }
 
-// recognise finds out whether an open folder is a machine's. The error is a foreignError if it is not.
+// recognise determines whether an open folder is a machine's. The error is a foreignError if it is
+// not.
 func recognise(root *os.Root, path string) (condition, error) {
 	names, err := list(root)
 	if err != nil {
@@ -244,14 +251,14 @@ func recognise(root *os.Root, path string) (condition, error) {
 	return 0, &foreignError{path, fmt.Sprintf("its file %s is not a machine's: %v", markerName, err)}
 }
 
-// readMarker returns what the marker of a folder says.
+// readMarker returns the text of a folder's marker.
 func readMarker(root *os.Root) (string, error) {
 	info, err := root.Lstat(markerName)
 	if err != nil {
 		return "", err
 	}
 	if !info.Mode().IsRegular() || way.UID(info) != os.Getuid() {
-		return "", errors.New("it is no regular file of this user")
+		return "", errors.New("it is not a regular file of this user")
 	}
 	f, err := root.OpenFile(markerName, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -279,11 +286,11 @@ type making struct {
 	base *machines
 	name string
 	root *os.Root // nil until there is one
-	file *os.File // lock of whoever makes the machine
+	file *os.File // locked while machine up makes the machine
 }
 
-// steps are what makes a folder a machine's, in order: the next machine up recognises what any number of them leave. A folder that was
-// there is one that open knows.
+// steps are the steps that make a folder a machine's, in order. The next machine up recognises the
+// result of any number of them. A folder that existed before is one that open accepts.
 func (m *making) steps() []func() error {
 	var marker *os.File
 	steps := []func() error{
@@ -317,19 +324,20 @@ func (m *making) steps() []func() error {
 	)
 }
 
-// create makes a machine's folder and its parts in a place where nothing of a machine is. It is the caller's while the returned file is
-// open. When it fails, as on a full disk, it leaves nothing.
+// create makes a machine's folder and its parts where no part of a machine exists. The folder
+// belongs to the caller while the returned file is open. On an error, such as a full disk, it
+// leaves nothing.
 func (b *machines) create(name string) (*os.File, error) {
 	m := &making{base: b, name: name}
 	return m.run(m.steps())
 }
 
-// run takes the steps, and removes what they have made when one fails.
+// run takes the steps. When one fails, it removes the results of the others.
 func (m *making) run(steps []func() error) (*os.File, error) {
 	for _, step := range steps {
 		if err := step(); err != nil {
 			err = fmt.Errorf("make the machine's folder: %w", err)
-			if m.root != nil { // else what has the name is no machine's
+			if m.root != nil { // else the name belongs to another file
 				err = errors.Join(err, m.base.remove(m.name))
 			}
 			m.close()
@@ -349,13 +357,13 @@ func (m *making) close() {
 	}
 }
 
-// strangers returns the names in a machine's folder that are none of a machine's.
+// strangers returns the names in a machine's folder that are not a machine's.
 func strangers(root *os.Root) ([]string, error) {
 	names, err := list(root)
 	return slices.DeleteFunc(names, func(name string) bool { return name == markerName || slices.Contains(known, name) }), err
 }
 
-// clear removes all that is a machine's from its folder, but not the marker.
+// clear removes all of a machine's files from its folder, except the marker.
 func clear(root *os.Root) error {
 	for _, name := range known {
 		if err := root.RemoveAll(name); err != nil {
@@ -365,7 +373,8 @@ func clear(root *os.Root) error {
 	return nil
 }
 
-// remove removes a machine's folder. What is none of a machine's in it stays, and the folder with it, which is an error.
+// remove removes a machine's folder. Foreign files in it stay, and the folder with them, which is
+// an error.
 func (b *machines) remove(name string) error {
 	root, c, err := b.open(name)
 	if errors.Is(err, fs.ErrNotExist) {

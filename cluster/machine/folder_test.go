@@ -47,7 +47,8 @@ func snapshot(t *testing.T, dir string) string {
 	return b.String()
 }
 
-// tree makes files: a name that ends in / is a folder's, a text that begins with -> is where a link leads.
+// tree makes files. A name that ends in / is a folder's. A text that begins with -> is the target
+// of a link.
 func tree(t *testing.T, dir string, files ...string) {
 	t.Helper()
 	for i := 0; i < len(files); i += 2 {
@@ -66,7 +67,8 @@ func tree(t *testing.T, dir string, files ...string) {
 	}
 }
 
-// What people keep where machines are is never changed, entered or removed, whatever it is called.
+// Files that people keep next to machines are never changed, entered or removed, whatever their
+// names are.
 func TestOthersFolders(t *testing.T) {
 	tests := map[string]func(t *testing.T, dir, outside string){
 		"Documents": func(t *testing.T, dir, _ string) { tree(t, dir, "Documents/thesis", "years") },
@@ -156,7 +158,8 @@ func TestOthersFolders(t *testing.T) {
 	}
 }
 
-// A folder of all machines that is a link, a file or another user's is refused, and nothing in it touched.
+// A folder of all machines that is a link, a file or another user's is refused, and nothing in it
+// is touched.
 func TestOthersBase(t *testing.T) {
 	dir := base(t)
 	tree(t, dir, "own/m/"+markerName, markerText, "link", "->own", "file", "text")
@@ -183,7 +186,8 @@ func TestOthersBase(t *testing.T) {
 	}
 }
 
-// interrupted makes a machine's folder and is killed after some steps. The argument is their number and the folder.
+// interrupted makes a machine's folder and is killed after some steps. The argument is their number
+// and the folder.
 func interrupted(argument string) error {
 	number, dir, _ := strings.Cut(argument, ":")
 	n, err := strconv.Atoi(number)
@@ -202,7 +206,8 @@ func interrupted(argument string) error {
 	return unix.Kill(os.Getpid(), unix.SIGKILL)
 }
 
-// goneAfter demands that a folder in which machine up was interrupted can be claimed, and ended with all that is in it.
+// goneAfter checks that a folder in which machine up was interrupted can be claimed, and then
+// removed with all of its files.
 func goneAfter(t *testing.T, d Dir) {
 	t.Helper()
 	claimed, err := claim(d, t.Logf)
@@ -217,14 +222,14 @@ func goneAfter(t *testing.T, d Dir) {
 	}
 }
 
-// Wherever machine up is killed, the next one takes what it has left, and machine down removes it.
+// Wherever machine up is killed, the next one takes over the folder, and machine down removes it.
 func TestInterruptedMaking(t *testing.T) {
 	steps := len((&making{}).steps())
 	for n := range steps + 1 {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			d := Dir(filepath.Join(base(t), "m"))
 			for _, after := range []func(*testing.T, Dir){goneAfter, func(t *testing.T, d Dir) {
-				// Of an empty folder nobody knows whose it is, so it stays for the next machine up.
+				// An empty folder has no owner, so it stays for the next machine up.
 				if err := Down(t.Context(), d, t.Logf); err != nil && !(n <= 2 && errors.Is(err, ErrNoMachine)) {
 					t.Error(err)
 				}
@@ -244,7 +249,8 @@ func TestInterruptedMaking(t *testing.T) {
 	}
 }
 
-// Wherever the making of a machine's folder fails, as on a full disk, nothing is left of it. What has the name and is no machine's stays.
+// Wherever the making of a machine's folder fails, as on a full disk, it leaves nothing. A foreign
+// file with the machine's name stays.
 func TestFailedMaking(t *testing.T) {
 	full := func() error { return unix.ENOSPC }
 	for n := range len((&making{}).steps()) + 1 {
@@ -297,7 +303,7 @@ func TestInterruptedRemoval(t *testing.T) {
 	}
 }
 
-// What is none of a machine's stays, in its folder and behind links in it.
+// Foreign files stay, in a machine's folder and behind links in it.
 func TestStrangersStay(t *testing.T) {
 	dir, outside := base(t), t.TempDir()
 	tree(t, outside, "thesis", "years", "folder/text", "more")
@@ -339,7 +345,8 @@ func TestEmptyFolder(t *testing.T) {
 	goneAfter(t, d)
 }
 
-// The folder that the user has named stays when its last machine goes, the one that nobody has named goes with it.
+// The folder of all machines stays after its last machine if the user has named it, and is removed
+// otherwise.
 func TestBaseAfterTheLast(t *testing.T) {
 	dir := base(t)
 	if err := Down(t.Context(), created(t, "m"), t.Logf); err != nil {
@@ -374,7 +381,8 @@ func TestBaseAfterTheLast(t *testing.T) {
 	}
 }
 
-// A folder of another user in XDG_RUNTIME_DIR, as su leaves it, is named when no machine can be made in it.
+// The error names a folder of another user in XDG_RUNTIME_DIR, as su leaves it, when no machine can
+// be made in it.
 func TestForeignRuntimeFolder(t *testing.T) {
 	base(t)
 	refused := errors.New("permission denied")

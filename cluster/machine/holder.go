@@ -38,40 +38,43 @@ type holder struct {
 	serve     []string // command that becomes serve
 	log       func(format string, args ...any)
 
-	obeying sync.WaitGroup // goroutines that have orders of serve carried out
+	obeying sync.WaitGroup // goroutines that carry out orders of serve
 
 	mu    sync.Mutex
 	conn  *control.Conn // to serve; nil while there is none
 	nodes []*heldNode   // by number
 }
 
-// heldNode is what the holder knows of a node. holder.mu guards all but orders.
+// heldNode is the state of a node in the holder. holder.mu guards all but orders.
 type heldNode struct {
 	life   life
 	orders chan order // to reboot it, taken by keepNode
 
-	// What serve is told when it connects.
+	// Sent to serve when it connects.
 	boot  *control.NodeBoot  // nil: it was never started
 	stage *control.NodeStage // nil: nothing is known of its boot, or it is up
 	exit  *control.NodeExit  // nil while it runs
 }
 
-// order is one to reboot a node.
+// order requests a reboot of a node.
 type order struct {
 	why    string
-	obeyed chan error // gets nil when the node has been started; it has room for that
+	obeyed chan error // gets nil when the node has been started; buffered for that
 }
 
-// held is the lock of the machine that this process holds. It stays open until the process has ended: who finds it free finds no holder.
+// held is the machine's lock that this process holds. It stays open until the process has ended, so
+// a free lock means that there is no holder.
 var held *os.File
 
-// Hold is the life of a holder: it brings the machine in the folder up, and holds it until ctx ends. serve is the command
-// that becomes the machine's serve; it gets the read end of the holder's lifeline as descriptor 3.
+// Hold is the life of a holder: it starts the machine in the folder, and holds it until ctx ends.
+// serve is the command that becomes the machine's serve; it gets the read end of the holder's
+// lifeline as descriptor 3.
 func Hold(ctx context.Context, d Dir, serve []string, log func(format string, args ...any)) (err error) {
 	if held, err = d.lock(); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, held.Truncate(0)) }() // a pid would be that of a holder that was killed
+	// A pid in the lock file would mean that the holder was killed.
+	defer func() { err = errors.Join(err, held.Truncate(0)) }()
 	spec, err := d.ReadSpec()
 	if err != nil {
 		return err
@@ -105,8 +108,8 @@ func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
 	return nil, fmt.Errorf("%w %q", errUnknownSubstrate, h.spec.Substrate)
 }
 
-// run starts everything and waits for the end. Then serve ends before the nodes do: its clients are to hear that the machine goes down,
-// and not what becomes of nodes and ranks.
+// run starts everything and waits for the end. Then serve ends before the nodes do, so that its
+// clients are notified of the end of the machine, and not of the ends of nodes and ranks.
 func (h *holder) run(ctx context.Context) {
 	for range h.spec.Nodes {
 		h.nodes = append(h.nodes, &heldNode{orders: make(chan order)})
@@ -127,7 +130,8 @@ func (h *holder) run(ctx context.Context) {
 	h.obeying.Wait()
 }
 
-// keepNode starts a node, again when its life says so or somebody orders it, and stops it when ctx ends.
+// keepNode starts a node, starts it again after a verdict or an order to do so, and stops it when
+// ctx ends.
 func (h *holder) keepNode(ctx context.Context, number id.Node, n *heldNode) {
 	var ended <-chan exit // nil while the node does not run
 	start := time.NewTimer(0)
@@ -135,7 +139,8 @@ func (h *holder) keepNode(ctx context.Context, number id.Node, n *heldNode) {
 	for {
 		select {
 		case <-start.C:
-			ended, _ = h.startNode(number, n) // an error is the node's end, which serve hears of
+			// startNode reports an error to serve as the node's end.
+			ended, _ = h.startNode(number, n)
 		case e := <-ended:
 			ended = nil
 			if v := h.nodeExited(number, n, e); v.Again {
@@ -174,7 +179,8 @@ func (h *holder) startNode(number id.Node, n *heldNode) (<-chan exit, error) {
 	return ended, nil
 }
 
-// stopNode ends a node that runs. It returns ended as it is when the node does not end in time, else nil.
+// stopNode ends a node that runs. It returns nil, or ended unchanged if the node does not end in
+// time.
 func (h *holder) stopNode(number id.Node, ended <-chan exit) (<-chan exit, error) {
 	if ended == nil {
 		return nil, nil
@@ -188,14 +194,14 @@ func (h *holder) stopNode(number id.Node, ended <-chan exit) (<-chan exit, error
 	}
 }
 
-// tell tells serve something if it is connected. The caller holds h.mu.
+// A message goes to serve only if serve is connected. The caller holds h.mu.
 func (h *holder) tell(m proto.Message) {
 	if h.conn != nil {
 		_ = h.conn.Send(m)
 	}
 }
 
-// nodeStage tells serve how far the boot of a node has got.
+// nodeStage reports to serve how far the boot of a node has got.
 func (h *holder) nodeStage(node id.Node, status boot.Status) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -214,7 +220,7 @@ func (h *holder) nodeStage(node id.Node, status boot.Status) {
 	h.tell(n.stage)
 }
 
-// nodeExited asks the life of a node that has ended what becomes of it, and tells serve.
+// nodeExited gets the verdict on a node that has ended, and reports the end to serve.
 func (h *holder) nodeExited(number id.Node, n *heldNode, e exit) verdict {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -239,7 +245,8 @@ func (h *holder) nodeOrdered(number id.Node, n *heldNode, o order) {
 	h.tell(n.exit)
 }
 
-// reboot ends a node and starts it, and returns when it has been started. ctx ends with the holder.
+// reboot ends a node and starts it. It returns when the node has been started. ctx ends with the
+// holder.
 func (h *holder) reboot(ctx context.Context, m *control.RebootNode) error {
 	if int(m.Node) >= len(h.nodes) {
 		return control.Failf(control.Code_CODE_NOT_FOUND, "the holder has no node%d", m.Node)
@@ -258,7 +265,7 @@ func (h *holder) reboot(ctx context.Context, m *control.RebootNode) error {
 	}
 }
 
-// keepServe runs serve, one after the other, until ctx ends.
+// keepServe runs one serve after the other until ctx ends.
 func (h *holder) keepServe(ctx context.Context) {
 	pause := firstPause
 	for {
@@ -280,7 +287,8 @@ func (h *holder) keepServe(ctx context.Context) {
 	}
 }
 
-// runServe runs one serve until it ends. It is told of the holder's end by the lifeline, so that it can tell others.
+// runServe runs one serve until it ends. The lifeline signals the holder's end to serve, which
+// notifies its clients.
 func (h *holder) runServe(ctx context.Context) error {
 	log, err := openFile(h.dir.Log("serve"), os.O_WRONLY|os.O_CREATE|os.O_APPEND)
 	if err != nil {
@@ -295,7 +303,7 @@ func (h *holder) runServe(ctx context.Context) error {
 	return cmd.Run()
 }
 
-// report keeps a connection to serve, over which it is told what becomes of nodes.
+// report keeps a connection to serve, over which it reports the state of the nodes.
 func (h *holder) report(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := h.reportOnce(ctx); err != nil && ctx.Err() == nil {
@@ -349,7 +357,7 @@ func (h *holder) reportOnce(ctx context.Context) error {
 	})
 }
 
-// nodeUp takes the word of serve that a node has registered.
+// nodeUp handles serve's report that a node has registered.
 func (h *holder) nodeUp(m *control.NodeUp) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -21,9 +21,9 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// playedSubstrate is one whose nodes do what a test wants.
+// playedSubstrate is a substrate whose nodes do what a test wants.
 type playedSubstrate struct {
-	fail     error  // what the start of node 9 says
+	fail     error  // the error of the start of node 9
 	stopping func() // called before a node is stopped; nil for nothing
 
 	mu      sync.Mutex
@@ -77,7 +77,7 @@ func (p *playedSubstrate) started(node id.Node) (n int) {
 	return n
 }
 
-// playedServe hears the holder.
+// playedServe records the holder's reports.
 type playedServe struct {
 	listener net.Listener
 	mu       sync.Mutex
@@ -126,7 +126,7 @@ func (s *playedServe) hear(m proto.Message) {
 	}
 }
 
-// heard waits until serve has been told something.
+// It waits until serve has received a report.
 func (s *playedServe) heard(t *testing.T, what string) {
 	t.Helper()
 	check.AwaitFor(t, patience, fmt.Sprintf("word of %q", what), func() bool {
@@ -194,7 +194,8 @@ func (h *holder) isUp(node id.Node) bool {
 	return h.nodes[node].life.up
 }
 
-// The lock of a machine is free when its holder's process has ended, and not before. Then it does not look as if that was killed.
+// The lock of a machine is free when its holder's process has ended, and not before. The lock file
+// then does not suggest that the holder was killed.
 func TestLockOutlivesHold(t *testing.T) {
 	base(t)
 	d := created(t, "m")
@@ -207,7 +208,8 @@ func TestLockOutlivesHold(t *testing.T) {
 	}
 }
 
-// A node that fails is started again, one that turns itself off is not. An order starts it, and reboots one that runs.
+// A node that fails is started again, and one that turns itself off is not. An order starts a node,
+// and reboots one that runs.
 func TestHolderKeepsNodes(t *testing.T) {
 	base(t)
 	d := created(t, "m")
@@ -233,7 +235,7 @@ func TestHolderKeepsNodes(t *testing.T) {
 	s.heard(t, "node1: it fetches the kernel, 30")
 	h.nodeStage(77, boot.Status{Stage: boot.Kernel})
 
-	// The next serve hears it, too.
+	// The next serve receives it, too.
 	s.end()
 	s = serveOn(t, d)
 	t.Cleanup(s.end)
@@ -249,7 +251,7 @@ func TestHolderKeepsNodes(t *testing.T) {
 	s.heard(t, "node0 exits: it fell over again, [Oops], retry true")
 	s.heard(t, "node0 boots 3")
 
-	// The next serve hears how things are now.
+	// The next serve receives the current state.
 	s.end()
 	s = serveOn(t, d)
 	t.Cleanup(s.end)
@@ -280,7 +282,7 @@ func TestHolderKeepsNodes(t *testing.T) {
 	}
 }
 
-// A node that never comes up is given up after its third start.
+// The holder gives up a node that never comes up after its third start.
 func TestHolderGivesUp(t *testing.T) {
 	base(t)
 	d := created(t, "m")
@@ -298,7 +300,7 @@ func TestHolderGivesUp(t *testing.T) {
 	s.heard(t, "node3 exits: bad kernel, [Oops], retry false")
 }
 
-// Nodes run until serve has ended, which tells its clients that the machine goes down.
+// Nodes run until serve has ended, which notifies its clients of the end of the machine.
 func TestHolderEndsServeFirst(t *testing.T) {
 	base(t)
 	d := created(t, "m")

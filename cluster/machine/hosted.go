@@ -21,8 +21,8 @@ import (
 // bridge is the name of the device that joins hosted nodes, in the holder's network namespace.
 const bridge = "margay"
 
-// hosted runs each node in namespaces of its own. The holder, and serve with it, is in a network namespace of the machine,
-// where a bridge joins the nodes.
+// hosted runs each node in namespaces of its own. The holder, and serve with it, runs in a network
+// namespace of the machine, where a bridge joins the nodes.
 type hosted struct {
 	spec Spec
 	dir  Dir
@@ -37,14 +37,15 @@ type hostedNode struct {
 	lifeline *os.File
 }
 
-// checkRoot reports whether this process is in a chroot, where neither nodes nor jobs can get roots of their own.
+// checkRoot returns an error if this process is in a chroot, where neither nodes nor jobs can get
+// roots of their own.
 func checkRoot() error {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, "/", 0, unix.STATX_BASIC_STATS, &st); err != nil {
 		return fmt.Errorf("look at /: %w", err)
 	}
 	if st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0 && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
-		return fmt.Errorf("hosted nodes cannot be made in a chroot, since its / is no mount point; use --substrate %s", node.Virtual)
+		return fmt.Errorf("hosted nodes cannot be made in a chroot, since its / is not a mount point; use --substrate %s", node.Virtual)
 	}
 	return nil
 }
@@ -61,7 +62,8 @@ func newHosted(s Spec, d Dir, a *trust.Authority) (*hosted, error) {
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = bridge
-	// Left to itself, a bridge changes its address when ports come and go, and who has learnt the old one sends to nobody.
+	// Without a fixed address, a bridge changes its address when ports come and go, and frames to
+	// the address that a neighbour has learnt are lost.
 	attrs.HardwareAddr = serveMAC[:]
 	br := &netlink.Bridge{LinkAttrs: attrs}
 	if err := netlink.LinkAdd(br); err != nil {
@@ -95,7 +97,7 @@ func (h *hosted) start(node id.Node) (int, <-chan exit, error) {
 	h.mu.Unlock()
 	ended := make(chan exit, 1)
 	go func() {
-		n.cmd.Wait() // the state says what an error of it would
+		n.cmd.Wait() // an error would only repeat the state
 		n.lifeline.Close()
 		ended <- exit{
 			Reason:  fmt.Sprintf("its PID 1 ended: %v", n.cmd.ProcessState),
@@ -123,7 +125,7 @@ func (h *hosted) writeConfig(node id.Node) error {
 	return writeFile(h.dir.nodeFile(node), text)
 }
 
-// spawn starts the PID 1 of a node. It waits in there for its network card.
+// spawn starts the PID 1 of a node, which waits for its network card.
 func (h *hosted) spawn(number id.Node, log *console.Log) (*hostedNode, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -168,8 +170,8 @@ func (h *hosted) plugIn(node id.Node, pid int) error {
 	return nil
 }
 
-// unplug takes a card away if there is one of that name: Linux takes those of a network namespace away with it, but only
-// some time after its last process has ended.
+// unplug removes a card if there is one of that name. Linux removes the cards of a network
+// namespace with it, but only some time after its last process has ended.
 func unplug(name string) error {
 	link, err := netlink.LinkByName(name)
 	if err == nil {

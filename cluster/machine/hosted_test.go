@@ -16,8 +16,8 @@ import (
 // plugged names the part of this binary that plugs nodes in, in a network namespace of its own.
 const plugged = "plug nodes in"
 
-// Linux takes a node's network namespace away some time after its last process has ended, and the card with it. A node that
-// is started again meanwhile gets a card all the same.
+// Linux removes a node's network namespace some time after its last process has ended, and the card
+// with it. A node that is started again before that still gets a card.
 func TestPluggedInAgain(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", plugged, "twice")
 	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL}
@@ -31,7 +31,8 @@ func TestPluggedInAgain(t *testing.T) {
 	}
 }
 
-// plugTwice gives the card of node 0 to one process, and to another one while the first still lives.
+// plugTwice gives the card of node 0 to one process, and to another one while the first still
+// lives.
 func plugTwice() error {
 	authority, err := trust.NewAuthority("test")
 	if err != nil {

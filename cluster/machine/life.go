@@ -5,12 +5,14 @@ import (
 	"time"
 )
 
-// life decides when the holder starts a node again. It is a state machine without input and output, and not safe for concurrent use:
-// starts, ends, registrations and orders go in with the time, and what is to be done comes out.
+// life decides when the holder starts a node again. It is a state machine without input and output,
+// and not safe for concurrent use: starts, ends, registrations and orders go in with the time, and
+// verdicts come out.
 //
-// A node that ends before it has registered is started again at once, bootRetries times in a row. One that ends after it has
-// registered is started again after a pause, but only mostEnds times within endsWindow: what ends that often would go on to do so.
-// One that turns itself off, or that could not even be started, stays off. A node that stays off is started again by an order only.
+// A node that ends before it has registered is started again at once, bootRetries times in a row. A
+// node that ends after it has registered is started again after a pause, but only mostEnds times
+// within endsWindow: a node that ends more often would keep ending. A node that turns itself off,
+// or whose start fails, stays off. Only an order starts a node that stays off.
 type life struct {
 	boots    uint32      // starts so far
 	up       bool        // it has registered since its last start
@@ -25,7 +27,7 @@ const (
 	restPause   = time.Second // before a node that was up is started again; twice as long each time
 )
 
-// verdict says what becomes of a node that has ended.
+// verdict says whether and when a node that has ended is started again.
 type verdict struct {
 	Again  bool
 	Pause  time.Duration // before it is started again
@@ -41,7 +43,7 @@ func (l *life) start() {
 // registered notes that the node has registered.
 func (l *life) registered() { l.up, l.failures = true, 0 }
 
-// end decides what becomes of a node that has ended. off: it has turned itself off.
+// end returns the verdict on a node that has ended. off: it has turned itself off.
 func (l *life) end(off bool, now time.Time) verdict {
 	was := l.up
 	l.up = false
@@ -62,5 +64,5 @@ func (l *life) end(off bool, now time.Time) verdict {
 	return verdict{Again: true, Pause: restPause << (len(l.ends) - 1)}
 }
 
-// order notes that somebody wants the node to be started: what happened before does not count any more.
+// order notes an order to start the node: earlier failures no longer count.
 func (l *life) order() { l.failures, l.ends = 0, nil }

@@ -8,7 +8,8 @@ import (
 	"margay/internal/check"
 )
 
-// A node that falls over again and again is started less and less often, and then stays off until an order.
+// A node that ends again and again is started less and less often, and then stays off until an
+// order.
 func TestLife(t *testing.T) {
 	now := time.Unix(0, 0)
 	var l life
@@ -56,8 +57,8 @@ func TestLife(t *testing.T) {
 	}
 }
 
-// Without orders no node is started for ever that does not stay up: in each window there are at most mostEnds starts after it was up,
-// and bootRetries after each.
+// Without orders, a node that does not stay up is not started for ever: in each window there are at
+// most mostEnds starts after it was up, and bootRetries after each.
 func TestLifeIsBounded(t *testing.T) {
 	r := rand.New(rand.NewPCG(check.Seed(t), 0))
 	for range 200 {

@@ -25,11 +25,11 @@ type bootServices struct {
 	served   sync.WaitGroup
 }
 
-// bootMTU is that of the boot programs of network cards.
+// bootMTU is the MTU of the boot programs of network cards.
 const bootMTU = netstack.DefaultMTU
 
-// bootBuffer bounds what a connection holds of a file, bytes. So much is taken for fetched before it is, and many connections stay
-// small.
+// bootBuffer bounds the part of a file that a connection buffers, in bytes. Buffered data counts as
+// fetched before the node has it. The bound also keeps many connections small.
 const bootBuffer = 256 << 10
 
 // startBoot plugs the services into the switch, which runs.

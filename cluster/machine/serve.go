@@ -24,8 +24,8 @@ var ErrHolderGone = errors.New("the machine's holder is gone, and its nodes with
 // ErrDown reports that the machine is being ended on request.
 var ErrDown = errors.New("the machine goes down")
 
-// Serve is the life of a serve of the machine in the folder. lifeline is the read end of the holder's pipe; nil for a serve
-// that has no holder.
+// Serve is the life of a serve of the machine in the folder. lifeline is the read end of the
+// holder's pipe; nil for a serve that has no holder.
 func Serve(ctx context.Context, d Dir, lifeline io.Reader, log func(format string, args ...any)) error {
 	spec, err := d.ReadSpec()
 	if err != nil {
@@ -70,7 +70,8 @@ func Serve(ctx context.Context, d Dir, lifeline io.Reader, log func(format strin
 	return err
 }
 
-// listenClients listens on the machine's unix socket. What an earlier serve left there is in the way and goes.
+// listenClients listens on the machine's unix socket. It removes the socket of an earlier serve,
+// which would block it.
 func listenClients(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("serve: %w", err)
@@ -82,7 +83,8 @@ func listenClients(path string) (net.Listener, error) {
 	return l, os.Chmod(path, 0o600)
 }
 
-// listenNodes listens where the machine's nodes look for serve: on the machine's switch, or on the host's own network.
+// listenNodes listens where the machine's nodes expect serve: on the machine's switch, or on the
+// host's own network.
 func listenNodes(ctx context.Context, s Spec, d Dir, lost context.CancelCauseFunc) (net.Listener, error) {
 	if s.Substrate == node.Virtual {
 		return listenSwitch(ctx, s, d, lost)
@@ -94,7 +96,7 @@ func listenNodes(ctx context.Context, s Spec, d Dir, lost context.CancelCauseFun
 		if err == nil {
 			return l, nil
 		}
-		// The address is free as soon as the kernel has noticed the end of the serve before.
+		// The address is free as soon as the kernel has noticed the end of the previous serve.
 		if ctx.Err() != nil || time.Now().After(deadline) {
 			return nil, fmt.Errorf("serve: %w", err)
 		}

@@ -1,12 +1,13 @@
 // Package machine makes machines out of virtual machines or namespaces and holds them.
 //
-// machine up (Up) prepares everything in the machine's folder and starts the holder. The holder owns all that is not a
-// node's own: the virtual machines and their switch, or the namespaces and their bridge. It starts serve, and starts it
-// again whenever it ends. When the holder ends, however that comes, all of it ends: children get a signal from the kernel
-// (package qemu/child), and a pipe that only the holder holds runs dry.
+// machine up (Up) prepares everything in the machine's folder and starts the holder. The holder
+// owns everything outside the nodes themselves: the virtual machines and their switch, or the
+// namespaces and their bridge. It starts serve, and restarts it whenever it ends. When the holder
+// ends, whatever the cause, all of it ends: children get a signal from the kernel (package
+// qemu/child), and a pipe whose write end only the holder has reaches its end.
 //
-// Locks: holder.mu guards what serve is told of nodes. hosted.mu and virtual.mu guard the tables of nodes of the two substrates.
-// None of the three is held while another one is taken.
+// Locks: holder.mu guards the state of nodes that serve receives. hosted.mu and virtual.mu guard
+// the tables of nodes of the two substrates. None of the three is held while another one is taken.
 package machine
 
 import (
@@ -26,7 +27,7 @@ import (
 	"margay/qemu/ether"
 )
 
-// Spec is what a machine is made from. It is plain data.
+// Spec is the description from which a machine is made. It is plain data.
 type Spec struct {
 	Name      string `json:"name"`
 	Substrate string `json:"substrate"` // node.Virtual or node.Hosted
@@ -46,7 +47,7 @@ type Spec struct {
 	Program  string   `json:"program"`            // path of the node program, which hosted nodes run
 	JobInit  string   `json:"job_init,omitempty"` // path of the job init, which hosted nodes run
 	QEMU     string   `json:"qemu,omitempty"`     // path of the program that virtual nodes run in
-	Firmware []string `json:"firmware,omitempty"` // folders with its firmware, if it does not find them by itself
+	Firmware []string `json:"firmware,omitempty"` // folders with its firmware; empty: the program finds them
 	Kernel   string   `json:"kernel,omitempty"`   // path of the guest kernel
 	Direct   string   `json:"direct,omitempty"`   // path of its copy that emulated nodes start, which the cache may drop at any time
 	Image    string   `json:"image,omitempty"`    // path of the node image
@@ -79,7 +80,7 @@ const (
 	defaultNodes     = 4
 	defaultCores     = 2
 	defaultMemoryMiB = 512
-	// The switch of virtual nodes takes frames of any size, and the fewer there are the less is emulated.
+	// The switch of virtual nodes accepts frames of any size, and fewer frames mean less emulation.
 	defaultMTU = 65535
 )
 
@@ -146,8 +147,8 @@ func CheckFabric(name string) error {
 	return nil
 }
 
-// timing returns when serve expects what of a node. A heartbeat costs an emulated node some 10 ms of a processor, which is much of
-// what it does when it has nothing to do.
+// timing returns the intervals at which serve expects signs of life from a node. A heartbeat costs
+// an emulated node some 10 ms of a processor, a large part of the load of an idle node.
 func (s *Spec) timing() serve.Timing {
 	t := s.Timing
 	if s.Substrate == node.Virtual && s.Accel == string(qemu.TCG) && t.Heartbeat == 0 && t.Late == 0 {
@@ -156,7 +157,7 @@ func (s *Spec) timing() serve.Timing {
 	return t
 }
 
-// The network inside a machine. It is the machine's alone, so every machine has the same.
+// The network inside a machine. It belongs to the machine alone, so every machine has the same.
 var (
 	serveAddress = netip.MustParsePrefix("10.66.0.1/16")
 	serveMAC     = ether.MAC{0x52, 0x54, 0x00, 0xff, 0xff, 0x01}
@@ -182,7 +183,7 @@ func nodeMAC(node id.Node) ether.MAC {
 	return mac
 }
 
-// bootConfig is what a node is told at its start.
+// bootConfig is the configuration that a node gets at its start.
 func (s Spec) bootConfig(number id.Node, certificate []byte) node.Config {
 	c := node.Config{
 		Machine: s.Name, Node: number, Substrate: s.Substrate, Profile: s.Profile,
@@ -207,7 +208,8 @@ func (s *Spec) history() serve.History {
 	return ledger.New(s.History, s.Name, int64(s.HistoryMiB)<<20)
 }
 
-// keepHistory finds and makes the folder for the history of the machine's jobs. A machine without one is better than none.
+// keepHistory chooses and makes the folder for the history of the machine's jobs. Without a history
+// the machine still starts.
 func (s *Spec) keepHistory(told func(format string, args ...any)) {
 	if s.HistoryMiB == 0 {
 		return
@@ -223,7 +225,7 @@ func (s *Spec) keepHistory(told func(format string, args ...any)) {
 	s.History = base
 }
 
-// exit is how the thing that a node runs on has ended.
+// exit describes the end of a node's process or virtual machine.
 type exit struct {
 	Reason  string
 	Console []string // its last lines
@@ -236,11 +238,11 @@ type substrate interface {
 	start(node id.Node) (pid int, ended <-chan exit, err error)
 	// stop ends a node.
 	stop(node id.Node)
-	// close ends what the nodes have in common.
+	// close ends the parts that the nodes share.
 	close() error
 }
 
 var errUnknownSubstrate = errors.New("unknown substrate")
 
-// stopWait bounds how long the holder waits for what it ends.
+// stopWait bounds how long the holder waits for the end of a process.
 const stopWait = 5 * time.Second

@@ -34,7 +34,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// What a machine cannot be made of is named, with what it may be.
+// An invalid spec is refused, with the valid choices.
 func TestBadSpecs(t *testing.T) {
 	cases := []struct {
 		spec Spec
@@ -60,7 +60,8 @@ func TestBadSpecs(t *testing.T) {
 	}
 }
 
-// Every node of the largest machine has an address and a network card of its own, and all find serve.
+// Every node of the largest machine has an address and a network card of its own, and all find
+// serve.
 func TestNetwork(t *testing.T) {
 	addresses := map[string]bool{
 		serveAddress.Addr().String(): true, serveMAC.String(): true, bootAddress.Addr().String(): true, bootMAC.String(): true,
@@ -82,7 +83,7 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// What nodes are told at their start is what they can read.
+// Nodes can read the configuration that they get at their start.
 func TestBootConfig(t *testing.T) {
 	for _, substrate := range []string{node.Virtual, node.Hosted} {
 		s := Spec{Substrate: substrate, MemoryMiB: 200, Cores: 3, Secret: "secret", Lacks: []string{"x"}, Fabric: node.UDP}
@@ -113,7 +114,7 @@ func TestUnknownSubstrate(t *testing.T) {
 	}
 }
 
-// Emulated nodes are heard less often, unless a machine says how often.
+// Emulated nodes send heartbeats less often, unless a machine sets the interval.
 func TestTiming(t *testing.T) {
 	dead := serve.Timing{Dead: time.Minute}
 	own := serve.Timing{Heartbeat: time.Millisecond}

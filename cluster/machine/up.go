@@ -22,22 +22,23 @@ import (
 	"margay/kernel/descriptor"
 )
 
-// UpOptions are what machine up is asked for.
+// UpOptions are the options of machine up.
 type UpOptions struct {
 	Spec   Spec
 	Holder []string // command that becomes the holder; it is given the machine's name as a further argument
-	// Told is told what happens, in lines for people.
+	// A callback for notices, in lines for people.
 	Told func(format string, args ...any)
-	// Progress is told of the steps of what takes a while.
+	// Progress receives the steps of lengthy operations.
 	Progress func(progress.Step)
 }
 
-// upPoll is how often Up looks how far the nodes are.
+// upPoll is how often Up polls the state of the nodes.
 const upPoll = 50 * time.Millisecond
 
-// Up makes a machine and waits until every node has registered. When it fails, nothing of the machine is left.
+// Up makes a machine and waits until every node has registered. On an error it leaves nothing of
+// the machine.
 func Up(ctx context.Context, o UpOptions) (err error) {
-	// What this process was started with is nothing for a machine, which outlives it.
+	// The machine, which outlives this process, must not inherit its descriptors.
 	if err := descriptor.CloseOnExec(3); err != nil {
 		return fmt.Errorf("machine up: %w", err)
 	}
@@ -68,13 +69,14 @@ func Up(ctx context.Context, o UpOptions) (err error) {
 	return nil
 }
 
-// undo ends and removes what claim has claimed, unless a margay machine down has done that, and another up made a machine in its place.
+// undo ends and removes the machine that claim has claimed, unless a margay machine down has done
+// so, and another up made a machine in its place.
 func undo(ctx context.Context, d Dir, claim *os.File) error {
 	return (&ending{Dir: d, making: claim}).run(context.WithoutCancel(ctx))
 }
 
-// claim makes the machine's folder, which is the caller's while the returned file is open: nobody else makes a machine of
-// this name meanwhile.
+// claim makes the machine's folder, which belongs to the caller while the returned file is open: no
+// other process can make a machine of this name until then.
 func claim(d Dir, told func(string, ...any)) (*os.File, error) {
 	base, err := makeBase(filepath.Dir(string(d)))
 	if err != nil {
@@ -102,14 +104,14 @@ func (d Dir) BeingMade() bool {
 	return isLocked(f)
 }
 
-// errLeave is the way out where something stands in the place of a machine's folder.
+// errLeave is the way out where a foreign file has the name of a machine's folder.
 var errLeave = errors.New("it is left as it is: name the machine otherwise with -m, or set MARGAY_DIR to another folder")
 
 // errBeingMade reports a machine that has no holder yet.
 var errBeingMade = errors.New("another margay machine up is making it")
 
-// clearWay makes sure that no machine of this name runs, and removes what is left of one whose holder was killed. What is no machine's is
-// an error and stays.
+// clearWay makes sure that no machine of this name runs, and removes the remains of one whose
+// holder was killed. A file or folder that is not a machine's is an error and stays.
 func clearWay(b *machines, d Dir, told func(string, ...any)) error {
 	root, found, err := b.open(d.Name())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -171,8 +173,9 @@ func prepare(ctx context.Context, d Dir, o *UpOptions) error {
 	return d.writeSpec(o.Spec)
 }
 
-// startHolder starts the holder, apart from this terminal. That of a hosted machine gets namespaces of its own, and where
-// this user is not root a user namespace in which it is.
+// startHolder starts the holder, detached from this terminal. The holder of a hosted machine gets
+// namespaces of its own. If this user is not root, these include a user namespace in which it is
+// root.
 func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
 	log, err := openFile(d.Log("holder"), os.O_WRONLY|os.O_CREATE|os.O_APPEND)
 	if err != nil {
@@ -182,7 +185,8 @@ func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
 	cmd := exec.Command(o.Holder[0], append(o.Holder[1:], d.Name())...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Dir = "/"
-	// In a user namespace the holder has another user id, and relative to / a path means something else.
+	// In a user namespace the holder has another user id, and a path relative to / means another
+	// file.
 	cmd.Env = append(os.Environ(), baseVariable+"="+filepath.Dir(string(d)))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if o.Spec.Substrate == node.Hosted {
@@ -207,11 +211,12 @@ func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
 // serveWait bounds how long serve may take to answer for the first time.
 const serveWait = 30 * time.Second
 
-// scarce is how little room, in bytes, is worth mentioning when something does not start.
+// scarce is the free space, in bytes, below which an error about a failed start mentions it.
 const scarce = 1 << 20
 
-// hints is what there is to say of a process of the machine that has not done its part: how little room the disk has, which may have
-// kept it from writing its log as well, and the last lines of that log.
+// hints returns the hints for an error about a process of the machine: how little space the disk
+// has, which may have kept the process from writing its log as well, and the last lines of that
+// log.
 func (d Dir) hints(who string) (text string) {
 	var disk unix.Statfs_t
 	if err := unix.Statfs(string(d), &disk); err == nil && disk.Bavail*uint64(disk.Bsize) < scarce {
@@ -223,7 +228,7 @@ func (d Dir) hints(who string) (text string) {
 	return text
 }
 
-// awaitNodes waits until every node is up, or cannot come up any more.
+// awaitNodes waits until every node is up, or can no longer come up.
 func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -334,7 +339,7 @@ func (l *listed) close() {
 	l.conn = nil
 }
 
-// firstCause prefers why the context ended to what broke because of it.
+// firstCause prefers the reason why the context ended to the errors that follow from it.
 func firstCause(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

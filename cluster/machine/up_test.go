@@ -11,7 +11,7 @@ import (
 	"margay/cluster/client"
 )
 
-// A serve that never answers, as on a full disk, is not waited for without end.
+// The wait for a serve that never answers, as on a full disk, is bounded.
 func TestServeNeverAnswers(t *testing.T) {
 	base(t)
 	d := created(t, "m")

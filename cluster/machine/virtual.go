@@ -26,7 +26,7 @@ import (
 
 // The ways to choose an accelerator. Any other value is an accelerator's name.
 const (
-	AccelAuto = "auto" // KVM if it proves itself, else emulation
+	AccelAuto = "auto" // KVM if it works, else emulation
 )
 
 // The names of the switch ports that serve and the boot services are plugged into.
@@ -35,11 +35,12 @@ const (
 	bootPort    = "boot"
 )
 
-// imageName is the name of the machine's own copy of the node image, which the cache may drop at any time.
+// imageName is the name of the machine's own copy of the node image, because the cache may drop the
+// image at any time.
 const imageName = "image"
 
-// virtual runs each node in a virtual machine. Their network cards, and serve's stack, are plugged into a switch in the
-// holder. So are the services that nodes boot from, which therefore outlive serve.
+// virtual runs each node in a virtual machine. The nodes' network cards, and serve's stack, are
+// plugged into a switch in the holder. So are the boot services, which therefore outlive serve.
 type virtual struct {
 	spec     Spec
 	dir      Dir
@@ -52,7 +53,7 @@ type virtual struct {
 	vms map[id.Node]*qemu.VM
 }
 
-// prepareVirtual finds what virtual nodes need, and says in the spec where it is.
+// prepareVirtual finds the files that virtual nodes need, and enters their paths in the spec.
 func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 	found, err := provision.FindEmulator(ctx, emulator.Options{
 		Arch: qemu.Arch(runtime.GOARCH), Program: o.Spec.QEMU, Told: o.Told, Progress: o.Progress,
@@ -102,7 +103,7 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 	return err
 }
 
-// chooseAccel has KVM prove itself where it is wanted: the file /dev/kvm proves nothing.
+// chooseAccel tests KVM where it is wanted: the existence of /dev/kvm proves nothing.
 func chooseAccel(ctx context.Context, e *qemu.Emulator, o *UpOptions) error {
 	if o.Spec.Accel != AccelAuto && o.Spec.Accel != string(qemu.KVM) {
 		return nil
@@ -124,7 +125,7 @@ func chooseAccel(ctx context.Context, e *qemu.Emulator, o *UpOptions) error {
 	return nil
 }
 
-// virtualEvents are what a virtual substrate calls.
+// virtualEvents are the callbacks of a virtual substrate.
 type virtualEvents struct {
 	stage func(id.Node, boot.Status) // when the boot of a node over the network has got to a stage
 	log   func(format string, args ...any)
@@ -206,7 +207,7 @@ func (v *virtual) start(number id.Node) (int, <-chan exit, error) {
 	return vm.PID(), ended, nil
 }
 
-// bootFromFiles has QEMU load the kernel, and an image with the configuration of a node.
+// bootFromFiles makes QEMU load the kernel, and an image with the configuration of a node.
 func (v *virtual) bootFromFiles(number id.Node, text []byte, config *qemu.Config) error {
 	config.Kernel, config.Initrd, config.Cmdline = v.spec.bootKernel(), v.dir.nodeImage(number), v.spec.Cmdline
 	return initramfs.WriteNodeImage(v.spec.Image, []initramfs.File{
@@ -215,7 +216,8 @@ func (v *virtual) bootFromFiles(number id.Node, text []byte, config *qemu.Config
 	}, config.Initrd)
 }
 
-// bootFromNetwork has a node fetch kernel and image, and read its configuration, which has secrets, from QEMU.
+// bootFromNetwork makes a node fetch kernel and image. It reads its configuration, which has
+// secrets, from QEMU.
 func (v *virtual) bootFromNetwork(number id.Node, text []byte, config *qemu.Config) error {
 	v.boot.services.Starting(number)
 	path := v.dir.nodeFile(number)

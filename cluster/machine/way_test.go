@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// ways are paths to a folder of all machines, below a folder of the test's, with the component through which others could replace what
-// they lead to.
+// ways are paths to a folder of all machines, below a folder of the test's. Each has the component
+// through which other users could replace its target.
 var ways = map[string]struct {
 	base, through string
 	files         []string               // as for tree
 	mode          map[string]fs.FileMode // of folders
-	others        string                 // what belongs to another user. Only root can arrange that
+	others        string                 // owned by another user; only root can arrange that
 	want          string
 }{
 	"a folder that all can write to": {
@@ -62,7 +62,8 @@ var ways = map[string]struct {
 	},
 }
 
-// Where another user can replace a part of the path, no command follows it or makes anything, and the error names the part and a way out.
+// Where another user can replace a part of the path, no command follows it or makes anything. The
+// error names the part and a way out.
 func TestWayOfOthers(t *testing.T) {
 	for name, way := range ways {
 		if way.others != "" && os.Getuid() != 0 {
@@ -107,7 +108,8 @@ func TestWayOfOthers(t *testing.T) {
 	}
 }
 
-// A path through folders that all share, through links of one's own and through folders that are missing leads to machines.
+// A path through folders that all users share, through links of one's own and through missing
+// folders leads to machines.
 func TestOwnWay(t *testing.T) {
 	dir := base(t)
 	tree(t, dir, "tmp/own/", "", "link", "->tmp/../tmp/own", "tmp/absolute", "->"+dir)

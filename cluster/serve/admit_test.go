@@ -12,13 +12,13 @@ import (
 	"margay/cluster/control"
 )
 
-// asked is the answer to a request that a test does not wait for.
+// asked is the answer to a request. The test continues before the answer arrives.
 type asked struct {
 	message proto.Message
 	err     error
 }
 
-// begin makes a request and does not wait for the answer.
+// begin sends a request without waiting for the answer.
 func (c *playedClient) begin(request proto.Message) <-chan asked {
 	answer := make(chan asked, 1)
 	go func() {
@@ -29,8 +29,8 @@ func (c *playedClient) begin(request proto.Message) <-chan asked {
 	return answer
 }
 
-// A job that a node lacks for, which is about to be back, waits for it and says so; it is refused when the node does not come back,
-// and at once when it would not fit even then.
+// A job that lacks a late node waits for it and reports that; it is refused if the node does not
+// come back, and at once if it would not fit even with the node.
 func TestRoomOfLateNodes(t *testing.T) {
 	noRoom := &control.Failure{Code: control.Code_CODE_NO_ROOM}
 	cases := []struct {
@@ -76,7 +76,8 @@ func TestRoomOfLateNodes(t *testing.T) {
 	}
 }
 
-// So does one that lacks the cores of a job whose ranks were just asked to end, but not for ever.
+// The same goes for a job that lacks the cores of a job whose ranks were just asked to end, but not
+// forever.
 func TestRoomOfSignalledJob(t *testing.T) {
 	noRoom := &control.Failure{Code: control.Code_CODE_NO_ROOM}
 	bubble(t, func(t *testing.T) {
@@ -109,7 +110,7 @@ func TestRoomOfSignalledJob(t *testing.T) {
 	})
 }
 
-// A job that waits for room gets that of cores which a node has meanwhile set free for jobs.
+// A job that waits for room gets cores that a node has freed for jobs in the meantime.
 func TestRoomOfMoreCores(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -127,7 +128,7 @@ func TestRoomOfMoreCores(t *testing.T) {
 	})
 }
 
-// So does one that lacks the cores of a job that is ending.
+// The same goes for a job that lacks the cores of an ending job.
 func TestRoomOfEndingJob(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -147,8 +148,8 @@ func TestRoomOfEndingJob(t *testing.T) {
 	})
 }
 
-// A client that loses its connection during the launch learns that it can ask for the job anew, whether serve has noticed the end
-// of the old connection or not.
+// A client that loses its connection during the launch learns that it can ask for the job again,
+// whether or not serve has noticed the end of the old connection.
 func TestClientLostDuringLaunch(t *testing.T) {
 	for _, noticed := range []bool{true, false} {
 		bubble(t, func(t *testing.T) {

@@ -9,21 +9,22 @@ import (
 	"margay/kernel/abi/slot"
 )
 
-// offer is what a node has to give: its number, how many application cores it has, and the free ones in ascending order.
+// offer is what a node can give: its number, its count of application cores, and the free cores in
+// ascending order.
 type offer struct {
 	node  uint32
 	total int
 	cores []uint32
 }
 
-// shape says how a job wants to lie on nodes and cores.
+// shape describes how to lay a job out on nodes and cores.
 type shape struct {
 	ranks   int
-	perNode int      // ranks on each node but the last; 0: as many as it has free cores for
+	perNode int      // ranks on each node except the last; 0: as many as the node has free cores for
 	perCore int      // ranks that share a core; 0: one, or as many as perNode needs
-	each    int      // cores of each rank, which shares none then; 0: one, which it may share
-	nodes   int      // on how many nodes the ranks are spread, as evenly as they can be; 0: on as few as it takes
-	only    []uint32 // the nodes that may be used, in ascending order; none: all
+	each    int      // cores of each rank, none of them shared; 0: one, which may be shared
+	nodes   int      // number of nodes over which ranks are spread as evenly as possible; 0: as few as possible
+	only    []uint32 // nodes that may be used, in ascending order; none: all
 	without []uint32 // nodes that may not be used, in ascending order
 }
 
@@ -41,7 +42,7 @@ func (s shape) mayUse(node uint32) bool {
 	return !without && (only || len(s.only) == 0)
 }
 
-// check refuses a shape that no node can have.
+// check refuses a shape that fits no node.
 func (s shape) check() error {
 	switch {
 	case s.ranks == 0:
@@ -60,7 +61,7 @@ func (s shape) check() error {
 	return nil
 }
 
-// known refuses nodes that a machine of so many nodes does not have.
+// known refuses nodes that a machine with this number of nodes does not have.
 func (s shape) known(nodes int) error {
 	for _, node := range slices.Concat(s.only, s.without) {
 		if int64(node) >= int64(nodes) {
@@ -75,7 +76,8 @@ func (s shape) known(nodes int) error {
 	return control.Failf(control.Code_CODE_BAD_REQUEST, "-w and -x leave no node")
 }
 
-// cores returns how many cores of a node with so many n ranks take; 0 when they cannot run there, however free it is.
+// cores returns how many cores n ranks take on a node with this total; 0 if they cannot run there
+// even when all its cores are free.
 func (s shape) cores(total, n int) int {
 	want := min(n, total)
 	if s.each > 0 {
@@ -94,7 +96,7 @@ func (s shape) cores(total, n int) int {
 	return want
 }
 
-// on returns how many of the left ranks a node takes, and on how many cores.
+// on returns how many of the remaining ranks a node takes, and on how many cores.
 func (s shape) on(o offer, left int) (ranks, cores int) {
 	ranks = min(left, s.perNode)
 	if s.perNode == 0 {
@@ -106,8 +108,9 @@ func (s shape) on(o offer, left int) (ranks, cores int) {
 	return ranks, cores
 }
 
-// allocate places a job's ranks on the lowest free cores of the lowest nodes that can take their part of it. Neighbours are on
-// the same node, and share a core when they share. It returns nil when there is too little room.
+// allocate places a job's ranks on the lowest free cores of the lowest nodes that can take their
+// part of the job. Neighbouring ranks share a node, and a core if cores are shared. It returns nil
+// if there is not enough room.
 func allocate(offers []offer, s shape) []*control.Place {
 	var places []*control.Place
 	large, small := s.shares()
@@ -133,10 +136,11 @@ func allocate(offers []offer, s shape) []*control.Place {
 	return places
 }
 
-// spreads reports whether the ranks are dealt out to a number of nodes.
+// spreads reports whether the ranks are spread over a number of nodes.
 func (s shape) spreads() bool { return s.nodes > 0 && s.perNode == 0 }
 
-// shares returns how many nodes get the larger share of ranks that are spread, and how many the smaller one.
+// shares returns how many nodes get the larger share of spread ranks, and how many get the smaller
+// one.
 func (s shape) shares() (large, small int) {
 	if !s.spreads() {
 		return 0, 0
@@ -145,8 +149,9 @@ func (s shape) shares() (large, small int) {
 	return large, s.nodes - large
 }
 
-// share returns the ranks and cores that a node takes of those that are spread, and takes its share from those that are left. The
-// larger ones go first: who can take one can take a smaller one as well.
+// share returns the ranks and cores that a node takes of a spread job, and subtracts the node's
+// share from the remaining ones. The larger shares go first: a node that can take a larger share
+// can also take a smaller one.
 func (s shape) share(o offer, large, small *int) (ranks, cores int) {
 	take := func(left *int, ranks int) (int, int) {
 		need := (ranks + max(1, s.perCore) - 1) / max(1, s.perCore) * max(1, s.each)
@@ -162,7 +167,7 @@ func (s shape) share(o offer, large, small *int) (ranks, cores int) {
 	return take(small, s.ranks/s.nodes)
 }
 
-// lacks says what a job of this shape needs and what of that there is.
+// lacks states what a job of this shape needs, and how much of that is available.
 func (s shape) lacks(offers []offer) string {
 	offers = slices.DeleteFunc(slices.Clone(offers), func(o offer) bool { return !s.mayUse(o.node) })
 	if s.spreads() {
@@ -196,7 +201,7 @@ func (s shape) lacks(offers []offer) string {
 	return s.lacksNodes(offers)
 }
 
-// lacksNodes is lacks for a job that wants a number of ranks on each node.
+// lacksNodes is lacks for a job that needs a number of ranks on each node.
 func (s shape) lacksNodes(offers []offer) string {
 	if len(offers) == 0 {
 		return fmt.Sprintf("%s, %d on a node: %s", count(s.ranks, "rank"), s.perNode, freeOn(nil))
@@ -223,7 +228,7 @@ func (s shape) lacksNodes(offers []offer) string {
 		count(s.ranks, "rank"), s.perNode, count((s.ranks+s.perNode-1)/s.perNode, "node"), count(cores, "free application core"), now, len(offers))
 }
 
-// freeOn says which nodes have free cores.
+// freeOn lists the nodes that have free cores.
 func freeOn(offers []offer) string {
 	var parts []string
 	for _, o := range offers {
@@ -239,7 +244,7 @@ func freeOn(offers []offer) string {
 	return strings.Join(parts, ", ")
 }
 
-// count writes how many of something there are.
+// count formats a number of things.
 func count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what

@@ -67,7 +67,7 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
-// Whatever the shape, no core gets more ranks than can share one, and no node more than it was to get.
+// For any shape, no core gets more ranks than can share one, and no node gets more than its share.
 func TestAllocateBounds(t *testing.T) {
 	for ranks := 1; ranks < 40; ranks++ {
 		for perNode := range 20 {
@@ -103,7 +103,7 @@ func TestAllocateBounds(t *testing.T) {
 	}
 }
 
-// Who asks for what there is not is told what there is, and the way out.
+// A request for unavailable resources is answered with the available ones and the way out.
 func TestNoRoom(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -145,7 +145,7 @@ func TestNoRoom(t *testing.T) {
 	})
 }
 
-// Cores of nodes that are not up, that are taken, or that are of another kind are not given away.
+// Cores of nodes that are not up, taken cores and cores of another architecture are not allocated.
 func TestPlacement(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 5)

@@ -11,15 +11,15 @@ import (
 	"margay/cluster/control"
 )
 
-// client is a connection of the command line.
+// client is a connection of the command line tool.
 type client struct {
 	server *Server
 	conn   *control.Conn
-	jobs   []*job // whose client it is; guarded by Server.mu
+	jobs   []*job // jobs whose client this is; guarded by Server.mu
 	left   bool   // the connection has ended; guarded by Server.mu
 }
 
-// handle takes what a client sends.
+// handle processes a frame from the client.
 func (c *client) handle(f *control.Frame) {
 	s := c.server
 	switch m := f.Message().(type) {
@@ -31,6 +31,12 @@ func (c *client) handle(f *control.Frame) {
 		c.fileChunk(m)
 	case *control.Stdin:
 		c.stdin(m)
+	case *control.Resize:
+		s.mu.Lock()
+		if j := s.jobs[m.Job]; j != nil && j.client == c.conn {
+			s.nodes[j.ranks[0].place.Node].send(m)
+		}
+		s.mu.Unlock()
 	case *control.Ack:
 		s.mu.Lock()
 		if j := s.jobs[m.Job]; j != nil && j.client == c.conn {
@@ -41,6 +47,14 @@ func (c *client) handle(f *control.Frame) {
 		s.mu.Lock()
 		if j := s.jobs[m.Job]; j != nil {
 			s.signal(j, int(m.Rank), unix.Signal(m.Signal))
+		}
+		s.mu.Unlock()
+	case *control.ReadFiles:
+		s.running.Go(func() { c.readFiles(f, m) })
+	case *control.FilesRead:
+		s.mu.Lock()
+		if j := s.jobs[m.Job]; j != nil && j.client == c.conn {
+			s.stopCollecting(j)
 		}
 		s.mu.Unlock()
 	case *control.Kill:
@@ -104,7 +118,7 @@ func (c *client) handle(f *control.Frame) {
 	}
 }
 
-// relay asks a node what the client asks, and answers with its answer.
+// relay forwards a client's question to a node, and the node's answer to the client.
 func (c *client) relay(f *control.Frame, node uint32, question proto.Message) {
 	var answer proto.Message
 	nodes, err := c.server.upNodes(int64(node))
@@ -114,12 +128,12 @@ func (c *client) relay(f *control.Frame, node uint32, question proto.Message) {
 	c.conn.Answer(f, answer, err)
 }
 
-// gone ends what cannot live without the client.
+// gone ends the jobs that need this client.
 func (c *client) gone() {
 	c.server.mu.Lock()
 	defer c.server.mu.Unlock()
 	if c.server.context.Err() != nil {
-		return // it is serve that goes
+		return // serve itself is ending
 	}
 	c.left = true
 	for _, j := range c.jobs {
@@ -135,7 +149,7 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "RunRequest without a job"))
 		return
 	}
-	// Just after its start serve does not know yet which cores there are.
+	// Right after its start serve does not yet know which cores the machine has.
 	select {
 	case <-s.settled:
 	case <-c.conn.Done():
@@ -149,7 +163,7 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 	slices.Sort(m.Spec.Only)
 	slices.Sort(m.Spec.Without)
 	asked := time.Now()
-	if m.Spec.WaitMs != 0 { // the end of the connection must be seen meanwhile
+	if m.Spec.WaitMs != 0 { // this goroutine must stay free to see the end of the connection
 		s.running.Go(func() {
 			j, err := s.enqueue(m.Spec, c.conn)
 			c.created(f, m, asked, j, err)
@@ -160,7 +174,8 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 	c.created(f, m, asked, j, err)
 }
 
-// created launches a job that the client asked for at a time, or says why there is none.
+// created launches the job that the client asked for at the time asked, or reports why there is no
+// job.
 func (c *client) created(f *control.Frame, m *control.RunRequest, asked time.Time, j *job, err error) {
 	s := c.server
 	if err != nil {
@@ -178,7 +193,8 @@ func (c *client) created(f *control.Frame, m *control.RunRequest, asked time.Tim
 	s.running.Go(func() { s.launch(j, m, f, c.conn) })
 }
 
-// attach makes the connection the client of a job that has lost its own, or reads a detached job's output.
+// attach makes the connection the client of a job that has lost its client, or replays a detached
+// job's output.
 func (c *client) attach(f *control.Frame, m *control.Attach) {
 	s := c.server
 	s.mu.Lock()
@@ -194,7 +210,7 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 		return
 	}
 	if j.client != nil && j.phase == control.JobPhase_JOB_PREPARED {
-		// The end of that connection has not been noticed yet.
+		// serve has not yet noticed the end of the old connection.
 		s.clientGone(j)
 	}
 	if j.client != nil {
@@ -202,16 +218,20 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 		return
 	}
 	j.client, j.moved = c.conn, time.Now()
-	clear(j.behind) // all tell again
+	clear(j.behind) // the Rewind below makes all nodes send again
 	c.jobs = append(c.jobs, j)
-	c.conn.Answer(f, fitState(j.state()), nil)
+	state := j.state()
+	state.Phase = j.shown()
+	c.conn.Answer(f, fitState(state), nil)
 	j.tellUnsaved()
+	s.finishIfComplete(j) // if its client has not copied its files back
 	for _, member := range j.members {
 		s.nodes[member.Node].send(&control.Rewind{Job: j.number})
 	}
 }
 
-// replay answers with the output of a detached job. It says nothing when serve ends: the end of the connection does.
+// replay answers with the output of a detached job. It sends no answer when serve ends: the
+// connection closes instead.
 func (c *client) replay(f *control.Frame, job uint32) {
 	s := c.server
 	err := s.replay(job, c.conn)
@@ -220,7 +240,8 @@ func (c *client) replay(f *control.Frame, job uint32) {
 	}
 }
 
-// fileChunk passes a piece of a job's files to its first node. When no node needs files, the last piece says that the client knows that.
+// fileChunk passes a chunk of a job's files to the job's first node. When no node needs files, the
+// last chunk means that the client knows of this.
 func (c *client) fileChunk(m *control.FileChunk) {
 	s := c.server
 	s.mu.Lock()
@@ -239,7 +260,7 @@ func (c *client) fileChunk(m *control.FileChunk) {
 	}
 }
 
-// stdin passes a piece of standard input to the ranks that read it.
+// stdin passes a chunk of standard input to the ranks that read it.
 func (c *client) stdin(m *control.Stdin) {
 	s := c.server
 	s.mu.Lock()
@@ -265,8 +286,11 @@ func (s *Server) kill(m *control.Kill) error {
 		}
 		return control.Failf(control.Code_CODE_NOT_FOUND, "job %d has ended", m.Job)
 	}
-	if m.Force {
+	if collecting := j.collecting; m.Force {
 		s.fail(j, control.Failf(control.Code_CODE_KILLED, "job %d was killed by its user", m.Job))
+		if collecting {
+			s.stopCollecting(j)
+		}
 		return nil
 	}
 	if m.Rank >= int32(len(j.ranks)) || m.Rank < control.None {
@@ -301,7 +325,7 @@ func (s *Server) listNodes() *control.Nodes {
 		}
 		if n.info != nil {
 			for _, core := range n.info.Cores {
-				u := n.uses[core]
+				u := s.using(n, core)
 				state.Cores = append(state.Cores, &control.CoreUse{Core: core, Job: u.job, Ranks: u.ranks})
 			}
 		}
@@ -323,9 +347,9 @@ func (s *Server) listJobs(m *control.ListJobs) (*control.Jobs, error) {
 	}
 	for _, j := range s.jobs {
 		if m.Job == 0 || m.Job == j.number {
-			// The store has it too, as it was last saved.
+			// The store also has this job, as last saved.
 			list.Jobs = slices.DeleteFunc(list.Jobs, func(o *control.JobSummary) bool { return o.Job == j.number })
-			list.Jobs = append(list.Jobs, j.summary())
+			list.Jobs = append(list.Jobs, j.visible())
 		}
 	}
 	slices.SortFunc(list.Jobs, func(a, b *control.JobSummary) int { return int(a.Job) - int(b.Job) })
@@ -347,8 +371,13 @@ func (s *Server) status() *control.MachineStatus {
 	defer s.mu.Unlock()
 	m := &control.MachineStatus{
 		Machine: s.config.Machine, Substrate: s.config.Substrate, ServePid: int64(os.Getpid()), Nodes: uint32(len(s.nodes)),
-		Jobs: uint32(len(s.jobs)), SinceNs: s.started.UnixNano(), ServeStarts: s.starts,
+		SinceNs: s.started.UnixNano(), ServeStarts: s.starts,
 		Unwritten: s.history.unwritten(),
+	}
+	for _, j := range s.jobs {
+		if !j.announced {
+			m.Jobs++
+		}
 	}
 	for _, n := range s.nodes {
 		if n.drain != nil {

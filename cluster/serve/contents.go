@@ -8,7 +8,7 @@ import (
 	"margay/cluster/control"
 )
 
-// union collects which contents nodes lack. It is safe for concurrent use.
+// union collects the contents that nodes lack. It is safe for concurrent use.
 type union struct {
 	mu     sync.Mutex
 	lacked []bool // by index
@@ -16,7 +16,8 @@ type union struct {
 
 func newUnion(contents int) *union { return &union{lacked: make([]bool, contents)} }
 
-// add takes the answer of a node: one that has not answered lacks everything. What it names beyond the contents is left out.
+// add merges the answer of a node: a node that has not answered lacks everything. Indexes beyond
+// the contents are ignored.
 func (u *union) add(answer proto.Message) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -34,7 +35,7 @@ func (u *union) add(answer proto.Message) {
 	}
 }
 
-// list returns the indexes of the contents that some node lacks.
+// list returns the indexes of contents that at least one node lacks.
 func (u *union) list() (indexes []uint32) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

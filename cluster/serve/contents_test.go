@@ -9,11 +9,11 @@ import (
 	"margay/cluster/control"
 )
 
-// A client learns which contents some node of its job lacks, whatever a node answers.
+// A client learns which contents the nodes of its job lack, whatever a node answers.
 func TestContents(t *testing.T) {
 	all := []uint32{0, 1, 2}
 	for name, c := range map[string]struct {
-		answers [2]*control.Prepared // of the nodes; nil: another answer
+		answers [2]*control.Prepared // one per node; nil: another answer
 		want    []uint32
 	}{
 		"both have all":          {[2]*control.Prepared{{}, {}}, nil},

@@ -11,10 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onOwnDisk is in the environment of a process that runs one test.
+// onOwnDisk is set in the environment of a process that runs one test.
 const onOwnDisk = "MARGAY_TEST_ON_OWN_DISK"
 
-// A write behind the limit of fullDisk is an error, not a signal. That cannot be asked for in a bubble of synctest.
+// A write beyond the limit of fullDisk must be an error, not a signal. This cannot be set inside a
+// synctest bubble.
 func TestMain(m *testing.M) {
 	if os.Getenv(onOwnDisk) != "" {
 		signal.Ignore(unix.SIGXFSZ)
@@ -22,8 +23,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// ownDisk runs a test that fills the disk in a process of its own, and reports true in the process in which nothing is left to do. The
-// limit of fullDisk holds for all files of a process: that of the other tests has those of go test open.
+// ownDisk runs a test that fills the disk in its own process, and returns true in the process that
+// has nothing left to do. The limit of fullDisk applies to all files of a process, and the process
+// of the other tests has files of go test open.
 func ownDisk(t *testing.T) (done bool) {
 	t.Helper()
 	if os.Getenv(onOwnDisk) != "" {
@@ -49,7 +51,7 @@ func ownDisk(t *testing.T) (done bool) {
 	return true
 }
 
-// onFullDisk runs a test that fills the disk in a bubble, in a process of its own.
+// onFullDisk runs a test that fills the disk in a bubble, in its own process.
 func onFullDisk(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	if !ownDisk(t) {
@@ -57,7 +59,7 @@ func onFullDisk(t *testing.T, f func(t *testing.T)) {
 	}
 }
 
-// fullDisk has writes behind a position of any file of this process fail until room is called.
+// fullDisk makes writes beyond a position in any file of this process fail until room is called.
 func fullDisk(t *testing.T, position uint64) (room func()) {
 	t.Helper()
 	if os.Getenv(onOwnDisk) == "" {

@@ -18,8 +18,9 @@ import (
 //	in service -- drain, it has none --> drained
 //	draining, drained -- resume --> in service
 //
-// Only the order of the operator, node.drain, is kept and recorded; whether a node is draining or drained follows from its cores. A node
-// that is not in service is given no jobs. Nothing else changes for it: neither its health nor its extensions nor the jobs that it has.
+// Only the operator's order, node.drain, is kept and recorded; whether a node is draining or
+// drained follows from its cores. A node that is not in service gets no new jobs. Its health, its
+// extensions and its running jobs do not change.
 
 // maxReason bounds the reason of a drain, in bytes.
 const maxReason = 256
@@ -27,7 +28,8 @@ const maxReason = 256
 // inService reports whether the node can be given jobs. The caller holds Server.mu.
 func (n *node) inService() bool { return n.up() && n.drain == nil }
 
-// drained returns why the node is out of service, for a list of nodes; nil: it is not. The caller holds Server.mu.
+// drained returns why the node is out of service, for a list of nodes; nil if it is in service. The
+// caller holds Server.mu.
 func (n *node) drained() *control.Drain {
 	if n.drain == nil {
 		return nil
@@ -40,8 +42,9 @@ func (n *node) drained() *control.Drain {
 	return d
 }
 
-// drain takes nodes out of service. For those that are already, it changes the reason and who gave it, unless there is no new one; they
-// are out of service since the first order.
+// drain takes nodes out of service. For nodes that are already out of service it changes the reason
+// and the author of the order, unless the request has no reason; such nodes count as out of service
+// since the first order.
 func (s *Server) drain(m *control.DrainNodes) (*control.NodesDrained, error) {
 	if len(m.Reason) > maxReason {
 		return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "the reason has %d bytes, %d at most", len(m.Reason), maxReason)
@@ -81,7 +84,7 @@ func (s *Server) drain(m *control.DrainNodes) (*control.NodesDrained, error) {
 	return answer, nil
 }
 
-// resume takes nodes into service again that are not.
+// resume returns drained nodes to service.
 func (s *Server) resume(m *control.ResumeNodes) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,8 +110,8 @@ func (s *Server) resume(m *control.ResumeNodes) error {
 	return nil
 }
 
-// named returns the nodes that a request names in order, each once. It refuses those that the machine does not have. The caller holds
-// Server.mu.
+// named returns the nodes in a request, in order and without duplicates. It refuses nodes that the
+// machine does not have. The caller holds Server.mu.
 func (s *Server) named(nodes []uint32) ([]uint32, error) {
 	if len(nodes) == 0 {
 		return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "it names no node")
@@ -124,7 +127,8 @@ func (s *Server) named(nodes []uint32) ([]uint32, error) {
 	return nodes, nil
 }
 
-// setDrains records for nodes why they are drained, nil for those that are not, and then has it take effect. The caller holds Server.mu.
+// setDrains records why nodes are drained, nil for nodes that are not, and then applies the change.
+// The caller holds Server.mu.
 func (s *Server) setDrains(drains map[uint32]*control.Drain) error {
 	if err := s.store.saveDrains(drains); err != nil {
 		return s.onDisk(err)
@@ -137,7 +141,7 @@ func (s *Server) setDrains(drains map[uint32]*control.Drain) error {
 	return nil
 }
 
-// restoreDrains takes up which nodes an earlier serve has left drained. The caller holds Server.mu.
+// restoreDrains restores the drained nodes of an earlier serve. The caller holds Server.mu.
 func (s *Server) restoreDrains() error {
 	drains, err := s.store.drains()
 	for number, d := range drains {
@@ -148,7 +152,8 @@ func (s *Server) restoreDrains() error {
 	return err
 }
 
-// leave notes in the log which draining nodes have lost their last job, when j has left them. The caller holds Server.mu.
+// leave logs which draining nodes have lost their last job now that j has left them. The caller
+// holds Server.mu.
 func (s *Server) leave(j *job) {
 	for _, m := range j.members {
 		if n := s.nodes[m.Node]; n.drain != nil && len(n.uses) == 0 {
@@ -157,7 +162,7 @@ func (s *Server) leave(j *job) {
 	}
 }
 
-// because is a reason as the end of a sentence.
+// because formats a reason as the end of a sentence.
 func because(reason string) string {
 	if reason == "" {
 		return ""
@@ -165,8 +170,8 @@ func because(reason string) string {
 	return ": " + reason
 }
 
-// outOfService says which nodes that a job may use are drained, as the end of a sentence; nothing when there are none. The caller holds
-// Server.mu.
+// outOfService names the drained nodes that a job may use, as the end of a sentence; it is empty if
+// there are none. The caller holds Server.mu.
 func (s *Server) outOfService(spec *control.JobSpec) (text string) {
 	shape := shapeOf(spec)
 	reasons := make(map[string][]uint32)
@@ -190,11 +195,12 @@ func (s *Server) outOfService(spec *control.JobSpec) (text string) {
 	return text
 }
 
-// shownReasons bounds how many reasons of drained nodes an error names.
+// shownReasons bounds how many drain reasons an error names.
 const shownReasons = 3
 
-// hinder notes which of the given jobs of the queue do not fit as long as nodes are drained. That changes when nodes are drained, resumed
-// or describe themselves, and not when a job gets cores or leaves them. The caller holds Server.mu.
+// hinder marks the given queued jobs that do not fit as long as nodes are drained. The result
+// changes when a node is drained, is resumed or describes itself, but not when a job gets or frees
+// cores. The caller holds Server.mu.
 func (s *Server) hinder(jobs ...*waiting) {
 	drained := slices.ContainsFunc(s.nodes, func(n *node) bool { return n.drain != nil })
 	for _, w := range jobs {
@@ -206,8 +212,9 @@ func (s *Server) hinder(jobs ...*waiting) {
 	}
 }
 
-// whole lists the nodes of an architecture that count, as if no job had any of their cores. It is not known when some of those that count
-// have never registered. The caller holds Server.mu.
+// whole lists the nodes of an architecture that satisfy counts, as if all their cores were free.
+// The list is not known if one of the nodes that satisfy counts has never registered. The caller
+// holds Server.mu.
 func (s *Server) whole(arch string, counts func(*node) bool) (offers []offer, known bool) {
 	known = true
 	for _, n := range s.nodes {

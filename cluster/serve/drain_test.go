@@ -22,13 +22,13 @@ func order(reason string, nodes ...uint32) *control.DrainNodes {
 	return &control.DrainNodes{Nodes: nodes, Reason: reason, User: "op"}
 }
 
-// on is spec for a job that may use some nodes only.
+// on is spec for a job that may use only some nodes.
 func on(s *control.JobSpec, nodes ...uint32) *control.JobSpec {
 	s.Only = nodes
 	return s
 }
 
-// drainOf demands a state of drain of a node, unknown for one in service, and returns it.
+// drainOf demands a node's drain state, unknown for a node in service, and returns its drain.
 func (c *playedClient) drainOf(node uint32, state control.DrainState) *control.Drain {
 	c.m.t.Helper()
 	d := c.node(node).Drain
@@ -46,7 +46,8 @@ func (c *playedClient) refused(request proto.Message, code control.Code, text st
 	}
 }
 
-// The job of a node that is drained goes on; the node is drained when it has ended, and gets no other until it is resumed.
+// The job of a node that is drained continues; the node is drained when the job has ended, and gets
+// no other job until it is resumed.
 func TestDrain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -85,8 +86,8 @@ func TestDrain(t *testing.T) {
 	})
 }
 
-// Orders about unknown nodes, about nodes that are not drained, and without nodes change nothing. An order for a drained node changes
-// its reason, if it gives one.
+// Orders with unknown nodes, with nodes that are not drained or without nodes change nothing. An
+// order for a drained node changes its reason, if it gives one.
 func TestDrainAnswers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 3)
@@ -121,7 +122,8 @@ func TestDrainAnswers(t *testing.T) {
 	})
 }
 
-// Nodes stay drained when serve is killed and started again, whether they have been up or not, and when they are lost and return.
+// Nodes stay drained when serve is killed and restarted, whether or not they have been up, and when
+// they are lost and return.
 func TestDrainAfterRestart(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 3)
@@ -170,8 +172,8 @@ func TestDrainThatIsNotRecorded(t *testing.T) {
 	})
 }
 
-// A job that would fit if no node were drained waits with the others and names the nodes. It does not hold up those behind it, and runs
-// when the nodes are in service again, before those that came later.
+// A job that would fit if no node were drained waits in the queue and names the nodes. It does not
+// hold up the jobs behind it, and starts before them when the nodes are in service again.
 func TestDrainAndQueue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -190,11 +192,11 @@ func TestDrainAndQueue(t *testing.T) {
 		if line := one[*control.LogLine](t, &there.recorder); !strings.HasSuffix(line.Text, "; node1 is drained: new fan") {
 			t.Errorf("it is told %q", line.Text)
 		}
-		job := small.run(patient(2)) // both others are before it
+		job := small.run(patient(2)) // both others are ahead of it
 		waits(t, four)
 		must[*control.Done](operator, &control.ResumeNodes{Nodes: []uint32{1}})
 		waits(t, four)
-		waits(t, onOne) // behind the large one now
+		waits(t, onOne) // now behind the large one
 		late := m.client()
 		late.refused(&control.RunRequest{Spec: spec(1)}, control.Code_CODE_NO_ROOM, "2 jobs came first")
 		m.end(small, job, 2)
@@ -203,7 +205,8 @@ func TestDrainAndQueue(t *testing.T) {
 	})
 }
 
-// Whether a job would fit without drained nodes is not known before all others have registered: until then it holds up those behind it.
+// Whether a job would fit without the drained nodes is unknown until all other nodes have
+// registered: until then it holds up the jobs behind it.
 func TestDrainBeforeAllRegister(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 3)
@@ -220,7 +223,8 @@ func TestDrainBeforeAllRegister(t *testing.T) {
 	})
 }
 
-// A node that registers, or changes its cores, can be the news that a job does not fit without drained nodes: it holds up no others then.
+// After a node registers or changes its cores, it may turn out that a job does not fit without the
+// drained nodes: it no longer holds up others then.
 func TestDrainAndNewsOfNodes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 3)
@@ -254,20 +258,21 @@ func TestDrainAndNewsOfNodes(t *testing.T) {
 	})
 }
 
-// drainModel is what a random history of orders and jobs must come to on nodes with two cores each.
+// drainModel is the expected result of a random history of orders and jobs on nodes with two cores
+// each.
 type drainModel struct {
 	t       *testing.T
 	m       *machine
 	rng     *rand.Rand
 	c       *playedClient
-	drained map[uint32]string   // by node: the reason
+	drained map[uint32]string   // reason by node
 	since   map[uint32]int64    // by node
-	jobs    map[uint32][]uint32 // by job: the nodes of its ranks
+	jobs    map[uint32][]uint32 // nodes of the ranks, by job
 	queue   []*queued
 	events  []string
 }
 
-// queued is a job that waits.
+// queued is a waiting job.
 type queued struct {
 	spec   *control.JobSpec
 	answer <-chan asked
@@ -275,7 +280,7 @@ type queued struct {
 
 const drainNodes = 3
 
-// Random histories of orders, jobs, waiting jobs and restarts of serve come to what a plain model of them says.
+// Random histories of orders, jobs, waiting jobs and restarts of serve match a simple model.
 func TestDrainModel(t *testing.T) {
 	seed := check.Seed(t)
 	for i := range uint64(40) {
@@ -379,7 +384,7 @@ func (d *drainModel) resume(nodes []uint32) {
 	}
 }
 
-// run asks for a job that waits, or for one that does not and has cores at once or never.
+// run asks for a job that waits, or for one that does not wait and gets cores at once or never.
 func (d *drainModel) run(s *control.JobSpec) {
 	d.note("run %d ranks, wait %d, on %v", s.Ranks, s.WaitMs, s.Only)
 	answer := d.m.client().begin(&control.RunRequest{Spec: s})
@@ -420,7 +425,7 @@ func (d *drainModel) restart() {
 	d.c, d.queue = d.m.client(), nil
 }
 
-// used returns how many cores of nodes jobs have.
+// used returns how many cores of nodes are used by jobs.
 func (d *drainModel) used() (used [drainNodes]int) {
 	for _, nodes := range d.jobs {
 		for _, node := range nodes {
@@ -430,7 +435,7 @@ func (d *drainModel) used() (used [drainNodes]int) {
 	return used
 }
 
-// cores returns how many cores a job may have on nodes that are not out, apart from used ones.
+// cores returns how many cores a job may get on nodes that are not out, not counting used ones.
 func (d *drainModel) cores(s *control.JobSpec, out map[uint32]string, used ...int) (n int) {
 	for node := range uint32(drainNodes) {
 		if _, is := out[node]; is || len(s.Only) > 0 && !slices.Contains(s.Only, node) {
@@ -444,7 +449,8 @@ func (d *drainModel) cores(s *control.JobSpec, out map[uint32]string, used ...in
 	return n
 }
 
-// mayRun reports whether a job with so many others before it in the queue has its turn, and cores.
+// mayRun reports whether a job with before other jobs ahead of it in the queue can start: it is its
+// turn, and there are enough cores.
 func (d *drainModel) mayRun(s *control.JobSpec, before int) bool {
 	for _, q := range d.queue[:before] {
 		shared := len(q.spec.Only) == 0 || len(s.Only) == 0 || slices.ContainsFunc(s.Only, func(node uint32) bool { return slices.Contains(q.spec.Only, node) })
@@ -456,7 +462,7 @@ func (d *drainModel) mayRun(s *control.JobSpec, before int) bool {
 	return d.cores(s, d.drained, used[:]...) >= int(s.Ranks)
 }
 
-// admit has the jobs of the queue begin that may, and demands that the others wait.
+// admit starts the queued jobs that may run, and demands that the others wait.
 func (d *drainModel) admit() {
 	synctest.Wait()
 	for i := 0; i < len(d.queue); i++ {
@@ -481,7 +487,7 @@ func (d *drainModel) admit() {
 	}
 }
 
-// begins takes the answer to a job that has its cores, and loads its nodes.
+// begins takes the answer to a job that has got its cores, and loads its nodes.
 func (d *drainModel) begins(s *control.JobSpec, a asked) {
 	reply := a.message.(*control.RunReply)
 	d.note("job %d begins", reply.Job)

@@ -13,26 +13,30 @@ import (
 	"margay/cluster/control"
 )
 
-// What an operator inserts into the machine is for its nodes, and not only for what runs on them just now: one that boots anew,
-// or that was away, gets what it lacks before it is given jobs, and loses what was removed meanwhile. A node keeps its extensions
-// while its kernel is started again, and tells each one's number; one that was removed for its faults stays away as long as the
-// node remembers that. One that does not answer when it is asked to insert something, into the machine or a job, loses it again: the
-// inserter is told that it failed.
+// An extension that an operator inserts into the machine belongs to its nodes, not only to the
+// kernels that are running at that time. A node that boots again or was away gets missing
+// extensions before it gets jobs, and loses extensions that were removed while it was away. A node
+// keeps its extensions while its kernel restarts, and reports the number of each. An extension that
+// was removed for its faults stays away as long as the node remembers that. If a node does not
+// answer an insertion, into the machine or into a job, it loses the extension again and the client
+// gets an error.
 
 // active is the state of an extension that is in its slot.
 const active = "active"
 
-// wants reports whether a node is to have the extension. The caller holds Server.mu.
+// wants reports whether a node should have the extension. The caller holds Server.mu.
 func wants(x *control.MachineExtension, node uint32) bool {
 	return (x.Request.Node == control.None || uint32(x.Request.Node) == node) && !slices.Contains(x.Except, node)
 }
 
-// placedOn returns the index in Placed of what a node has, or had. The caller holds Server.mu.
+// placedOn returns the index in Placed of the extension's current or last state on a node. The
+// caller holds Server.mu.
 func placedOn(x *control.MachineExtension, node uint32) int {
 	return slices.IndexFunc(x.Placed, func(p *control.ExtensionState) bool { return p.Node == node })
 }
 
-// insertExtension puts an extension into a slot of a running job, or of the machine, on its nodes or on the one that is named.
+// insertExtension inserts an extension into a slot of a running job or of the machine, on all its
+// nodes or on the named one.
 func (s *Server) insertExtension(m *control.InsertExtension) (*control.Extensions, error) {
 	if m.Job == 0 {
 		return s.insertIntoMachine(m)
@@ -69,7 +73,8 @@ func (s *Server) insertExtension(m *control.InsertExtension) (*control.Extension
 	return list, err
 }
 
-// unanswered returns the nodes of which it is not known whether they did what they were asked to insert, and the error with that.
+// unanswered returns the nodes that may or may not have inserted the extension, and the error
+// extended with that.
 func unanswered(err error) (nodes []uint32, told error) {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
@@ -87,15 +92,15 @@ func unanswered(err error) (nodes []uint32, told error) {
 	return nodes, errors.Join(all...)
 }
 
-// takeBack has nodes lose what they were asked to insert and did not answer, now or when they are back. The caller holds
-// Server.placing.
+// takeBack removes an extension from nodes that did not answer its insertion, now or when they are
+// back. The caller holds Server.placing.
 func (s *Server) takeBack(m *control.InsertExtension, nodes []uint32) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x := &control.MachineExtension{
 		Request: &control.InsertExtension{Job: m.Job, Node: control.None, Name: m.Name, Number: m.Number}, Untold: nodes,
 	}
-	for _, n := range s.nodes { // no node is to have it
+	for _, n := range s.nodes { // no node should have it
 		x.Except = append(x.Except, n.number)
 	}
 	s.extensions = append(s.extensions, x)
@@ -105,8 +110,8 @@ func (s *Server) takeBack(m *control.InsertExtension, nodes []uint32) error {
 	return s.store.saveExtension(x, true)
 }
 
-// insertIntoMachine inserts an extension on the nodes that are up, and has those get it that come later. A node that fails now
-// is not asked again.
+// insertIntoMachine inserts an extension on the nodes that are up; nodes that come later get it
+// then. A node that fails now is not asked again.
 func (s *Server) insertIntoMachine(m *control.InsertExtension) (*control.Extensions, error) {
 	s.placing.Lock()
 	defer s.placing.Unlock()
@@ -143,8 +148,8 @@ func (s *Server) insertIntoMachine(m *control.InsertExtension) (*control.Extensi
 	return list, errors.Join(err, s.store.saveExtension(x, true))
 }
 
-// removeExtension takes an extension out of its slot. What is the machine's is removed for good, also from a node that is away:
-// the node hears of it when it is back.
+// removeExtension removes an extension from its slot. An extension of the machine is removed for
+// good, also from nodes that are away: they remove it when they are back.
 func (s *Server) removeExtension(m *control.RemoveExtension) error {
 	s.placing.Lock()
 	defer s.placing.Unlock()
@@ -165,7 +170,7 @@ func (s *Server) removeExtension(m *control.RemoveExtension) error {
 		return err
 	}
 	err = s.tell(m.Node, m, control.ChangeTimeout)
-	gone := errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) // for its faults, and now it will not be back
+	gone := errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) // removed for its faults; from now on it stays removed
 	if x == nil || err != nil && !gone {
 		return err
 	}
@@ -175,7 +180,8 @@ func (s *Server) removeExtension(m *control.RemoveExtension) error {
 	return s.recordExtension(x)
 }
 
-// placedAs returns the machine's extension that a node has by a handle, nil if it has none. The caller holds Server.mu.
+// placedAs returns the machine's extension that a node has under a handle, nil if there is none.
+// The caller holds Server.mu.
 func (s *Server) placedAs(node, handle uint32) *control.MachineExtension {
 	for _, x := range s.extensions {
 		if i := placedOn(x, node); i >= 0 && x.Placed[i].Handle == handle && wants(x, node) {
@@ -185,8 +191,8 @@ func (s *Server) placedAs(node, handle uint32) *control.MachineExtension {
 	return nil
 }
 
-// recordExtension records an extension of the machine as it is now, and forgets one that nobody is to have any more. The caller
-// holds Server.placing and Server.mu.
+// recordExtension records the current state of an extension of the machine, and forgets an
+// extension that no node should have any longer. The caller holds Server.placing and Server.mu.
 func (s *Server) recordExtension(x *control.MachineExtension) error {
 	wanted := len(x.Untold) > 0 || slices.ContainsFunc(s.nodes, func(n *node) bool { return wants(x, n.number) })
 	if !wanted {
@@ -195,16 +201,17 @@ func (s *Server) recordExtension(x *control.MachineExtension) error {
 	return s.store.saveExtension(x, wanted)
 }
 
-// catchUp has a node get the machine's extensions that it lacks, and lose those that it is not to have. The caller holds
-// Server.mu.
+// catchUp inserts the machine's extensions that a node lacks, and removes the extensions that it
+// should not have. The caller holds Server.mu.
 func (s *Server) catchUp(n *node) {
 	if len(s.extensions) > 0 {
 		s.owe(n, "get the machine's extensions", func(conn *control.Conn) error { return s.place(n.number, conn) })
 	}
 }
 
-// hasChanged has a node catch up that is just coming up, or came up, when the machine's extensions changed. One that is away does it
-// when it is heard. The caller holds Server.placing and Server.mu.
+// hasChanged calls catchUp for a node that was registering, or became up, when the machine's
+// extensions changed. A node that is away catches up when it registers. The caller holds
+// Server.placing and Server.mu.
 func (s *Server) hasChanged(n *node) {
 	if n.up() || n.conn != nil && n.owes > 0 {
 		s.catchUp(n)
@@ -212,7 +219,8 @@ func (s *Server) hasChanged(n *node) {
 	}
 }
 
-// place makes a node's extensions those that it is to have. The error is that the node cannot be asked.
+// place brings a node's extensions in line with the machine's. It returns an error if the node
+// cannot be asked.
 func (s *Server) place(node uint32, conn *control.Conn) error {
 	s.placing.Lock()
 	defer s.placing.Unlock()
@@ -238,7 +246,7 @@ func (s *Server) place(node uint32, conn *control.Conn) error {
 	return nil
 }
 
-// placeOne does that for one extension, of which the node has a state, or none.
+// placeOne is place for one extension. state is the extension's state on the node, or nil.
 func (s *Server) placeOne(ctx context.Context, node uint32, conn *control.Conn, x *control.MachineExtension, state *control.ExtensionState) error {
 	s.mu.Lock()
 	wanted := wants(x, node)
@@ -275,7 +283,7 @@ func (s *Server) placeOne(ctx context.Context, node uint32, conn *control.Conn, 
 	return s.recordExtension(x)
 }
 
-// askFor makes a request that is answered with an M.
+// askFor sends a request that is answered with an M.
 func askFor[M proto.Message](ctx context.Context, conn *control.Conn, request proto.Message) (answer M, err error) {
 	m, err := conn.Call(ctx, request)
 	if err != nil {
@@ -293,7 +301,7 @@ func without(list []uint32, node uint32) []uint32 {
 	return slices.DeleteFunc(list, func(n uint32) bool { return n == node })
 }
 
-// listExtensions asks nodes for their extensions, and adds what those that are away are to have.
+// listExtensions asks nodes for their extensions, and adds the extensions of nodes that are away.
 func (s *Server) listExtensions(m *control.ListExtensions) (*control.Extensions, error) {
 	away := s.awayExtensions(m.Node)
 	nodes, err := s.upNodes(int64(m.Node))
@@ -306,7 +314,7 @@ func (s *Server) listExtensions(m *control.ListExtensions) (*control.Extensions,
 	return list, err
 }
 
-// awayExtensions lists the machine's extensions on nodes that cannot be asked, or on the one that is named.
+// awayExtensions lists the machine's extensions on nodes that cannot be asked, or on the named one.
 func (s *Server) awayExtensions(named int32) (list []*control.ExtensionState) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

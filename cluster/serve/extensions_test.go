@@ -13,7 +13,8 @@ import (
 	"margay/cluster/control"
 )
 
-// has sets what a node says of its extensions: by number, in which state each is. It has them by handles that are 10 more.
+// has sets the extensions that a node reports: the state of each, by number. Its handles are the
+// numbers plus 10.
 func (n *playedNode) has(states map[uint64]string) {
 	list := new(control.Extensions)
 	for number, state := range states {
@@ -22,7 +23,7 @@ func (n *playedNode) has(states map[uint64]string) {
 	n.answers["ListExtensions"] = list
 }
 
-// withExtensions is a machine that an operator has inserted so many extensions into.
+// withExtensions is a machine with this number of inserted extensions.
 func withExtensions(t *testing.T, nodes, extensions int) (*machine, *playedClient) {
 	m := up(t, nodes)
 	for _, n := range m.played {
@@ -44,7 +45,7 @@ func withExtensions(t *testing.T, nodes, extensions int) (*machine, *playedClien
 	return m, c
 }
 
-// inserted returns the names of what a node was told to insert.
+// inserted returns the names of the extensions that a node was asked to insert.
 func (n *playedNode) inserted() string {
 	text := ""
 	for _, x := range take[*control.InsertExtension](&n.recorder) {
@@ -53,7 +54,7 @@ func (n *playedNode) inserted() string {
 	return text
 }
 
-// removed returns the handles of what a node was told to remove.
+// removed returns the handles that a node was asked to remove.
 func (n *playedNode) removed() string {
 	text := ""
 	for _, x := range take[*control.RemoveExtension](&n.recorder) {
@@ -62,8 +63,8 @@ func (n *playedNode) removed() string {
 	return text
 }
 
-// A node that boots anew gets what was inserted into the machine, in order, and is given jobs only then. One that was started
-// again without that has it, or had it removed for its faults.
+// A node that boots again gets the machine's extensions, in order, and gets jobs only after that. A
+// node that restarted without a boot still has them, or had them removed for their faults.
 func TestExtensionsOfNodeThatBoots(t *testing.T) {
 	for _, restarted := range []bool{false, true} {
 		bubble(t, func(t *testing.T) {
@@ -97,7 +98,7 @@ func TestExtensionsOfNodeThatBoots(t *testing.T) {
 	}
 }
 
-// What is removed is removed from nodes that are away, too.
+// A removed extension is removed from nodes that are away, too.
 func TestExtensionRemovedWhileNodeIsAway(t *testing.T) {
 	for _, restarted := range []bool{false, true} {
 		bubble(t, func(t *testing.T) {
@@ -131,7 +132,7 @@ func TestExtensionRemovedWhileNodeIsAway(t *testing.T) {
 			if got := n.inserted(); got != "2x2 " {
 				t.Errorf("when it boots it gets %s", got)
 			}
-			// Nobody is to have the first any more, so it is forgotten.
+			// No node should have the first any longer, so it is forgotten.
 			if left, err := m.server.store.extensions(); err != nil || len(left) != 1 || left[0].Request.Number != 2 {
 				t.Errorf("recorded are %v, %v", left, err)
 			}
@@ -139,7 +140,7 @@ func TestExtensionRemovedWhileNodeIsAway(t *testing.T) {
 	}
 }
 
-// A node that was away when something was inserted gets it when it is heard again.
+// A node that was away during an insertion gets the extension when it is back.
 func TestExtensionInsertedWhileNodeIsAway(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m, c := withExtensions(t, 2, 0)
@@ -157,7 +158,8 @@ func TestExtensionInsertedWhileNodeIsAway(t *testing.T) {
 	})
 }
 
-// What no node takes is not remembered, and a node is not asked again for what it has refused, nor for what is another's.
+// An extension that every node refuses is not remembered. A node is not asked again for an
+// extension that it has refused or that belongs to another node.
 func TestExtensionRefused(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m, c := withExtensions(t, 3, 1)
@@ -220,7 +222,8 @@ func TestExtensionInsertedWhileNodeComesUp(t *testing.T) {
 	})
 }
 
-// A node that needs long to insert an extension, as Linux may to verify a scheduler, has it all the same.
+// A node that takes long to insert an extension, for example because Linux verifies a scheduler,
+// still gets it.
 func TestExtensionInsertedSlowly(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m, c := withExtensions(t, 2, 0)
@@ -234,7 +237,8 @@ func TestExtensionInsertedSlowly(t *testing.T) {
 	})
 }
 
-// A node that does not answer an insertion loses the extension again, at once or when it is back, and its inserter is told so.
+// A node that does not answer an insertion loses the extension again, at once or when it is back,
+// and the client gets an error.
 func TestInsertionUnanswered(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		for _, ofJob := range []bool{false, true} {
@@ -282,7 +286,8 @@ func TestInsertionUnanswered(t *testing.T) {
 	}
 }
 
-// What changes while a node has its extensions already and ends an old job is changed there before it is given jobs.
+// An extension that changes while a node already has its extensions and ends an old job is changed
+// on the node before it gets jobs.
 func TestExtensionsOfNodeThatEndsJobs(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m, c := withExtensions(t, 2, 1)

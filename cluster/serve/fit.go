@@ -8,10 +8,12 @@ import (
 	"margay/cluster/control"
 )
 
-// What is said of a job grows with its ranks, its nodes and what those say, but a frame does not. What does not fit is left out: the
-// names of files first, then how ranks ended in words, then what they have used.
+// The description of a job grows with its ranks, its nodes and their reports, but a frame does not.
+// Details that do not fit are left out: first the names of files, then the text on how ranks ended,
+// then the resources that they used.
 
-// fitState leaves out of a job's state what no frame has room for. It returns a changed copy, or m.
+// fitState drops the details of a job's state that do not fit into a frame. It returns a changed
+// copy, or m.
 func fitState(m *control.JobState) *control.JobState {
 	if m == nil || control.Fits(m) {
 		return m
@@ -21,7 +23,8 @@ func fitState(m *control.JobState) *control.JobState {
 	return m
 }
 
-// fitJob leaves the same out of the summary of the one job in an answer. It returns a changed copy, or m.
+// fitJob does the same for the summary of the only job in an answer. It returns a changed copy, or
+// m.
 func fitJob(m *control.Jobs) *control.Jobs {
 	if control.Fits(m) {
 		return m
@@ -31,7 +34,7 @@ func fitJob(m *control.Jobs) *control.Jobs {
 	return m
 }
 
-// fit leaves out one thing after the other until all fits.
+// fit drops one kind of detail after the other until the rest fits.
 func fit(unkept []*control.Unkept, ranks []*control.RankState, fits func() bool) {
 	ways := []func(){
 		func() {
@@ -62,16 +65,17 @@ func fit(unkept []*control.Unkept, ranks []*control.RankState, fits func() bool)
 	}
 }
 
-// maxListed is how many bytes of an error the list of jobs shows.
+// maxListed bounds, in bytes, an error in the list of jobs.
 const maxListed = 1000
 
-// listed leaves of a job's summary what a list of all jobs has room for: their ranks are asked for job by job.
+// listed reduces a job's summary to what fits into a list of all jobs: clients ask for ranks job by
+// job.
 func listed(m *control.JobSummary) {
 	m.RankStates, m.Unkept = nil, nil
 	m.Error, m.Missing = shortened(m.Error), shortened(m.Missing)
 }
 
-// shortened is a text that is cut where it is too long for the list of jobs. Its lines stay as they are.
+// shortened truncates a text that is too long for the list of jobs. It keeps line breaks.
 func shortened(text string) string {
 	if len(text) <= maxListed {
 		return text

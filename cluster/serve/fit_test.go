@@ -11,7 +11,7 @@ import (
 	"margay/cluster/control"
 )
 
-// much is a job that has ended, of which there is much to say.
+// much is an ended job with a long description.
 func much(number uint32, ranks int, reason string) *job {
 	var places []*control.Place
 	for rank := range ranks {
@@ -29,7 +29,8 @@ func much(number uint32, ranks int, reason string) *job {
 	return j
 }
 
-// The list of all jobs is answered however many there are and whatever was said of them, also what an earlier serve has recorded.
+// The list of all jobs is answered for any number of jobs and any length of their descriptions,
+// including recorded ones.
 func TestListOfManyJobs(t *testing.T) {
 	const ranks = 60
 	if whole := keepEnded * proto.Size(much(1, ranks, "").summary()); whole < control.MaxFrame*11/10 {
@@ -62,12 +63,13 @@ func TestListOfManyJobs(t *testing.T) {
 	})
 }
 
-// However much there is to say of a job, its client is told its state, and its owner how it has ended.
+// For any length of a job's description its client receives the state, and its owner receives how
+// the job has ended.
 func TestStateOfLargeJob(t *testing.T) {
 	reasons := map[string]struct {
 		ranks               int
 		reason              string
-		names, words, usage bool // that are told
+		names, words, usage bool // included in the answer
 	}{
 		"small": {4, "for a reason", true, true, true},
 		"names": {1000, strings.Repeat("x", 3000), false, true, true},

@@ -14,14 +14,15 @@ import (
 	"margay/cluster/control"
 )
 
-// gatherTimeout is the least time that nodes have to answer a question, besides what they are asked to take.
+// gatherTimeout is the minimum time that nodes have to answer a question, in addition to the
+// duration that the question asks for.
 const gatherTimeout = 8 * time.Second
 
-// answerTimeout bounds how long a question to several nodes takes, besides what the nodes are asked to take: a node that may still be
-// silent without being taken for dead may still answer.
+// answerTimeout bounds how long a question to several nodes takes, in addition to the duration that
+// the question asks for: a node may still answer as long as its silence does not make it dead.
 func (s *Server) answerTimeout() time.Duration { return max(gatherTimeout, s.config.Timing.Dead) }
 
-// upNodes lists the nodes that can be asked, or the one that is named.
+// upNodes lists the nodes that can be asked, or the named one.
 func (s *Server) upNodes(named int64) ([]uint32, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -37,7 +38,7 @@ func (s *Server) upNodes(named int64) ([]uint32, error) {
 	return nodes, nil
 }
 
-// noNode says why the node that is named, or any, cannot be asked. The caller holds Server.mu.
+// noNode reports why the named node, or any node, cannot be asked. The caller holds Server.mu.
 func (s *Server) noNode(named int64) error {
 	switch {
 	case named == control.None:
@@ -48,8 +49,8 @@ func (s *Server) noNode(named int64) error {
 	return control.Failf(control.Code_CODE_NODE_LOST, "it is not up: %s (margay nodes)", s.nodes[named].why()).At(uint32(named))
 }
 
-// gather asks nodes the same thing at the same time and hands each answer, one at a time, to take. The error is that of all
-// that failed.
+// gather sends a question to nodes in parallel and passes each answer to take, one at a time. The
+// error joins all failures.
 func (s *Server) gather(nodes []uint32, timeout time.Duration, question proto.Message, take func(node uint32, answer proto.Message)) error {
 	ctx, cancel := context.WithTimeout(s.context, timeout)
 	defer cancel()
@@ -69,16 +70,16 @@ func (s *Server) gather(nodes []uint32, timeout time.Duration, question proto.Me
 		})
 	}
 	asked.Wait()
-	if s.context.Err() != nil { // no fault of the nodes
+	if s.context.Err() != nil { // not the nodes' fault
 		return context.Cause(s.context)
 	}
 	return errors.Join(failed...)
 }
 
-// noiseLimit is the longest measurement of noise.
+// noiseLimit is the longest noise measurement.
 const noiseLimit = time.Minute
 
-// noise has nodes count what interrupts their application cores.
+// noise lets nodes count the interruptions of their application cores.
 func (s *Server) noise(m *control.Noise) (*control.NoiseReport, error) {
 	d := time.Duration(m.DurationMs) * time.Millisecond
 	if d <= 0 || d > noiseLimit {
@@ -103,7 +104,7 @@ func (s *Server) noise(m *control.Noise) (*control.NoiseReport, error) {
 	return report, err
 }
 
-// extensionNotes asks nodes what has happened to their extensions.
+// extensionNotes asks nodes for the events of their extensions.
 func (s *Server) extensionNotes(m *control.ExtensionLog) (*control.ExtensionNotes, error) {
 	nodes, err := s.upNodes(int64(m.Node))
 	if err != nil {
@@ -122,7 +123,7 @@ func (s *Server) extensionNotes(m *control.ExtensionLog) (*control.ExtensionNote
 	return all, err
 }
 
-// takeSamples asks nodes what they have done. It is no error when some do not answer.
+// takeSamples asks nodes for samples of their work. Missing answers of some nodes are not an error.
 func (s *Server) takeSamples(m *control.TakeSamples) (*control.Samples, error) {
 	nodes, err := s.upNodes(int64(m.Node))
 	if err != nil {
@@ -148,7 +149,7 @@ func (s *Server) takeSamples(m *control.TakeSamples) (*control.Samples, error) {
 	return samples, err
 }
 
-// widen adds the cores that ranks have beside their first one.
+// widen adds the cores that ranks have in addition to their first one.
 func (s *Server) widen(samples *control.Samples) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,7 +163,7 @@ func (s *Server) widen(samples *control.Samples) {
 	}
 }
 
-// missing says which nodes are not up, and why.
+// missing names the nodes that are not up, and why.
 func (s *Server) missing() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,7 +176,7 @@ func (s *Server) missing() error {
 	return errors.Join(all...)
 }
 
-// tell asks a node for something that has no result but that it is done.
+// Sends a node a request whose only result is its completion.
 func (s *Server) tell(node uint32, request proto.Message, timeout time.Duration) error {
 	nodes, err := s.upNodes(int64(node))
 	if err != nil {
@@ -184,13 +185,13 @@ func (s *Server) tell(node uint32, request proto.Message, timeout time.Duration)
 	return s.gather(nodes, timeout, request, func(uint32, proto.Message) {})
 }
 
-// How long the kernel of a node may take to come back, and the pause between two looks whether it has.
+// How long a node's kernel may take to come back, and the interval at which that is checked.
 const (
 	restartTimeout = 30 * time.Second
 	restartPause   = 10 * time.Millisecond
 )
 
-// restartKernel has the kernel of a node started again, and waits until the new one has registered.
+// restartKernel restarts the kernel of a node, and waits until the new kernel has registered.
 func (s *Server) restartKernel(m *control.RestartKernel) error {
 	before := s.registered(m.Node)
 	if err := s.tell(m.Node, m, s.answerTimeout()); err != nil {
@@ -211,7 +212,7 @@ func (s *Server) restartKernel(m *control.RestartKernel) error {
 	}
 }
 
-// registered returns the connection of a node that is up; nil: there is none.
+// registered returns the connection of a node that is up, or nil.
 func (s *Server) registered(node uint32) *control.Conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,12 +222,14 @@ func (s *Server) registered(node uint32) *control.Conn {
 	return s.nodes[node].conn
 }
 
-// setDuties has nodes change what their cores do. What those that refuse say does not hide that others have done it.
+// setDuties changes the duties of nodes' cores. Refusals of some nodes do not hide the changes on
+// others.
 func (s *Server) setDuties(m *control.SetDuties) error {
 	nodes, err := s.upNodes(int64(m.Node))
 	if err != nil {
 		return err
 	}
+	s.awaitForgotten(nodes) // their cores look free
 	return s.gather(nodes, s.answerTimeout(), m, func(number uint32, answer proto.Message) {
 		set, ok := answer.(*control.DutiesSet)
 		if !ok || set.Info == nil {
@@ -238,8 +241,29 @@ func (s *Server) setDuties(m *control.SetDuties) error {
 	})
 }
 
-// changed takes in what a node is now; where it is does not change. It is recorded when watch looks at the node again: a node may tell of
-// itself as often as it likes. The caller holds Server.mu.
+// awaitForgotten waits until nodes have forgotten the jobs that have ended for their clients. A node
+// has forgetTimeout for that.
+func (s *Server) awaitForgotten(nodes []uint32) {
+	s.mu.Lock()
+	var ending []*job
+	for _, j := range s.jobs {
+		if j.announced && slices.ContainsFunc(nodes, j.on) {
+			ending = append(ending, j)
+		}
+	}
+	s.mu.Unlock()
+	for _, j := range ending {
+		select {
+		case <-j.done:
+		case <-s.context.Done():
+			return
+		}
+	}
+}
+
+// changed updates the description of a node; its address does not change. watch records the
+// description when it looks at the node the next time, because a node may describe itself as often
+// as it likes. The caller holds Server.mu.
 func (s *Server) changed(n *node, info *control.NodeInfo) {
 	info.Address = n.info.Address
 	if proto.Equal(info, n.info) {

@@ -16,26 +16,27 @@ import (
 	"margay/internal/printable"
 )
 
-// History keeps the records of ended jobs when the machine is gone.
+// History keeps the records of ended jobs beyond the life of the machine.
 type History interface {
-	// Append returns when the records are written, in this order. After an error, some of them may be. Writing a record again does no harm.
+	// Append returns once the records are written, in this order. After an error, some of them may
+	// be. Writing a record twice does no harm.
 	Append(records ...*ledger.Record) error
 
-	// Lose counts records that cannot be written. It needs less room than Append.
+	// Lose counts records that cannot be written. It needs less space than Append.
 	Lose(records uint64) error
 }
 
-// Bounds of what the history may cost serve.
+// Limits on the time and memory that the history may cost serve.
 const (
 	historyWait   = 2 * time.Second // how long the end of a job waits until its record is written
-	historyPause  = 5 * time.Second // between two tries to write what could not be written
-	mostUnwritten = keepEnded       // how many records wait for that; others are lost
+	historyPause  = 5 * time.Second // between two attempts to write pending records
+	mostUnwritten = keepEnded       // how many records wait for that; further ones are lost
 )
 
 // errSlow is why records wait for a history that does not answer.
 var errSlow = fmt.Errorf("it has taken no record for %v", historyWait)
 
-// inTime waits for done, for historyWait at most, and reports whether it came.
+// inTime waits for done, but no longer than historyWait, and reports whether done was closed.
 func inTime(done <-chan struct{}) bool {
 	select {
 	case <-done:
@@ -45,9 +46,10 @@ func inTime(done <-chan struct{}) bool {
 	}
 }
 
-// chronicle writes records of ended jobs to the history, several in one go when they come faster. The end of a job waits for its record,
-// but not for a history that fails or does not return: then serve's store keeps the record, also for a later serve, until it is
-// written. A nil chronicle keeps no history.
+// chronicle writes records of ended jobs to the history, several at once if jobs end quickly. The
+// end of a job waits for its record, but not for a history that fails or hangs: then serve's store
+// keeps the record until it is written, also across restarts of serve. A nil chronicle keeps no
+// history.
 type chronicle struct {
 	history History
 	store   *store
@@ -57,21 +59,22 @@ type chronicle struct {
 	done    chan struct{}
 
 	mu      sync.Mutex
-	waiting []*entry // the oldest first
-	lost    uint64   // records that there was no room for since the last one that was written
-	kept    uint64   // what the store has of lost
-	trouble error    // why the history takes no records; nil while it does
+	waiting []*entry // oldest first
+	lost    uint64   // records lost for lack of room since the last one that was written
+	kept    uint64   // the value of lost in the store
+	trouble error    // why the history takes no records; nil if it does
 }
 
 // entry is a record on its way to the history. chronicle.mu guards it.
 type entry struct {
 	record  *ledger.Record
-	tried   chan struct{} // closed when the history has taken it, or fails
+	tried   chan struct{} // closed when the history has taken the record, or has failed
 	written bool
 	kept    bool // the store has it
 }
 
-// newChronicle makes a chronicle that goes on with the records which an earlier serve could not write, between begin and close.
+// newChronicle makes a chronicle that continues with the records that an earlier serve could not
+// write. It writes between begin and close.
 func newChronicle(c Config, st *store) (*chronicle, error) {
 	if c.History == nil {
 		return nil, nil
@@ -94,14 +97,14 @@ func newChronicle(c Config, st *store) (*chronicle, error) {
 	return ch, nil
 }
 
-// begin starts to write.
+// begin starts writing.
 func (c *chronicle) begin() {
 	if c != nil {
 		go c.run()
 	}
 }
 
-// close writes what is left, for a while at most.
+// close writes the remaining records, for a limited time.
 func (c *chronicle) close() {
 	if c == nil {
 		return
@@ -122,7 +125,7 @@ func (c *chronicle) close() {
 // lacks returns how many jobs the history lacks. The caller holds chronicle.mu.
 func (c *chronicle) lacks() int { return len(c.waiting) + int(c.lost) }
 
-// unwritten returns how many jobs the history lacks because it has trouble.
+// unwritten returns how many jobs the history lacks because writing has failed.
 func (c *chronicle) unwritten() uint32 {
 	if c == nil {
 		return 0
@@ -135,7 +138,7 @@ func (c *chronicle) unwritten() uint32 {
 	return uint32(c.lacks())
 }
 
-// enter has a record written soon. It returns nil when too many wait already.
+// enter queues a record for writing. It returns nil if too many records wait already.
 func (c *chronicle) enter(r *ledger.Record) *entry {
 	if c == nil {
 		return nil
@@ -155,8 +158,8 @@ func (c *chronicle) enter(r *ledger.Record) *entry {
 	return e
 }
 
-// write has a record written, and waits for that unless the history is in trouble. An error says that it is not written yet, and why;
-// then the store has it if there is room.
+// write queues a record and waits until it is written, unless the history is failing. An error
+// reports why the record is not written yet; the store has the record then, if there is room.
 func (c *chronicle) write(r *ledger.Record) error {
 	e := c.enter(r)
 	if e != nil && !c.inTrouble() {
@@ -179,7 +182,8 @@ func (c *chronicle) write(r *ledger.Record) error {
 	return fmt.Errorf("job %d is not yet in the history, which lacks %s; it is tried again: %w", r.Job, count(c.lacks(), "job"), c.trouble)
 }
 
-// keep has the store keep what the history does not take. The caller holds chronicle.mu.
+// keep saves to the store the records that the history does not take. The caller holds
+// chronicle.mu.
 func (c *chronicle) keep() error {
 	if c.trouble == nil {
 		return nil
@@ -195,7 +199,7 @@ func (c *chronicle) keep() error {
 	return c.keepLost()
 }
 
-// keepLost has the store keep how many records are lost. The caller holds chronicle.mu.
+// keepLost saves to the store how many records are lost. The caller holds chronicle.mu.
 func (c *chronicle) keepLost() error {
 	if c.lost == c.kept {
 		return nil
@@ -207,7 +211,7 @@ func (c *chronicle) keepLost() error {
 	return nil
 }
 
-// keepAgain is keep for what the store had no room for before.
+// keepAgain is keep for records that the store had no room for before.
 func (c *chronicle) keepAgain() error {
 	if c == nil {
 		return nil
@@ -223,7 +227,7 @@ func (c *chronicle) inTrouble() bool {
 	return c.trouble != nil
 }
 
-// run writes until close, and then what is left if that succeeds at once.
+// run writes until close, and then the remaining records as long as no write fails.
 func (c *chronicle) run() {
 	defer close(c.done)
 	for {
@@ -246,7 +250,7 @@ func (c *chronicle) run() {
 	}
 }
 
-// rest waits for something to write, or if that is not 0 for a pause, and at most until close.
+// rest waits for something to write or, if pause is not 0, for the pause. It returns at close.
 func (c *chronicle) rest(pause time.Duration) {
 	if pause == 0 {
 		select {
@@ -261,7 +265,7 @@ func (c *chronicle) rest(pause time.Duration) {
 	}
 }
 
-// try writes what waits, once. It reports whether nothing waits any more.
+// try writes the pending records once. It reports whether none is left.
 func (c *chronicle) try() (all bool, err error) {
 	c.mu.Lock()
 	batch, lost := slices.Clone(c.waiting), c.lost
@@ -273,7 +277,7 @@ func (c *chronicle) try() (all bool, err error) {
 	for _, e := range batch {
 		records = append(records, e.record)
 	}
-	first := *records[0] // the store may just keep the other one
+	first := *records[0] // the store may be saving the other one at this time
 	first.Lost = lost
 	records[0] = &first
 	err = c.history.Append(records...)
@@ -284,7 +288,7 @@ func (c *chronicle) try() (all bool, err error) {
 		e.written = err == nil
 	}
 	for _, e := range c.waiting {
-		if e.written || err != nil { // after an error none is worth waiting for
+		if e.written || err != nil { // after an error there is nothing to wait for
 			e.end()
 		}
 	}
@@ -293,7 +297,7 @@ func (c *chronicle) try() (all bool, err error) {
 			c.log("the history lacks %s: %v", count(c.lacks(), "job"), err)
 		}
 		c.trouble = err
-		_ = c.keep() // if there is no room, it is tried again with the history
+		_ = c.keep() // if there is no room, the next attempt follows with the history's
 		return false, err
 	}
 	c.waiting, c.lost = slices.Clone(c.waiting[len(batch):]), c.lost-lost
@@ -310,7 +314,7 @@ func (e *entry) end() {
 	}
 }
 
-// settle notes that records are written, and has the store forget them. The caller holds chronicle.mu.
+// settle marks records as written, and removes them from the store. The caller holds chronicle.mu.
 func (c *chronicle) settle(batch []*entry, lost uint64) {
 	var kept []uint32
 	for _, e := range batch {
@@ -332,13 +336,13 @@ func (c *chronicle) settle(batch []*entry, lost uint64) {
 	}
 }
 
-// life names the life of a machine in histories: no two machines have the same certificate.
+// life identifies the life of a machine in histories: no two machines have the same certificate.
 func life(certificate []byte) string {
 	sum := sha256.Sum256(certificate)
 	return hex.EncodeToString(sum[:8])
 }
 
-// historyOf is the job that ends now as its history has it. The caller holds Server.mu.
+// historyOf is the history record of a job that ends now. The caller holds Server.mu.
 func (s *Server) historyOf(j *job) *ledger.Record {
 	summary, now := j.summary(), time.Now()
 	r := &ledger.Record{
@@ -365,7 +369,7 @@ func (s *Server) historyOf(j *job) *ledger.Record {
 	return r
 }
 
-// keep has the end of a job written to the history. It returns why it is not there yet.
+// keep writes the end of a job to the history. It returns why the record is not there yet.
 func (s *Server) keep(j *job) error {
 	if s.history == nil {
 		return nil
@@ -376,14 +380,14 @@ func (s *Server) keep(j *job) error {
 	return s.history.write(r)
 }
 
-// How many bytes of a reason and of the name of a user the history keeps. A record that is too long for a line would keep all others
-// from the history.
+// How many bytes of a reason and of a user's name the history keeps. A record that is too long for
+// a line would keep all others out of the history.
 const (
 	mostReason = 500
 	mostUser   = 256
 )
 
-// outcome is how the job ends, in a word.
+// outcome returns how the job ends, in one word.
 func (j *job) outcome() ledger.State {
 	if j.failure != nil {
 		switch j.failure.Code {
@@ -403,8 +407,9 @@ func (j *job) outcome() ledger.State {
 	return ledger.Completed
 }
 
-// badEnds groups the ranks that did not end with status 0 by how they ended. It returns some groups, first that of the rank that failed
-// first, and the number of these ranks.
+// badEnds groups the ranks that did not end with status 0 by how they ended. It returns a limited
+// number of groups, the group of the rank that failed first at the front, and the total number of
+// these ranks.
 func (j *job) badEnds() (ends []ledger.End, failed uint32) {
 	ranks := make(map[ledger.End][]uint32)
 	var order []ledger.End
@@ -433,7 +438,7 @@ func (j *job) badEnds() (ends []ledger.End, failed uint32) {
 	return ends, failed
 }
 
-// end is how the rank ended as the history has it, without its number.
+// end is the history's record of how the rank ended, without the rank's number.
 func (r *rank) end() ledger.End {
 	return ledger.End{
 		Status: r.exit.GetCode(), Signal: r.exit.GetSignal(), Ended: r.exit != nil, Reason: printable.Short(r.exit.GetReason(), mostReason),
@@ -452,7 +457,8 @@ func (s *Server) historyOfDown(j *job, down *control.Failure) *ledger.Record {
 // exitDown is the status of a job that goes down with its machine.
 const exitDown = 125
 
-// tellLacking tells the client of a job that it is not in the history. The caller holds Server.mu.
+// tellLacking notifies the client of a job that the history lacks the job. The caller holds
+// Server.mu.
 func (j *job) tellLacking(err error) {
 	if err != nil && j.client != nil {
 		_ = j.client.Send(&control.LogLine{Level: "warn", Text: err.Error(), TimeNs: time.Now().UnixNano()})

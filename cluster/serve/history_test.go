@@ -17,14 +17,14 @@ import (
 	"margay/cluster/ledger"
 )
 
-// playedLedger is a history in memory, which can fail and hang.
+// playedLedger is a history in memory that can fail and hang.
 type playedLedger struct {
 	mu      sync.Mutex
 	records []*ledger.Record
 	calls   int
 	lost    uint64
 	fails   error
-	hangs   chan struct{} // calls wait until it is closed; nil: they do not
+	hangs   chan struct{} // calls wait until it is closed; nil: they do not wait
 }
 
 func (l *playedLedger) Append(records ...*ledger.Record) error {
@@ -51,7 +51,8 @@ func (l *playedLedger) Lose(records uint64) error {
 	return nil
 }
 
-// successor is the history as the next serve finds it. What the last one still writes counts for nothing.
+// successor is the history as the next serve finds it. Records that the previous serve still writes
+// do not count.
 func (l *playedLedger) successor() *playedLedger {
 	next := new(playedLedger)
 	if l != nil {
@@ -71,10 +72,10 @@ func (l *playedLedger) set(fails error, hangs chan struct{}) {
 	l.fails, l.hangs = fails, hangs
 }
 
-// takes has it take all records, from now on.
+// takes makes the history accept all records from now on.
 func (l *playedLedger) takes() { l.set(nil, nil) }
 
-// toggle has it fail, or not fail any more, and reports whether it fails.
+// toggle makes the history fail, or stop failing, and reports whether it fails.
 func (l *playedLedger) toggle() (fails bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,7 +99,7 @@ func (l *playedLedger) last(job uint32) (r *ledger.Record) {
 	return r
 }
 
-// jobs are the jobs of all records, in order.
+// jobs lists the jobs of all records, in order.
 func (l *playedLedger) jobs() (jobs []uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,7 +115,7 @@ func withLedger(t *testing.T, nodes int) (*machine, *playedLedger) {
 	return up(t, nodes, func(c *Config) { c.History = l }), l
 }
 
-// completes runs a job of one rank that ends with a status, within a time, and returns its number.
+// completes runs a job of one rank that ends with a status within a time, and returns its number.
 func (c *playedClient) completes(m *machine, status int32, within time.Duration) uint32 {
 	m.t.Helper()
 	job := c.run(spec(1))
@@ -127,7 +128,8 @@ func (c *playedClient) completes(m *machine, status int32, within time.Duration)
 	return job
 }
 
-// The record of a job says who ran what, where, when, and how each rank ended, before its client knows that it has ended.
+// The record of a job states the user, the command, the nodes, the times, and the end of each rank,
+// and is written before the client knows that the job has ended.
 func TestHistory(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m, l := withLedger(t, 2)
@@ -161,7 +163,7 @@ func TestHistory(t *testing.T) {
 	})
 }
 
-// What a client says of itself cannot make a record too long for a line.
+// A client's description of itself cannot make a record too long for a line.
 func TestHistoryOfLongName(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m, l := withLedger(t, 1)
@@ -178,7 +180,7 @@ func TestHistoryOfLongName(t *testing.T) {
 	})
 }
 
-// Each way to end has its state. The end of a rank that was not reported is not one with status 0.
+// Each kind of end has its state. The unreported end of a rank does not count as status 0.
 func TestHistoryStates(t *testing.T) {
 	for want, end := range map[ledger.State]func(m *machine, c *playedClient, job uint32){
 		ledger.Completed: func(m *machine, c *playedClient, job uint32) {
@@ -228,7 +230,8 @@ func TestHistoryStates(t *testing.T) {
 	}
 }
 
-// Groups of ranks are bounded, their number is right, and that of the rank that failed first is the first.
+// The number of groups of ranks is bounded, the count of ranks is right, and the group of the rank
+// that failed first comes first.
 func TestBadEnds(t *testing.T) {
 	j := new(job)
 	for i := range 2 * ledger.MaxEnds {
@@ -244,8 +247,8 @@ func TestBadEnds(t *testing.T) {
 	}
 }
 
-// A history that fails does not delay the end of a job. Its client is told, and the record is written as soon as possible: by this
-// serve, or by the next one if this one is killed.
+// A failing history does not delay the end of a job. The job's client is notified, and the record
+// is written as soon as possible: by this serve, or by the next one if this one is killed.
 func TestHistoryFails(t *testing.T) {
 	for _, killed := range []bool{false, true} {
 		bubble(t, func(t *testing.T) {
@@ -290,7 +293,7 @@ func TestHistoryFails(t *testing.T) {
 	}
 }
 
-// A history that does not return delays the end of one job, and of that for a moment.
+// A history that hangs delays the end of only one job, for a moment.
 func TestHistoryHangs(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m, l := withLedger(t, 1)
@@ -330,7 +333,7 @@ func beginChronicle(t *testing.T, h History) *chronicle {
 	return ch
 }
 
-// A record that comes while the history is about to fail does not wait for the next try.
+// A record that arrives while the history is about to fail does not wait for the next attempt.
 func TestHistoryFailsMeanwhile(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := &playedLedger{hangs: make(chan struct{})}
@@ -354,7 +357,7 @@ func TestHistoryFailsMeanwhile(t *testing.T) {
 	})
 }
 
-// Records for which there is no room any more are lost, and the history says how many.
+// Records beyond the room for them are lost, and the history counts them.
 func TestHistoryOverflows(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := &playedLedger{fails: unix.ENOSPC}

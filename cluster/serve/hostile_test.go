@@ -14,7 +14,7 @@ import (
 	"margay/cluster/trust"
 )
 
-// FuzzFrames: whatever a registered node or a client sends, serve goes on.
+// FuzzFrames: serve survives any frame from a registered node or a client.
 func FuzzFrames(f *testing.F) {
 	seeds := []proto.Message{
 		&control.JobFault{Job: 1}, &control.Loaded{Job: 1, Error: new(control.Error)}, &control.LogLine{Text: "x"},
@@ -59,7 +59,8 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// runningJob makes a serve with one node, which runs job 1 of two ranks. Nobody answers what is asked over the connection to it.
+// runningJob starts a serve with one node, which runs job 1 of two ranks. Requests over the
+// connection to the node remain unanswered.
 func runningJob(t *testing.T, authority *trust.Authority) (*Server, *control.Conn) {
 	t.Helper()
 	s, err := New(Config{Machine: "m", Nodes: 1, Authority: authority, Dir: t.TempDir(), Owner: os.Getuid(), Log: func(string, ...any) {}})

@@ -13,7 +13,7 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// A node that has the configuration of one node cannot be another.
+// A node with the configuration of one node cannot pose as another.
 func TestImposter(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 3)
@@ -51,7 +51,7 @@ func TestImposter(t *testing.T) {
 	})
 }
 
-// The secret of the machine admits no node, nor does the token of another machine.
+// Neither the machine's secret nor the token of another machine admits a node.
 func TestTokensOfOthers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 1)
@@ -64,7 +64,7 @@ func TestTokensOfOthers(t *testing.T) {
 	})
 }
 
-// What a node says about a job that it has no part in changes nothing.
+// A node's messages about a job in which it has no part change nothing.
 func TestWordsAboutJobsOfOthers(t *testing.T) {
 	about := map[string]func(job uint32) proto.Message{
 		"fault": func(job uint32) proto.Message {
@@ -104,7 +104,7 @@ func TestWordsAboutJobsOfOthers(t *testing.T) {
 	}
 }
 
-// A node of a job speaks for itself and the ranks that it has.
+// A node of a job speaks for itself and its ranks only.
 func TestNodeSpeaksForItself(t *testing.T) {
 	fault := control.FromError(control.Failf(control.Code_CODE_FAILED, "said by an imposter").At(0).Of(1))
 	cases := map[string]func(c *playedClient, n *playedNode){
@@ -147,7 +147,7 @@ func TestNodeSpeaksForItself(t *testing.T) {
 	})
 }
 
-// A node is where its number says, whatever it says itself, now and later.
+// The number of a node determines its address, whatever the node reports, now and later.
 func TestAddressOfNode(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 2, func(c *Config) {

@@ -21,13 +21,13 @@ type job struct {
 	phase   control.JobPhase
 	created time.Time
 
-	client *control.Conn // who follows the job and gets its records; nil when there is nobody
+	client *control.Conn // follows the job and receives its records; nil when there is none
 	spool  *spool        // gets the records instead when the job is detached
 
 	ranks     []rank
 	first     int              // the rank that failed first, with KeepGoing the lowest that failed; control.None while none has
 	failure   *control.Failure // why the job failed as a whole
-	limit     limit            // of the time that it runs
+	limit     limit            // on the job's run time
 	failed    chan struct{}    // closed when failure is set
 	loading   map[uint32]bool  // nodes that do not have all files yet
 	present   bool             // no node needs files: loaded is closed when the client knows that
@@ -36,19 +36,27 @@ type job struct {
 	records   *records.Relay
 	told      told
 	noted     map[uint32]bool // nodes whose records are recorded as complete
+	ends      bool            // ranks have ended since it was recorded
+	soon      bool            // it is recorded soon
 	over      map[uint32]bool // nodes that say that all ranks on them have ended
-	behind    map[uint32]bool // nodes that are to tell records again when the client has taken more
-	moved     time.Time       // when a record came last, or an acknowledgement, or the connection to a node
-	done      chan struct{}   // closed when nothing is left of the job on the nodes
-	killing   unix.Signal     // by which the ranks were told to end last; 0 while they were not
-	killed    time.Time       // when a node was told that last
-	asked     time.Time       // when somebody last sent all ranks a signal that ends programs
+	behind    map[uint32]bool // nodes that must send records again when the client has taken more
+	moved     time.Time       // when the last record, acknowledgement or connection of a node came in
+	done      chan struct{}   // closed when no node has anything left of the job
+	halt      unix.Signal     // SIGSTOP or SIGCONT, the last of them that all ranks were sent; 0: neither
+	killing   unix.Signal     // the last signal sent to end the ranks; 0 if none was
+	killed    time.Time       // when a node was last asked to end them
+	asked     time.Time       // when all ranks were last sent a signal that ends programs, on request
 	finishing bool
 	torn      bool              // it has ended before its output was complete
-	unkept    []*control.Unkept // by node: files that are gone with it
+	unkept    []*control.Unkept // by node: files that are lost with the job
+	left      map[uint32]bool   // nodes whose last record has listed these files
+	announced bool              // its client knows that it has ended, while nodes forget it
 	unsaved   error             // why its state could not be recorded
-	stood     time.Time         // since when it stands still for that; zero while it does not
-	owed      map[uint32]int    // by node: bytes of output that have come since the node could last forget all
+	stood     time.Time         // since when the job stands still because of that; zero if it does not
+	owed      map[uint32]int    // by node: bytes of output received since the node could last forget all output
+
+	collecting bool // its client reads the files that its ranks have written
+	collected  bool // the client does not need the remaining ones
 }
 
 // rank is what serve knows of a rank.
@@ -61,7 +69,7 @@ func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job 
 	j := &job{
 		number: number, spec: spec, places: places, created: time.Now(), first: control.None,
 		failed: make(chan struct{}), loaded: make(chan struct{}), done: make(chan struct{}), loading: make(map[uint32]bool),
-		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), behind: make(map[uint32]bool),
+		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), behind: make(map[uint32]bool), left: make(map[uint32]bool),
 	}
 	for _, p := range places {
 		j.ranks = append(j.ranks, rank{place: p})
@@ -85,7 +93,7 @@ func (j *job) reads(rank int) bool {
 	return (all || first) && j.ranks[rank].exit == nil
 }
 
-// complete reports whether all ranks have ended and all that the job has said is out of danger.
+// complete reports whether all ranks have ended and all output of the job is safe.
 func (j *job) complete() bool {
 	for _, m := range j.members {
 		if !j.records.Complete(m.Node) {
@@ -105,7 +113,8 @@ func (j *job) endedOn(node uint32) bool {
 	return true
 }
 
-// heldUp reports whether ends of ranks may be behind output that the job's consumer does not take.
+// heldUp reports whether ends of ranks may be queued behind output that the job's consumer does not
+// take.
 func (j *job) heldUp() bool {
 	for _, m := range j.members {
 		if !j.endedOn(m.Node) && j.waits(m.Node) {
@@ -115,7 +124,7 @@ func (j *job) heldUp() bool {
 	return false
 }
 
-// waits reports whether records of a node wait for the consumer, here or there.
+// waits reports whether records of a node wait for the consumer, here or on the node.
 func (j *job) waits(node uint32) bool { return j.records.Waits(node) || j.behind[node] }
 
 // ended reports whether all ranks have ended.
@@ -128,11 +137,12 @@ func (j *job) ended() bool {
 	return true
 }
 
-// wantsRecords reports whether there is somebody to take the job's records.
+// wantsRecords reports whether the job's records have a consumer.
 func (j *job) wantsRecords() bool { return j.client != nil || j.spool != nil }
 
-// exitCode is the job's exit status as margay run gives it: that of the rank that failed first, or lowest, else that of the failure.
-// Output that is missing, or an end that could not be recorded, counts more than how a rank has ended.
+// exitCode is the job's exit status as margay run returns it: the status of the rank that failed
+// first, or of the lowest that failed, or else of the failure. Missing output, or an end that could
+// not be recorded, takes precedence over how a rank has ended.
 func (j *job) exitCode() int32 {
 	spoilt := j.torn || j.failure != nil && j.failure.Code == control.Code_CODE_NO_ROOM
 	if j.first != control.None && (!spoilt || j.failure != nil && j.failure.Code == control.Code_CODE_KILLED) {
@@ -159,9 +169,9 @@ func (j *job) exitCode() int32 {
 	return 125
 }
 
-// state is the job's state as its client is told.
+// state is the job's state as reported to its client.
 func (j *job) state() *control.JobState {
-	m := &control.JobState{Job: j.number, Phase: j.phase, ExitCode: j.exitCode(), FirstFailed: int32(j.first), Unkept: j.unkept}
+	m := &control.JobState{Job: j.number, Phase: j.phase, ExitCode: j.exitCode(), FirstFailed: int32(j.first), Unkept: j.unkept, Collect: j.collecting && !j.collected}
 	if j.failure != nil {
 		m.Error = control.FromError(j.failure)
 	} else if j.limit.over {
@@ -179,12 +189,21 @@ func (j *job) state() *control.JobState {
 func (j *job) tellClient() {
 	if j.client != nil {
 		m := j.state()
-		m.Times = j.phases.list()
+		m.Phase, m.Times = j.shown(), j.phases.list()
 		_ = j.client.Send(fitState(m))
 	}
 }
 
-// enter begins the next phase of the job's launch, unless the job ends. The caller holds Server.mu.
+// shown is the phase of the job as shown to users. The caller holds Server.mu.
+func (j *job) shown() control.JobPhase {
+	if j.announced {
+		return control.JobPhase_JOB_DONE
+	}
+	return j.phase
+}
+
+// enter begins the next phase of the job's launch, unless the job is ending. The caller holds
+// Server.mu.
 func (j *job) enter(phase control.Phase) {
 	if !j.finishing {
 		j.phases.enter(phase)
@@ -196,9 +215,14 @@ func (j *job) hasRank(rank, node uint32) bool {
 	return uint64(rank) < uint64(len(j.ranks)) && j.ranks[rank].place.Node == node
 }
 
-// blame makes an error that a node has reported one about that node, and about none of its ranks but those on it.
+// blame attributes an error that a node has reported to this node, and to a rank only if the rank
+// is on it. Once ranks may have run, no node can claim that the launch failed: the client would
+// launch the job again.
 func (j *job) blame(node uint32, err error) *control.Failure {
 	f := toFailure(err)
+	if j.phase != control.JobPhase_JOB_PREPARED && (f.Code == control.Code_CODE_RESTARTED || f.Code == control.Code_CODE_LAUNCH_LOST) {
+		f.Code = control.Code_CODE_FAILED
+	}
 	f.Node = int(node)
 	if f.Rank < 0 || !j.hasRank(uint32(f.Rank), node) {
 		f.Rank = control.None
@@ -206,10 +230,11 @@ func (j *job) blame(node uint32, err error) *control.Failure {
 	return f
 }
 
-// aboutJob is what all messages about one job have.
+// aboutJob is implemented by all messages about one job.
 type aboutJob interface{ GetJob() uint32 }
 
-// fromJob takes what a node says about a job. About one that it has no part in it has nothing to say. The caller holds Server.mu.
+// fromJob processes a node's message about a job. It ignores messages about jobs in which the node
+// has no part. The caller holds Server.mu.
 func (s *Server) fromJob(n *node, f *control.Frame) {
 	var j *job
 	if m, ok := f.Message().(aboutJob); ok {
@@ -241,8 +266,9 @@ func (s *Server) fromJob(n *node, f *control.Frame) {
 	}
 }
 
-// fault ends a job with which a node cannot go on. While its ranks are ended, because one has failed or the time is over, messages to
-// those that have ended mean nothing: the job ends with its ranks, or awaitEnd ends it. The caller holds Server.mu.
+// fault ends a job that a node cannot continue. While the job's ranks are being ended, because one
+// has failed or the time limit has passed, messages to ended ranks mean nothing: the job ends with
+// its ranks, or awaitEnd ends it. The caller holds Server.mu.
 func (s *Server) fault(j *job, failure *control.Failure) {
 	if j.killing != 0 {
 		s.config.Log("job %d: %v, while its ranks are ended", j.number, failure)
@@ -256,7 +282,8 @@ func toFailure(err error) *control.Failure {
 	return &control.Failure{Code: m.Code, Text: m.Text, Node: int(m.Node), Rank: int(m.Rank)}
 }
 
-// record takes a job's record: it notes the end of a rank and hands the record on. The caller holds Server.mu.
+// record processes a record of a job: it notes the end of a rank and passes the record on. The
+// caller holds Server.mu.
 func (s *Server) record(j *job, m *control.Record) {
 	if j.phase != control.JobPhase_JOB_RUNNING || !j.hasRank(m.Rank, m.Node) {
 		return
@@ -274,12 +301,18 @@ func (s *Server) record(j *job, m *control.Record) {
 	if !passes {
 		return
 	}
+	unkept := m.Unkept
+	m.Unkept = nil // it is neither kept nor sent with the output
 	if fresh {
 		if err := j.told.take(m); err != nil {
 			s.fail(j, control.Failf(control.Code_CODE_FAILED, "its output cannot be believed: %v", err).At(m.Node))
 			return
 		}
 		j.owed[m.Node] += len(m.Data)
+		if m.Last && unkept != nil && len(j.spec.Out) == 0 { // files that travel back still exist
+			j.left[m.Node] = true
+			j.lose(m.Node, unkept)
+		}
 		if m.Exit != nil && j.ranks[m.Rank].exit == nil {
 			s.rankEnded(j, int(m.Rank), m.Exit)
 		}
@@ -294,15 +327,17 @@ func (s *Server) record(j *job, m *control.Record) {
 		}
 		s.ack(j, m.Node, m.Seq)
 	case j.client != nil:
-		_ = j.client.Send(m) // it knows what it has seen
+		_ = j.client.Send(m) // the client knows what it has seen
 	}
 }
 
-// clientQueue is how many bytes may wait for a client before records stay with their nodes, far below what ends its connection.
+// clientQueue is how many bytes may be queued for a client before records stay with their nodes. It
+// is far below the amount that ends the connection.
 const clientQueue = 16 << 20
 
-// catchUpClient has nodes tell again the records that there was no room for, as many nodes at a time as there is now: each holds about
-// a MiB. The caller holds Server.mu.
+// catchUpClient asks nodes to resend the records that the client's queue had no room for. It asks
+// as many nodes at a time as the queue has room for: each node holds about a MiB. The caller holds
+// Server.mu.
 func (s *Server) catchUpClient(j *job) {
 	if j.client == nil || len(j.behind) == 0 {
 		return
@@ -319,8 +354,9 @@ func (s *Server) catchUpClient(j *job) {
 	}
 }
 
-// inputAgain has the client of a job send again what the ranks on a node have not taken of their standard input: the node has registered, and
-// what was on the way to it, or was sent while it was away, is lost. The caller holds Server.mu.
+// inputAgain asks the client of a job to resend the standard input that the ranks on a node have
+// not taken: the node has registered again, and input in flight or sent while it was away is lost.
+// The caller holds Server.mu.
 func (s *Server) inputAgain(j *job, node uint32) {
 	for i, r := range j.ranks {
 		if r.place.Node == node && j.reads(i) && j.client != nil {
@@ -330,23 +366,22 @@ func (s *Server) inputAgain(j *job, node uint32) {
 	}
 }
 
-// ack tells a node that a job's records are out of its hands. The caller holds Server.mu.
+// ack acknowledges a job's records to a node: they are safe elsewhere. The caller holds Server.mu.
 func (s *Server) ack(j *job, node uint32, seq uint64) {
 	if int(node) >= len(s.nodes) {
 		return
 	}
 	j.moved = time.Now()
 	seq = j.records.Ack(node, seq)
-	if j.records.Complete(node) && !j.noted[node] || j.unsaved != nil {
-		s.saveRunning(j) // before the node lets go of it
-	}
-	if j.unsaved == nil {
+	if j.recorded() {
 		s.release(j, node, seq)
+	} else if !j.complete() { // otherwise its end is recorded below
+		s.recordSoon(j)
 	}
 	s.finishIfComplete(j)
 }
 
-// release tells a node that it may forget a job's records up to seq. The caller holds Server.mu.
+// release allows a node to forget a job's records up to seq. The caller holds Server.mu.
 func (s *Server) release(j *job, node uint32, seq uint64) {
 	if seq == j.records.Seen(node) {
 		j.owed[node] = 0
@@ -354,13 +389,17 @@ func (s *Server) release(j *job, node uint32, seq uint64) {
 	s.nodes[node].send(&control.Ack{Job: j.number, Seq: seq})
 }
 
-// rankEnded notes the end of a rank. The first that failed decides the job's status, and ends the others. When the job is to keep going,
-// the lowest that failed decides. The caller holds Server.mu.
+// rankEnded notes the end of a rank. The first rank that fails determines the job's status, and
+// ends the others. With KeepGoing, the lowest rank that fails determines it. The caller holds
+// Server.mu.
 func (s *Server) rankEnded(j *job, number int, exit *control.ExitStatus) {
+	j.ends = true
 	if j.exited(number, exit) {
 		s.endOthers(j)
+		s.saveRunning(j) // so that a later serve names the same rank
+	} else {
+		s.recordSoon(j)
 	}
-	s.saveRunning(j)
 	if j.ended() {
 		for _, m := range j.members {
 			s.finishOn(s.nodes[m.Node], j)
@@ -368,7 +407,8 @@ func (s *Server) rankEnded(j *job, number int, exit *control.ExitStatus) {
 	}
 }
 
-// exited notes how a rank ended, and reports whether it is the first that has failed. The caller holds Server.mu.
+// exited notes how a rank ended, and reports whether it is the first to fail. The caller holds
+// Server.mu.
 func (j *job) exited(number int, exit *control.ExitStatus) (first bool) {
 	j.ranks[number].exit = exit
 	if exit.Code == 0 && exit.Signal == 0 || j.failure != nil || j.limit.over {
@@ -381,22 +421,24 @@ func (j *job) exited(number int, exit *control.ExitStatus) (first bool) {
 	return first
 }
 
-// finishOn has a node end what the ranks of a job have left behind, if that keeps the job's output from being complete when all
-// of them have ended. The caller holds Server.mu.
+// finishOn asks a node to end the processes that a job's ranks have left behind, if they are all
+// that keeps the job's output from being complete. The caller holds Server.mu.
 func (s *Server) finishOn(n *node, j *job) {
 	if j.ended() && !j.records.Ended(n.number) {
 		n.send(&control.Finish{Job: j.number})
 	}
 }
 
-// endOthers ends the ranks that are left when one has failed, unless the job is to keep going. The caller holds Server.mu.
+// endOthers ends the remaining ranks after one has failed, unless the job should keep going. The
+// caller holds Server.mu.
 func (s *Server) endOthers(j *job) {
 	if j.first != control.None && !j.spec.KeepGoing && len(j.ranks) > 1 {
 		s.killRanks(j)
 	}
 }
 
-// killRanks asks the ranks of a job to end, and then makes them. The caller holds Server.mu.
+// killRanks asks the ranks of a job to end, and forces them to after a while. The caller holds
+// Server.mu.
 func (s *Server) killRanks(j *job) {
 	if j.killing != 0 {
 		return
@@ -415,9 +457,13 @@ func (s *Server) killWith(j *job, sig unix.Signal) {
 	for _, m := range j.members {
 		s.killOn(s.nodes[m.Node], j)
 	}
+	if j.stopped() { // a stopped rank could not handle it
+		s.signal(j, control.None, unix.SIGCONT)
+	}
 }
 
-// killOn tells a node what the ranks of a job were told last that are to end, also when it was away then. The caller holds Server.mu.
+// killOn sends a node the last signal with which the job's ranks were asked to end; it may have
+// been away then. The caller holds Server.mu.
 func (s *Server) killOn(n *node, j *job) {
 	if j.killing != 0 && !j.endedOn(n.number) {
 		j.killed = time.Now()
@@ -425,7 +471,7 @@ func (s *Server) killOn(n *node, j *job) {
 	}
 }
 
-// later calls do after a while, with Server.mu held, if the job has not ended by then and serve has not, either.
+// later calls do after a delay, with Server.mu held, unless the job or serve has ended by then.
 func (s *Server) later(j *job, wait time.Duration, do func()) {
 	time.AfterFunc(wait, func() {
 		s.mu.Lock()
@@ -436,8 +482,9 @@ func (s *Server) later(j *job, wait time.Duration, do func()) {
 	})
 }
 
-// awaitEnd fails a job whose ranks do not end although they have been made to. It waits longer while output that its consumer does
-// not take keeps the ends of ranks back, and for nodes that may be back before long.
+// awaitEnd fails a job whose ranks do not end although they were killed. It waits longer as long as
+// output that the consumer does not take holds up the ends of ranks, and for nodes that may be back
+// soon.
 func (s *Server) awaitEnd(j *job) {
 	s.later(j, 2*s.config.Timing.Kill+time.Second, func() {
 		late := slices.ContainsFunc(j.members, func(m *control.Member) bool { return !j.endedOn(m.Node) && s.nodes[m.Node].late() })
@@ -451,8 +498,8 @@ func (s *Server) awaitEnd(j *job) {
 	})
 }
 
-// signal sends a signal to one rank of a job, or to all. It returns the nodes that are away, whose ranks do not get it. The caller
-// holds Server.mu.
+// signal sends a signal to one rank of a job, or to all. It returns the nodes that are away; their
+// ranks do not get the signal. The caller holds Server.mu.
 func (s *Server) signal(j *job, rank int, sig unix.Signal) (away []uint32) {
 	told := make(map[uint32]bool)
 	for i, r := range j.ranks {
@@ -465,40 +512,83 @@ func (s *Server) signal(j *job, rank int, sig unix.Signal) (away []uint32) {
 			n.send(&control.Signal{Job: j.number, Rank: int32(rank), Signal: int32(sig)})
 		}
 	}
-	if rank == control.None && slices.Contains(endings, sig) {
+	if rank != control.None {
+		return away
+	}
+	if slices.Contains(endings, sig) {
 		j.asked = time.Now()
+	}
+	if sig == unix.SIGSTOP || sig == unix.SIGCONT {
+		j.halt = sig
+		s.saveRunning(j)
+		return nil // haltOn sends it to nodes that are away
+	}
+	if j.stopped() && slices.Contains(wakening, sig) {
+		s.signal(j, rank, unix.SIGCONT)
 	}
 	return away
 }
 
-// endings are the signals by which people end programs.
+// wakening lists the signals that also continue a stopped job, as a shell's kill does: the job
+// could not end otherwise.
+var wakening = []unix.Signal{unix.SIGHUP, unix.SIGTERM}
+
+// stopped reports whether all ranks were stopped.
+func (j *job) stopped() bool { return j.halt == unix.SIGSTOP }
+
+// haltOn sends a node that has registered the stop or continue signal that it may have missed while
+// it was away. The caller holds Server.mu.
+func (s *Server) haltOn(n *node, j *job) {
+	if j.halt != 0 && !j.endedOn(n.number) {
+		n.send(&control.Signal{Job: j.number, Rank: control.None, Signal: int32(j.halt)})
+	}
+}
+
+// endings lists the signals with which users end programs.
 var endings = []unix.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGKILL, unix.SIGTERM}
 
-// ending reports whether a job is about to free its cores: its ranks were made to end, or asked to not long ago.
+// ending reports whether a job is about to free its cores: its ranks were killed, or were recently
+// asked to end.
 func (j *job) ending() bool {
 	return j.finishing || j.killing != 0 || time.Since(j.asked) < askedLately
 }
 
-// askedLately is how long ranks that were asked to end are believed to.
+// askedLately is how long serve assumes that ranks that were asked to end will do so.
 const askedLately = 10 * time.Second
 
-// finishIfComplete ends a job whose ranks have all ended and whose output is with whoever wants it. That must be recorded before
-// the nodes forget the job. The caller holds Server.mu.
+// finishIfComplete ends a job whose ranks have all ended and whose output has reached its consumer.
+// That must be recorded before the nodes forget the job. The caller holds Server.mu.
 func (s *Server) finishIfComplete(j *job) {
-	if j.phase != control.JobPhase_JOB_RUNNING || !j.complete() || j.unsaved != nil {
+	if j.phase != control.JobPhase_JOB_RUNNING || !j.complete() {
 		return
 	}
 	for i, r := range j.ranks {
-		if r.exit == nil { // its node makes a mistake, or an earlier serve has
-			s.fail(j, control.Failf(control.Code_CODE_FAILED, "its output is complete, but how it ended was not told").At(r.place.Node).Of(i))
+		if r.exit == nil { // a fault of the node or of an earlier serve
+			s.fail(j, control.Failf(control.Code_CODE_FAILED, "its output is complete, but how it ended was not reported").At(r.place.Node).Of(i))
 			return
 		}
+	}
+	collects := j.collects()
+	if collects && j.collecting {
+		return
+	}
+	if !collects {
+		j.phase = control.JobPhase_JOB_ENDING
+	}
+	if s.saveRunning(j); j.unsaved != nil {
+		j.phase = control.JobPhase_JOB_RUNNING
+		return
+	}
+	if collects {
+		s.collect(j)
+		return
 	}
 	s.finish(j)
 }
 
-// awaitRecords ends a job whose ranks on a node have ended when what they said does not come, so that it does not wait for ever. A
-// consumer that does not take it may take its time, and how long a full disk may is for saveAgain. The caller holds Server.mu.
+// awaitRecords ends a job whose ranks on a node have ended when the rest of their records does not
+// arrive, so that the job does not wait forever. A slow consumer may take its time. saveAgain
+// bounds the wait for a full disk. The caller holds Server.mu.
 func (s *Server) awaitRecords(j *job) {
 	if j.unsaved != nil || j.phase != control.JobPhase_JOB_RUNNING || !j.wantsRecords() || time.Since(j.moved) < s.config.Timing.Records {
 		return
@@ -517,7 +607,7 @@ func (s *Server) awaitRecords(j *job) {
 	}
 }
 
-// fail ends a job as a whole. The first reason counts. The caller holds Server.mu.
+// fail ends a job as a whole. Only the first reason counts. The caller holds Server.mu.
 func (s *Server) fail(j *job, failure *control.Failure) {
 	if j.failure != nil || j.finishing {
 		return
@@ -528,11 +618,11 @@ func (s *Server) fail(j *job, failure *control.Failure) {
 	s.finish(j)
 }
 
-// finish records why a job ends, has every node of it forget it, and then frees its cores and records its end. A node that is
-// connected and does not answer may still have processes of it, so it is given no other job before it has ended this one. The caller
-// holds Server.mu.
+// finish records why a job ends, asks all its nodes to forget it, frees its cores and then records
+// its end. A node that is connected but does not answer may still have processes of the job, so it
+// gets no other job until it has ended this one. The caller holds Server.mu.
 func (s *Server) finish(j *job) {
-	if j.finishing {
+	if j.finishing || s.collect(j) {
 		return
 	}
 	if j.phases.phase == control.Phase_PHASE_START { // the ranks have ended before all nodes have answered
@@ -540,11 +630,14 @@ func (s *Server) finish(j *job) {
 	}
 	j.enter(control.Phase_PHASE_END)
 	j.finishing, j.torn = true, j.torn || j.phase == control.JobPhase_JOB_RUNNING && !j.complete()
-	j.phase = control.JobPhase_JOB_ENDING
-	s.save(j) // a serve that is killed now does not find that the nodes have lost it
-	// It comes behind all that the nodes were asked before, and step asks nothing more.
+	if j.phase != control.JobPhase_JOB_ENDING || j.unsaved != nil {
+		j.phase = control.JobPhase_JOB_ENDING
+		s.save(j) // if serve is killed now, its successor must not conclude that the nodes have lost the job
+	}
+	// The nodes receive it after all earlier requests, and step sends no further ones.
 	asked := s.askAll(j, &control.Forget{Job: j.number})
 	s.running.Go(func() {
+		early := s.announce(j)
 		s.answers(asked, forgetTimeout, func(q *question, answer proto.Message, err error) {
 			if err != nil {
 				s.config.Log("job %d: end it on node%d: %v", j.number, q.node, err)
@@ -553,7 +646,10 @@ func (s *Server) finish(j *job) {
 				s.forgotten(j, q.node, m.Unkept)
 			}
 		})
-		lacking := s.keep(j) // before a client, or a later serve, can know that the job has ended
+		var lacking error
+		if !early {
+			lacking = s.keep(j)
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		j.tellLacking(lacking)
@@ -568,44 +664,83 @@ func (s *Server) finish(j *job) {
 			j.spool.close()
 		}
 		s.config.Log("job %d ended with status %d", j.number, j.exitCode())
-		j.tellClient()
+		if !early {
+			j.tellClient()
+		}
 	})
 }
 
-// forgotten notes which files are gone with a job on a node.
+// announce writes the history record of an ended job, and then notifies the client while the nodes
+// still forget the job. It returns false if only the nodes know some detail of the end, or if the
+// job has no client. The job's cores look free, but no other job gets them before the nodes have
+// forgotten this one.
+func (s *Server) announce(j *job) bool {
+	s.mu.Lock()
+	early := j.client != nil && j.failure == nil && !j.torn && len(j.left) == len(j.members)
+	s.mu.Unlock()
+	if !early {
+		return false
+	}
+	lacking := s.keep(j) // before a client can know that the job has ended
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j.tellLacking(lacking)
+	j.phases.enter(control.Phase_PHASE_UNKNOWN)
+	j.announced = true
+	j.tellClient()
+	return true
+}
+
+// forgotten notes which files are lost with a job on a node.
 func (s *Server) forgotten(j *job, node uint32, u *control.Unkept) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !j.left[node] {
+		j.lose(node, u)
+	}
+}
+
+// lose is forgotten for a caller that holds Server.mu.
+func (j *job) lose(node uint32, u *control.Unkept) {
 	if u.GetFiles() == 0 {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	u.Node = node
 	j.unkept = append(j.unkept, u)
 	slices.SortFunc(j.unkept, func(a, b *control.Unkept) int { return int(a.Node) - int(b.Node) })
 }
 
-// clientGone ends a job whose client has gone away, unless it is to live without one. The caller holds Server.mu.
+// clientGone ends a job whose client has disconnected, unless the job can run without one. The
+// caller holds Server.mu.
 func (s *Server) clientGone(j *job) {
 	j.client = nil
 	switch {
 	case j.phase == control.JobPhase_JOB_ENDING:
+	case j.collecting, len(j.spec.Out) > 0 && j.complete():
+		s.fail(j, control.Failf(control.Code_CODE_FAILED, "its margay run is gone, and has not brought back all files"))
+		s.finish(j)
 	case j.spool != nil && j.phase == control.JobPhase_JOB_RUNNING:
-	case j.complete(): // its end is just being recorded
+	case j.complete(): // its end is being recorded
 	case j.phase == control.JobPhase_JOB_PREPARED:
-		// Pieces of its files may be lost with the connection. If the client comes back, it asks for the job anew.
+		// Chunks of its files may be lost with the connection. If the client comes back, it asks
+		// for the job again.
 		s.fail(j, control.Failf(control.Code_CODE_RESTARTED, "the connection of its margay run was lost while the job was being launched"))
 	default:
 		s.fail(j, control.Failf(control.Code_CODE_FAILED, "its margay run is gone"))
 	}
 }
 
-// maxCommand is how many bytes of a command line people are shown.
+// maxCommand is how many bytes of a command line are shown to users.
 const maxCommand = 200
 
-// commandLine is what is executed, for people.
+// commandLine formats the programs of a job for users, separated by colons.
 func commandLine(exec *control.Exec) string {
+	words := exec.GetArgv()
+	for _, p := range exec.GetParts() {
+		words = append(append(slices.Clip(words), []byte(":")), p.Argv...)
+	}
 	text := ""
-	for i, arg := range exec.GetArgv() {
+	for i, arg := range words {
 		if i > 0 {
 			text += " "
 		}

@@ -117,7 +117,8 @@ func samePlaces(a, b []*control.Place) bool {
 	return slices.EqualFunc(a, b, func(x, y *control.Place) bool { return x.Rank == y.Rank && x.Node == y.Node && x.Core == y.Core })
 }
 
-// The rank that fails first decides the job's status and ends the others, first politely. When they are to keep going, the lowest decides.
+// The rank that fails first determines the job's status and ends the others, politely at first.
+// With KeepGoing, the lowest rank that fails determines it.
 func TestFirstFailureDecides(t *testing.T) {
 	cases := []struct {
 		name         string
@@ -165,7 +166,8 @@ func TestFirstFailureDecides(t *testing.T) {
 	}
 }
 
-// With --keep-going the status does not depend on which rank was faster: it is that of the lowest one that failed.
+// With --keep-going the status does not depend on which rank was faster: it is the status of the
+// lowest rank that failed.
 func TestLowestFailureDecides(t *testing.T) {
 	for _, order := range [][]uint32{{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}, {2, 0, 3, 1}} {
 		t.Run(fmt.Sprint(order), func(t *testing.T) {
@@ -191,7 +193,8 @@ func TestLowestFailureDecides(t *testing.T) {
 	}
 }
 
-// The ends of ranks that were killed may be behind output that nobody takes. That is no reason to throw it away.
+// The ends of killed ranks may be queued behind output that the client does not take. The
+// output must not be discarded for that.
 func TestEndsBehindOutput(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -211,7 +214,8 @@ func TestEndsBehindOutput(t *testing.T) {
 	})
 }
 
-// What ranks have left behind is ended when all ranks have ended, and what it has written until then is waited for.
+// Processes that ranks have left behind are ended once all ranks have ended, and serve waits for
+// their output.
 func TestRanksLeaveChildren(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		t.Run(fmt.Sprintf("restart %v", restart), func(t *testing.T) {
@@ -232,6 +236,7 @@ func TestRanksLeaveChildren(t *testing.T) {
 				none[*control.Finish](t, &m.played[1].recorder, "its output is complete")
 				c.ackAll()
 				if restart {
+					time.Sleep(recordPause)
 					m.restart()
 					c = m.attach(job)
 					m.back(job, control.JobPhase_JOB_DONE, 0, 1)
@@ -311,7 +316,7 @@ func TestKill(t *testing.T) {
 	})
 }
 
-// Ranks whose node is away do not get a signal, and whoever sends it is told.
+// Ranks on a node that is away do not get a signal, and its sender is notified.
 func TestKillOnNodeThatIsAway(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -331,12 +336,12 @@ func TestKillOnNodeThatIsAway(t *testing.T) {
 	})
 }
 
-// Whatever goes wrong on a node while a job is launched ends the job on all nodes, and says where it was.
+// Any error on a node during a launch ends the job on all nodes, and the message names the node.
 func TestLaunchFails(t *testing.T) {
 	cases := []struct {
 		name  string
 		spoil func(n *playedNode)
-		after func(n *playedNode, job uint32) // once it is prepared
+		after func(n *playedNode, job uint32) // called once the job is prepared
 		want  string
 		code  int32
 	}{
@@ -402,7 +407,7 @@ func TestLaunchFails(t *testing.T) {
 	}
 }
 
-// Whoever is told that a job could not be launched finds its cores free.
+// When a client learns that a job could not be launched, the job's cores are free.
 func TestRefusedJobHasNoCores(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -417,7 +422,8 @@ func TestRefusedJobHasNoCores(t *testing.T) {
 	})
 }
 
-// A node that does not say that a job has ended on it may still have processes of it, and is given no other meanwhile.
+// A node that does not confirm the end of a job may still have processes of it, and gets no other
+// job until then.
 func TestCoresOfUnendedJob(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -434,14 +440,14 @@ func TestCoresOfUnendedJob(t *testing.T) {
 		n.answersAgain("Forget")
 		time.Sleep(forgetTimeout)
 		n.hosts(job, control.JobPhase_JOB_RUNNING)
-		n.connect() // serve has ended the connection
+		n.connect() // serve has closed the connection
 		if free := c.freeCores(); free != 4 {
 			t.Errorf("%d cores are free after the end of the job", free)
 		}
 	})
 }
 
-// A job can fail just when the last node has its files. It must not be recorded as running then.
+// A job can fail right when the last node has its files. It must not be recorded as running then.
 func TestFailsWhenLoaded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -486,7 +492,7 @@ func TestClientGone(t *testing.T) {
 	})
 }
 
-// serve tells clients why it ends when that is their concern.
+// serve reports to clients why it ends if that concerns them.
 func TestFarewell(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -499,7 +505,7 @@ func TestFarewell(t *testing.T) {
 	})
 }
 
-// serve ends also while a node has not answered that it has prepared a job.
+// serve can end while a node has not answered that it has prepared a job.
 func TestFarewellDuringLaunch(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -516,12 +522,13 @@ func TestFarewellDuringLaunch(t *testing.T) {
 	})
 }
 
-// Every client is told why serve ends, whatever it waits for, and not that a node has not answered: that is serve's own doing.
+// Every client receives the reason why serve ends, whatever it waits for, and not an error that a
+// node has not answered: serve caused that.
 func TestFarewellToAll(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
 		m.played[0].mute["TakeSamples"], m.played[0].mute["Noise"] = true, true
-		clients := []*playedClient{m.client()} // which waits for nothing
+		clients := []*playedClient{m.client()} // it waits for nothing
 		answered := make(chan error, 2)
 		for _, request := range []proto.Message{&control.TakeSamples{Node: control.None}, &control.Noise{Node: control.None, DurationMs: 1000}} {
 			c := m.client()
@@ -545,11 +552,12 @@ func TestFarewellToAll(t *testing.T) {
 	})
 }
 
-// A node stays connected until the last client has been told: one that asks about it in the meantime would hear that it is not up.
+// A node stays connected until the last client is notified: a client that asks about the node in
+// between would otherwise learn that it is not up.
 func TestFarewellToClientsFirst(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
-		c := control.NewConn(m.clients.Dial(t)) // of a client that does not listen
+		c := control.NewConn(m.clients.Dial(t)) // of a client that does not read
 		t.Cleanup(c.Close)
 		if _, err := c.Greet(&control.Hello{Role: control.Role_ROLE_CLIENT, Program: "a slow client"}); err != nil {
 			t.Fatal(err)
@@ -571,7 +579,8 @@ func TestFarewellToClientsFirst(t *testing.T) {
 	})
 }
 
-// What a node cannot do for a job whose ranks are ended, because one has failed, does not hide how that one ended.
+// If a node cannot do something for a job whose ranks are being ended because one has failed, that
+// does not hide how the rank ended.
 func TestFaultWhileRanksAreEnded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -588,7 +597,7 @@ func TestFaultWhileRanksAreEnded(t *testing.T) {
 	})
 }
 
-// Nor does it hide that the job was ended at its time limit.
+// It also does not hide that the job has reached its time limit.
 func TestFaultAtTimeLimit(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -615,6 +624,12 @@ func TestJobFault(t *testing.T) {
 		job := c.run(spec(4))
 		m.played[1].tell(&control.JobFault{Job: job, Error: control.FromError(control.Failf(control.Code_CODE_FAILED, "rings are corrupt").At(1).Of(3))})
 		if state := c.ended(); state.Error.Err().Error() != "rank 3 on node1: rings are corrupt" || state.ExitCode != 125 {
+			t.Errorf("it ended as %v", state)
+		}
+		// Its client must not launch it again.
+		job = c.run(spec(4))
+		m.played[1].tell(&control.JobFault{Job: job, Error: control.FromError(control.Failf(control.Code_CODE_LAUNCH_LOST, "none of its ranks has run"))})
+		if state := c.ended(); state.Error.Code != control.Code_CODE_FAILED {
 			t.Errorf("it ended as %v", state)
 		}
 	})

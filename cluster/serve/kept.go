@@ -12,8 +12,8 @@ import (
 	"margay/cluster/control"
 )
 
-// removeOutput removes the kept output of the jobs that are named, or of all that have ended. It needs no room on the disk. What cannot
-// be removed does not keep the rest from it.
+// removeOutput removes the kept output of the named jobs, or of all ended jobs. It needs no disk
+// space. It continues after outputs that cannot be removed.
 func (s *Server) removeOutput(m *control.RemoveOutput) (*control.OutputRemoved, error) {
 	jobs := m.Jobs
 	if len(jobs) == 0 {
@@ -37,7 +37,8 @@ func (s *Server) removeOutput(m *control.RemoveOutput) (*control.OutputRemoved, 
 	return removed, nil
 }
 
-// keptOutput lists the jobs that have ended and whose output is kept, in order, those that the store has forgotten as well.
+// keptOutput lists the ended jobs whose output is kept, in order, including jobs that the store has
+// forgotten.
 func (s *Server) keptOutput() (jobs []uint32, err error) {
 	entries, err := os.ReadDir(filepath.Dir(spoolPath(s.config.Dir, 0)))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -55,7 +56,7 @@ func (s *Server) keptOutput() (jobs []uint32, err error) {
 	return jobs, err
 }
 
-// removeOutputOf removes the kept output of a job that has ended, and returns how many bytes it took.
+// removeOutputOf removes the kept output of an ended job, and returns its size in bytes.
 func (s *Server) removeOutputOf(job uint32) (int64, error) {
 	s.mu.Lock()
 	running := s.jobs[job] != nil
@@ -77,7 +78,7 @@ func (s *Server) removeOutputOf(job uint32) (int64, error) {
 	return info.Size(), nil
 }
 
-// noOutput says why there is no kept output of a job.
+// noOutput reports why a job has no kept output.
 func (s *Server) noOutput(job uint32) error {
 	if job == 0 {
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "there is no job 0")
@@ -92,8 +93,8 @@ func (s *Server) noOutput(job uint32) error {
 	return control.Failf(control.Code_CODE_NOT_FOUND, "job %d was not detached: its output went to its margay run", job)
 }
 
-// outdatedBy returns the job that is forgotten when j has ended, 0 when there is none. One that has not ended is not forgotten. The caller
-// holds Server.mu.
+// outdatedBy returns the job to forget when j has ended, 0 if there is none. A job that has not
+// ended is never forgotten. The caller holds Server.mu.
 func (s *Server) outdatedBy(j *job) uint32 {
 	if j.phase != control.JobPhase_JOB_DONE || j.number <= keepEnded || s.jobs[j.number-keepEnded] != nil {
 		return 0

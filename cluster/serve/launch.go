@@ -18,16 +18,16 @@ import (
 	"margay/cluster/control"
 )
 
-// Bounds of what nodes and clients are asked to do.
+// Bounds on requests to nodes and clients.
 const (
 	prepareTimeout = 30 * time.Second
 	startTimeout   = 30 * time.Second
 	forgetTimeout  = 10 * time.Second
-	clientTimeout  = 30 * time.Second // for the client's word that it knows the job
+	clientTimeout  = 30 * time.Second // for the client's confirmation that it knows the job
 )
 
-// admit creates a job. When there is no room for it, but would be with nodes that are late or jobs that are ending, it waits for
-// those, and says so to the client when that takes a while.
+// admit creates a job. If there is no room for it, but late nodes or ending jobs would make room,
+// it waits for them, and reports that to the client if it takes a while.
 func (s *Server) admit(spec *control.JobSpec, client *control.Conn) (*job, error) {
 	patience, silent := time.NewTimer(s.config.Timing.Dead+forgetTimeout), time.NewTimer(s.config.Timing.Late)
 	defer patience.Stop()
@@ -37,13 +37,13 @@ func (s *Server) admit(spec *control.JobSpec, client *control.Conn) (*job, error
 		room, expected := s.room, s.expected(spec)
 		s.mu.Unlock()
 		j, err := s.create(spec, client)
-		if expected == "" || !errors.Is(err, &control.Failure{Code: control.Code_CODE_NO_ROOM}) {
+		if err != errForgetting && (expected == "" || !errors.Is(err, &control.Failure{Code: control.Code_CODE_NO_ROOM})) {
 			return j, err
 		}
 		select {
 		case <-room:
 		case <-silent.C:
-			_ = client.Send(&control.LogLine{Level: "info", Text: "waiting for " + expected, TimeNs: time.Now().UnixNano()})
+			_ = client.Send(&control.LogLine{Level: "info", Text: "waiting for " + cmp.Or(expected, "nodes to forget a job that has ended"), TimeNs: time.Now().UnixNano()})
 		case <-patience.C:
 			return s.create(spec, client)
 		case <-client.Done():
@@ -54,8 +54,8 @@ func (s *Server) admit(spec *control.JobSpec, client *control.Conn) (*job, error
 	}
 }
 
-// expected names what a job that has no room now would have room with before long; it is empty when there is no such thing. The
-// caller holds Server.mu.
+// expected names the nodes or jobs that will soon make room for a job; it is empty if there are
+// none. The caller holds Server.mu.
 func (s *Server) expected(spec *control.JobSpec) string {
 	var offers []offer
 	var waits []string
@@ -85,20 +85,21 @@ func (s *Server) expected(spec *control.JobSpec) string {
 	return strings.Join(slices.Compact(waits), ", ")
 }
 
-// roomChanged has jobs that wait for room look again. The caller holds Server.mu.
+// roomChanged wakes up jobs that wait for room. The caller holds Server.mu.
 func (s *Server) roomChanged() {
 	close(s.room)
 	s.room = make(chan struct{})
 }
 
-// create allocates cores for a job and enters it in the table.
+// create allocates cores for a job and enters it into the table.
 func (s *Server) create(spec *control.JobSpec, client *control.Conn) (*job, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.createAs(nil, spec, client)
 }
 
-// createAs is create for a job that waits in the queue, or for one that does not, which is nil. The caller holds Server.mu.
+// createAs is create for a job that waits in the queue, or, with nil, for any other job. The caller
+// holds Server.mu.
 func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Conn) (*job, error) {
 	if err := cmp.Or(shapeOf(spec).check(), shapeOf(spec).known(len(s.nodes)), checkLimit(spec)); err != nil {
 		return nil, err
@@ -111,6 +112,9 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 	places := allocate(s.offersFor(spec), shapeOf(spec))
 	if places == nil {
 		return nil, s.noRoom(spec)
+	}
+	if s.forgetting(places) {
+		return nil, errForgetting
 	}
 	phases.enter(control.Phase_PHASE_RECORD)
 	number, err := s.store.nextJob()
@@ -138,7 +142,7 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 	return j, nil
 }
 
-// enter records a new job, and makes room for its output when it is detached. The caller holds Server.mu.
+// enter records a new job, and creates its spool if it is detached. The caller holds Server.mu.
 func (s *Server) enter(j *job) (err error) {
 	if j.spec.Detach {
 		if j.spool, err = createSpool(s.config.Dir, j.number); err != nil {
@@ -152,7 +156,7 @@ func (s *Server) enter(j *job) (err error) {
 	return j.unsaved
 }
 
-// remove takes a job out of the table and frees its cores. The caller holds Server.mu.
+// remove deletes a job from the table and frees its cores. The caller holds Server.mu.
 func (s *Server) remove(j *job) {
 	for _, p := range j.places {
 		for _, core := range append([]uint32{p.Core}, p.More...) {
@@ -173,7 +177,7 @@ func (s *Server) offers() []offer {
 		}
 		o := offer{node: n.number, total: len(n.info.Cores)}
 		for _, core := range n.info.Cores {
-			if _, taken := n.uses[core]; !taken {
+			if s.using(n, core).job == 0 {
 				o.cores = append(o.cores, core)
 			}
 		}
@@ -182,12 +186,40 @@ func (s *Server) offers() []offer {
 	return offers
 }
 
-// offersFor lists the free cores of the nodes in service that have the architecture of a job. The caller holds Server.mu.
+// using returns the user of a core, nothing if the client knows that this job has ended. The caller
+// holds Server.mu.
+func (s *Server) using(n *node, core uint32) use {
+	u := n.uses[core]
+	if j := s.jobs[u.job]; j != nil && j.announced {
+		return use{}
+	}
+	return u
+}
+
+// errForgetting is why a job waits for a moment: it gets the cores of a job that has ended as far
+// as its client knows, so that placement does not depend on how fast nodes forget a job.
+var errForgetting = control.Failf(control.Code_CODE_NO_ROOM, "the nodes still forget a job that has ended")
+
+// forgetting reports whether nodes still have to forget a job that previously had one of the
+// places. The caller holds Server.mu.
+func (s *Server) forgetting(places []*control.Place) bool {
+	for _, p := range places {
+		for _, core := range append([]uint32{p.Core}, p.More...) {
+			if _, taken := s.nodes[p.Node].uses[core]; taken {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// offersFor lists the free cores of nodes in service that have the job's architecture. The caller
+// holds Server.mu.
 func (s *Server) offersFor(spec *control.JobSpec) []offer {
 	return slices.DeleteFunc(s.offers(), func(o offer) bool { return s.nodes[o.node].info.Arch != spec.Arch })
 }
 
-// noRoom says why a job does not fit, and what would. The caller holds Server.mu.
+// noRoom reports why a job does not fit, and what does. The caller holds Server.mu.
 func (s *Server) noRoom(spec *control.JobSpec) error {
 	up, arches := s.arches()
 	if up > 0 && !slices.Contains(arches, spec.Arch) {
@@ -203,7 +235,9 @@ func (s *Server) noRoom(spec *control.JobSpec) error {
 	return control.Failf(control.Code_CODE_NO_ROOM, "%s%s (%d of %d nodes are up; see margay nodes)", text, s.outOfService(spec), up, len(s.nodes))
 }
 
-// holders lists the jobs that have cores of nodes in service that a job may use, in order. The caller holds Server.mu.
+// holders lists the jobs that hold cores of nodes in service that a job may use, in order. It omits
+// jobs that have ended as far as their client knows: their cores count as free. The caller holds
+// Server.mu.
 func (s *Server) holders(spec *control.JobSpec) (jobs []uint32) {
 	shape := shapeOf(spec)
 	for _, n := range s.nodes {
@@ -211,6 +245,7 @@ func (s *Server) holders(spec *control.JobSpec) (jobs []uint32) {
 			jobs = append(jobs, n.jobs()...)
 		}
 	}
+	jobs = slices.DeleteFunc(jobs, func(job uint32) bool { j := s.jobs[job]; return j != nil && j.announced })
 	slices.Sort(jobs)
 	return slices.Compact(jobs)
 }
@@ -218,7 +253,7 @@ func (s *Server) holders(spec *control.JobSpec) (jobs []uint32) {
 // shownJobs bounds how many jobs an error names.
 const shownJobs = 10
 
-// numbers lists jobs in words.
+// numbers formats a list of jobs.
 func numbers(jobs []uint32) string {
 	var words []string
 	for _, job := range jobs[:min(len(jobs), shownJobs)] {
@@ -242,7 +277,8 @@ func (s *Server) arches() (up int, arches []string) {
 	return up, slices.Compact(arches)
 }
 
-// launch brings a job from its creation to running. Any failure ends it; the client learns the reason from the job's state.
+// launch takes a job from its creation to running. Any failure ends the job; the client learns the
+// reason from the job's state.
 func (s *Server) launch(j *job, m *control.RunRequest, request *control.Frame, client *control.Conn) {
 	secret := make([]byte, 16)
 	_, _ = rand.Read(secret) // it never fails
@@ -255,9 +291,9 @@ func (s *Server) launch(j *job, m *control.RunRequest, request *control.Frame, c
 	})
 	if !prepared {
 		select {
-		case <-j.done: // its cores are free when the client hears of it
+		case <-j.done: // its cores must be free by the time the client knows
 			client.Answer(request, nil, j.failure)
-		case <-s.context.Done(): // its client finds out by the end of the connection
+		case <-s.context.Done(): // the client notices the end of the connection
 		}
 		return
 	}
@@ -278,12 +314,16 @@ func (s *Server) launch(j *job, m *control.RunRequest, request *control.Frame, c
 	defer s.mu.Unlock()
 	if s.jobs[j.number] == j {
 		j.enter(control.Phase_PHASE_RUN)
+		for _, m := range j.members { // it may have been stopped before it had ranks
+			s.haltOn(s.nodes[m.Node], j)
+		}
 		j.tellClient()
 	}
 }
 
-// loaded waits until every node has a job's files, and reports false when the job has ended before. When all were present, the client must
-// answer soon; otherwise the nodes watch over the files.
+// loaded waits until every node has a job's files, and returns false if the job has ended before.
+// If all files were present, the client must answer soon; otherwise the nodes supervise the
+// transfer.
 func (s *Server) loaded(j *job, present bool) bool {
 	var late <-chan time.Time
 	if present {
@@ -302,7 +342,7 @@ func (s *Server) loaded(j *job, present bool) bool {
 	return false
 }
 
-// nodePrepared takes a node's answer to Prepare.
+// nodePrepared processes a node's answer to Prepare.
 func (s *Server) nodePrepared(j *job, node uint32, answer proto.Message) {
 	m, ok := answer.(*control.Prepared)
 	if !ok {
@@ -317,8 +357,9 @@ func (s *Server) nodePrepared(j *job, node uint32, answer proto.Message) {
 	}
 }
 
-// allPresent begins the loading of a job, and reports whether all its nodes have its files already. Then it waits for the client alone: one
-// that does not know the job's number would ask for the job once more when its connection is lost, so no rank may run before.
+// allPresent begins the loading of a job, and reports whether all its nodes have its files already.
+// In this case loading waits only for the client. No rank may run before that: a client that does
+// not know the job's number would ask for the job again after it has lost its connection.
 func (s *Server) allPresent(j *job) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -341,8 +382,8 @@ func (s *Server) worked(j *job, phase control.Phase, node uint32, took int64) {
 	j.phases.worked(phase, node, took)
 }
 
-// runs records that a job is running, before its nodes are asked: its ranks may say something before every node has answered.
-// It reports false when the job has ended meanwhile.
+// runs records that a job is running before its nodes are asked to start it: ranks may produce
+// output before every node has answered. It returns false if the job has ended.
 func (s *Server) runs(j *job) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -362,8 +403,8 @@ func (s *Server) runs(j *job) bool {
 	return true
 }
 
-// step asks all nodes of a job for something and reports whether none has refused it. Otherwise the job has failed. answered, if it is
-// not nil, receives each answer, and nil for a node without one.
+// step sends a request to all nodes of a job and reports whether none has refused it. Otherwise the
+// job has failed. If answered is not nil, it receives each answer, and nil for a node without one.
 func (s *Server) step(j *job, timeout time.Duration, request proto.Message, answered func(*question, proto.Message)) bool {
 	s.mu.Lock()
 	if j.finishing { // a node that has forgotten the job would get it again, and keep it
@@ -384,8 +425,9 @@ func (s *Server) step(j *job, timeout time.Duration, request proto.Message, answ
 	return j.failure == nil && !j.finishing
 }
 
-// failIfRefused returns what takes the answer of a node that a job needs. A node that is lost meanwhile is dead before long, or back:
-// then a running job's does it, and a launch is spoilt.
+// failIfRefused returns the handler for a node's answer that a job needs. A node whose connection
+// breaks is either dead soon, or back. When it is back, serve repeats the request of a running job
+// (startOn), and a launch has failed.
 func (s *Server) failIfRefused(j *job) func(*question, proto.Message, error) {
 	return func(q *question, _ proto.Message, err error) {
 		if err == nil || errors.Is(err, &control.Failure{Code: control.Code_CODE_NODE_LOST}) {
@@ -405,7 +447,7 @@ func (s *Server) askAll(j *job, request proto.Message) (asked []*question) {
 	return asked
 }
 
-// answers waits for the answers to questions, all at the same time, and reports each.
+// answers waits for the answers to questions in parallel, and reports each.
 func (s *Server) answers(asked []*question, timeout time.Duration, answered func(q *question, answer proto.Message, err error)) {
 	ctx, cancel := context.WithTimeout(s.context, timeout)
 	defer cancel()
@@ -420,8 +462,8 @@ func (s *Server) answers(asked []*question, timeout time.Duration, answered func
 	waiting.Wait()
 }
 
-// nodeLoaded takes a node's word that it has a job's files, or why not. When all nodes have them, a node that could not pass them on to
-// another one has nothing to say. The caller holds Server.mu.
+// nodeLoaded processes a node's report that it has a job's files, or why not. Once all nodes have
+// them, the report of a node that could not pass them on is irrelevant. The caller holds Server.mu.
 func (s *Server) nodeLoaded(j *job, n *node, m *control.Loaded) {
 	if len(j.loading) == 0 {
 		return

@@ -12,11 +12,13 @@ import (
 	"margay/cluster/ledger"
 )
 
-// errNoRoom is why records were lost before.
+// errNoRoom is why records were lost earlier.
 var errNoRoom = fmt.Errorf("more than %d jobs waited for it", mostUnwritten)
 
-// SettleHistory writes to the history what the last serve in dir could not write, once and for a while at most, and has the history
-// count the others. It returns how many jobs the history lacks, and why. The machine has ended, and its folder is removed next.
+// SettleHistory writes the records that the last serve in dir could not write to the history, in
+// one attempt of limited duration, and adds the others to the history's count of lost records. It
+// returns how many jobs the history lacks, and why. The machine has ended, and the caller removes
+// its folder next.
 func SettleHistory(dir string, h History) (lacking uint64, why error) {
 	records, lost, err := leftover(dir)
 	if err != nil || len(records) == 0 && lost == 0 {
@@ -34,7 +36,8 @@ func SettleHistory(dir string, h History) (lacking uint64, why error) {
 	return lost + uint64(len(records)), errSlow
 }
 
-// settling is a try to write the records that are left. Its result may be read when done is closed.
+// settling is an attempt to write the remaining records. Its result may be read once done is
+// closed.
 type settling struct {
 	history History
 	left    []*ledger.Record
@@ -46,7 +49,7 @@ type settling struct {
 	why     error
 }
 
-// run writes one record after the other, so that each one that has room is written.
+// run writes records one by one, so that each record that fits is written.
 func (s *settling) run() {
 	defer close(s.done)
 	s.lacking = s.lost
@@ -72,13 +75,14 @@ func (s *settling) run() {
 	}
 }
 
-// leftover returns what the last serve in dir could not write: records, and how many others are lost.
+// leftover returns the records that the last serve in dir could not write, and how many others are
+// lost.
 func leftover(dir string) (records []*ledger.Record, lost uint64, err error) {
 	path := filepath.Join(dir, storeName)
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil, 0, nil
 	}
-	// Where the disk is full, a store can be read and not be written.
+	// On a full disk a store can be read but not written.
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: openTimeout, ReadOnly: true, OpenFile: openNoLink})
 	if err != nil {
 		return nil, 0, fmt.Errorf("open store %s: %w", path, err)

@@ -26,7 +26,8 @@ func (l *choosyLedger) Append(records ...*ledger.Record) error {
 	return l.playedLedger.Append(records...)
 }
 
-// leaves has a serve of a machine end whose history takes none of its jobs. It returns the machine's folder.
+// leaves ends the serve of a machine whose history takes none of its jobs. It returns the machine's
+// folder. folder.
 func leaves(t *testing.T, jobs uint32) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -49,14 +50,14 @@ func leaves(t *testing.T, jobs uint32) (dir string) {
 	return dir
 }
 
-// What the last serve could not write is written when the machine ends, or counted.
+// Records that the last serve could not write are written when the machine ends, or counted.
 func TestSettleHistory(t *testing.T) {
 	for name, test := range map[string]struct {
 		jobs    uint32
 		refuses []uint32
 		lacking uint64
 		why     error
-		first   uint64 // what the first record says is lost
+		first   uint64 // the number of lost records in the first record
 		counted uint64 // for the next life
 	}{
 		"nothing is left":         {},
@@ -83,7 +84,7 @@ func TestSettleHistory(t *testing.T) {
 	}
 }
 
-// A history that does not return does not keep a machine from its end.
+// A history that hangs does not keep a machine from ending.
 func TestSettleHistoryHangs(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		dir := leaves(t, 3)
@@ -99,7 +100,7 @@ func TestSettleHistoryHangs(t *testing.T) {
 	})
 }
 
-// A folder without a store leaves nothing.
+// A folder without a store has no leftover records.
 func TestSettleHistoryOfNoServe(t *testing.T) {
 	if lacking, why := SettleHistory(t.TempDir(), new(playedLedger)); lacking != 0 || why != nil {
 		t.Errorf("it lacks %d jobs, %v", lacking, why)

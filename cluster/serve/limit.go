@@ -8,17 +8,17 @@ import (
 	"margay/cluster/control"
 )
 
-// exitTimeLimit is the status of a job that has run for as long as it may, as timeout(1) gives it.
+// exitTimeLimit is the status of a job that has reached its time limit, the same as in timeout(1).
 const exitTimeLimit = 124
 
-// limit is how long a job may run. It begins when the job's nodes are asked to start its ranks, and counts wall time, also that of which
-// serve sees nothing.
+// limit is how long a job may run. It starts when the job's nodes are asked to start its ranks, and
+// counts wall time, including the time while serve is down.
 type limit struct {
 	end     time.Time   // zero: none
-	warning unix.Signal // that the ranks get before the end; 0: none
+	warning unix.Signal // sent to the ranks before the end; 0: none
 	before  time.Duration
 	warned  bool
-	over    bool // the time is over, and that is why the ranks end
+	over    bool // the time has passed, which is why the ranks end
 }
 
 // checkLimit refuses a limit that cannot be kept.
@@ -35,7 +35,7 @@ func checkLimit(spec *control.JobSpec) error {
 	return nil
 }
 
-// maxLimit is far below where times wrap.
+// maxLimit is far below the overflow of times.
 const maxLimit = 10 * 365 * 24 * time.Hour
 
 // limitOf returns the limit of a job that begins to run now.
@@ -47,7 +47,7 @@ func limitOf(spec *control.JobSpec, now time.Time) (l limit) {
 	return l
 }
 
-// due is what a limit wants to be done.
+// due is the action that a limit requires.
 type due int
 
 const (
@@ -56,7 +56,8 @@ const (
 	dueEnd         // end the ranks
 )
 
-// next returns what is to be done now, and else how long nothing is. It is 0 when nothing will ever be.
+// next returns the action that is due now, or else the time until the next one. The time is 0 if no
+// further action will follow.
 func (l *limit) next(now time.Time) (due, time.Duration) {
 	left := l.end.Sub(now)
 	switch {
@@ -72,7 +73,8 @@ func (l *limit) next(now time.Time) (due, time.Duration) {
 	return dueNothing, left - l.before
 }
 
-// keepLimit does what the limit of a job wants now, and comes back when it wants something. The caller holds Server.mu.
+// keepLimit performs the action that the limit of a job requires now, and schedules the next one.
+// The caller holds Server.mu.
 func (s *Server) keepLimit(j *job) {
 	if j.finishing || j.ended() {
 		return
@@ -96,7 +98,8 @@ func (s *Server) keepLimit(j *job) {
 	}
 }
 
-// overtime ends the ranks of a job whose time is over. One that ends for another reason already keeps that. The caller holds Server.mu.
+// overtime ends the ranks of a job that has reached its time limit. A job that is ending for
+// another reason keeps that reason. The caller holds Server.mu.
 func (s *Server) overtime(j *job) {
 	if j.killing != 0 || j.failure != nil {
 		return
@@ -107,13 +110,14 @@ func (s *Server) overtime(j *job) {
 	s.killRanks(j)
 }
 
-// overLimit says that a job has run for as long as it may.
+// overLimit is the failure of a job that has reached its time limit.
 func (j *job) overLimit() *control.Failure {
 	return control.Failf(control.Code_CODE_TIME_LIMIT, "job %d was ended at its time limit of %v (--time)", j.number, time.Duration(j.spec.LimitMs)*time.Millisecond)
 }
 
-// restoreLimit takes up the limit of a job that runs. One that was passed meanwhile is kept a moment later: ranks may have ended before it,
-// which their nodes are about to say. The caller holds Server.mu.
+// restoreLimit restores the limit of a running job. A limit that has passed while serve was down is
+// enforced a moment later: ranks may have ended before it, and their nodes are about to report
+// that. The caller holds Server.mu.
 func (s *Server) restoreLimit(j *job, stored *control.StoredJob) {
 	if stored.LimitNs == 0 {
 		return

@@ -64,7 +64,7 @@ func limited(detach bool) *control.JobSpec {
 	return s
 }
 
-// signals are those that a node was sent and that a test has not looked at, in order.
+// signals returns the signals that a node has received since the last call, in order.
 func signals(n *playedNode) (list []unix.Signal) {
 	for _, m := range take[*control.Signal](&n.recorder) {
 		list = append(list, unix.Signal(m.Signal))
@@ -72,7 +72,7 @@ func signals(n *playedNode) (list []unix.Signal) {
 	return list
 }
 
-// A job is warned, asked to end at its limit, and made to end when it does not.
+// A job is warned, asked to end at its limit, and killed if it does not end.
 func TestTimeLimit(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -112,7 +112,8 @@ func TestEndBeforeLimit(t *testing.T) {
 	})
 }
 
-// A restart of serve makes a limit neither longer nor shorter, and a detached job needs no client for it.
+// A restart of serve makes a limit neither longer nor shorter. A detached job needs no client for
+// its limit.
 func TestLimitAfterRestart(t *testing.T) {
 	for _, away := range []time.Duration{0, 2 * time.Minute} {
 		bubble(t, func(t *testing.T) {

@@ -14,7 +14,8 @@ import (
 	"margay/cluster/control"
 )
 
-// link is a connection to serve whose messages stay in flight until a test delivers them, in order in each direction.
+// link is a connection to serve whose messages stay in flight until a test delivers them, in order
+// in each direction.
 type link struct {
 	sent []*control.Frame // in flight to serve
 
@@ -31,17 +32,17 @@ func newLink() *link {
 	return l
 }
 
-// send puts a message in flight to serve.
+// send puts a message to serve in flight.
 func (l *link) send(m proto.Message) { l.sent = append(l.sent, control.NewFrame(m)) }
 
-// call is send for a request that wants an answer.
+// call is send for a request that expects an answer.
 func (l *link) call(m proto.Message) {
 	f := control.NewFrame(m)
 	f.Call = 1
 	l.sent = append(l.sent, f)
 }
 
-// deliver brings the oldest message in flight to serve, and waits until serve has dealt with it.
+// deliver delivers the oldest message in flight to serve, and waits until serve has processed it.
 func (l *link) deliver() *control.Frame {
 	f := l.sent[0]
 	l.sent = l.sent[1:]
@@ -57,7 +58,7 @@ func (l *link) deliver() *control.Frame {
 	return f
 }
 
-// receive returns the oldest message in flight from serve, nil when there is none.
+// receive returns the oldest message in flight from serve, nil if there is none.
 func (l *link) receive() *control.Frame {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -83,7 +84,8 @@ func (l *link) open() bool {
 	return !l.closed
 }
 
-// cut ends the connection. What is in flight to serve is lost; the other side may still receive what serve has sent.
+// cut ends the connection. Messages in flight to serve are lost; the other side may still receive
+// messages from serve.
 func (l *link) cut() {
 	l.sent = nil
 	l.Close()
@@ -133,7 +135,7 @@ func (l *link) SetDeadline(time.Time) error      { return nil }
 func (l *link) SetReadDeadline(time.Time) error  { return nil }
 func (l *link) SetWriteDeadline(time.Time) error { return nil }
 
-// brief is a message in the shortest words.
+// brief is a message in short form.
 func brief(f *control.Frame) string {
 	switch m := f.Message().(type) {
 	case *control.Record:

@@ -20,14 +20,14 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// bubble runs a test in a bubble of synctest: its time is a fake one that passes when everybody waits, and the test fails
-// when a goroutine is left behind.
+// bubble runs a test in a synctest bubble: its clock is fake and advances when all goroutines wait,
+// and the test fails if a goroutine is left behind.
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, f)
 }
 
-// machine is a serve whose nodes, clients and holder a test plays.
+// machine is a serve; the test plays its nodes, clients and holder.
 type machine struct {
 	t      *testing.T
 	config Config
@@ -42,7 +42,7 @@ type machine struct {
 	log []string
 }
 
-// newMachine starts a serve of so many nodes, none of which has registered.
+// newMachine starts a serve with this number of nodes. No node has registered.
 func newMachine(t *testing.T, nodes int, changes ...func(*Config)) *machine {
 	t.Helper()
 	authority, err := trust.NewAuthority("m")
@@ -116,8 +116,8 @@ func (m *machine) stop(cause error) {
 	synctest.Wait()
 }
 
-// restart kills serve and starts another one, which nobody has connected to. It is as with a signal: nobody is told, and nothing
-// is recorded any more.
+// restart kills serve and starts another one, to which nothing is connected yet. As with a signal,
+// serve sends no notification and records nothing more.
 func (m *machine) restart() {
 	m.t.Helper()
 	synctest.Wait()
@@ -130,7 +130,7 @@ func (m *machine) restart() {
 	m.start()
 }
 
-// recorder keeps what the other side of a connection has sent.
+// recorder keeps the messages from the other side of a connection.
 type recorder struct {
 	mu  sync.Mutex
 	got []proto.Message
@@ -142,7 +142,7 @@ func (r *recorder) add(m proto.Message) {
 	r.got = append(r.got, m)
 }
 
-// take returns the messages of one type that have come, and forgets them.
+// take returns the received messages of one type, and forgets them.
 func take[M proto.Message](r *recorder) (found []M) {
 	synctest.Wait()
 	r.mu.Lock()
@@ -159,7 +159,7 @@ func take[M proto.Message](r *recorder) (found []M) {
 	return found
 }
 
-// one is take for a message of which there must be exactly one.
+// one is take for a message that must have arrived exactly once.
 func one[M proto.Message](t *testing.T, r *recorder) M {
 	t.Helper()
 	found := take[M](r)
@@ -169,7 +169,7 @@ func one[M proto.Message](t *testing.T, r *recorder) M {
 	return found[0]
 }
 
-// none fails the test when messages of a type have come.
+// none fails the test if messages of a type have arrived.
 func none[M proto.Message](t *testing.T, r *recorder, why string) {
 	t.Helper()
 	if found := take[M](r); len(found) != 0 {
@@ -177,21 +177,21 @@ func none[M proto.Message](t *testing.T, r *recorder, why string) {
 	}
 }
 
-// playedNode is a node as serve sees it. It does what it is asked, unless a test has it refuse.
+// playedNode is a node as seen by serve. It does what it is asked, unless a test makes it refuse.
 type playedNode struct {
 	recorder
 	m       *machine
 	number  uint32
 	boot    string
 	cores   []uint32
-	arch    string // runtime.GOARCH unless a test says something else
+	arch    string // runtime.GOARCH unless a test sets another
 	jobs    []*control.HostedJob
-	refused map[string]error         // by name of request: what it is answered with
-	mute    map[string]bool          // by name of request: no answer is given
-	slow    map[string]time.Duration // by name of request: how long it takes
-	answers map[string]proto.Message // by name of request; Done for those that are not in it
+	refused map[string]error         // by name of request: the error in the answer
+	mute    map[string]bool          // by name of request: not answered
+	slow    map[string]time.Duration // by name of request: how long the answer takes
+	answers map[string]proto.Message // by name of request; Done for all others
 
-	acked map[uint32]uint64          // by job: what serve has acknowledged
+	acked map[uint32]uint64          // by job: the last record that serve has acknowledged
 	runs  map[uint32]map[uint32]bool // by job: its ranks here that have not ended
 	last  map[uint32]uint64          // by job: its record that no other follows
 
@@ -202,7 +202,7 @@ type playedNode struct {
 // token is the join token of a node.
 func (m *machine) token(node uint32) string { return trust.NodeToken(m.config.Secret, id.Node(node)) }
 
-// dial opens a connection to serve as a node does, up to its opening conversation.
+// dial opens a connection to serve like a node, up to the handshake.
 func (m *machine) dial() *control.Conn {
 	m.t.Helper()
 	config, err := trust.ToServe(m.config.Authority.Certificate())
@@ -214,13 +214,13 @@ func (m *machine) dial() *control.Conn {
 	return conn
 }
 
-// connect registers the node, and keeps it heard.
+// connect registers the node, and starts its heartbeats.
 func (n *playedNode) connect() {
 	n.m.t.Helper()
 	n.connectAs(n.register())
 }
 
-// connectAs is connect with what the node says of itself.
+// connectAs is connect with a given registration.
 func (n *playedNode) connectAs(register *control.Register) {
 	n.m.t.Helper()
 	n.conn = n.m.dial()
@@ -305,14 +305,14 @@ func (n *playedNode) handle(f *control.Frame) {
 	n.conn.Answer(f, answer, n.refused[name])
 }
 
-// answersAgain ends that a request gets no answer, while serve may be asking.
+// answersAgain makes the node answer a request again. serve may be sending it at the same time.
 func (n *playedNode) answersAgain(request string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.mute[request] = false
 }
 
-// tell sends a message and waits until serve has dealt with it.
+// Sends a message and waits until serve has processed it.
 func (n *playedNode) tell(m proto.Message) {
 	n.m.t.Helper()
 	if err := n.conn.Send(m); err != nil {
@@ -339,7 +339,8 @@ func (n *playedNode) prepared(p *control.Prepare) {
 	}
 }
 
-// exits sends a record with the end of a rank. That of the last one of the node says that no other record follows.
+// exits sends a record with the end of a rank. For the last rank of the node it marks the record as
+// the last one.
 func (n *playedNode) exits(job uint32, seq uint64, rank uint32, code, signal int32) {
 	n.m.t.Helper()
 	n.mu.Lock()
@@ -355,14 +356,14 @@ func (n *playedNode) exits(job uint32, seq uint64, rank uint32, code, signal int
 	})
 }
 
-// ackedOf returns up to which record of a job the node has been told that it may forget all.
+// ackedOf returns the number of the last record of a job that the node may forget.
 func (n *playedNode) ackedOf(job uint32) uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.acked[job]
 }
 
-// playedClient is a command line as serve sees it.
+// playedClient is the command line tool as seen by serve.
 type playedClient struct {
 	recorder
 	m    *machine
@@ -382,7 +383,7 @@ func (m *machine) local(role control.Role) *playedClient {
 	return c
 }
 
-// ask makes a request, which must be answered.
+// ask sends a request, which must be answered.
 func (c *playedClient) ask(request proto.Message) (proto.Message, error) {
 	ctx, cancel := context.WithTimeout(c.m.t.Context(), 2*time.Minute)
 	defer cancel()
@@ -403,7 +404,7 @@ func must[M proto.Message](c *playedClient, request proto.Message) M {
 	return m
 }
 
-// tell sends a message and waits until serve has dealt with it.
+// Sends a message and waits until serve has processed it.
 func (c *playedClient) tell(m proto.Message) {
 	c.m.t.Helper()
 	if err := c.conn.Send(m); err != nil {
@@ -412,7 +413,7 @@ func (c *playedClient) tell(m proto.Message) {
 	synctest.Wait()
 }
 
-// ackAll acknowledges all records that have come and returns them.
+// ackAll acknowledges all received records and returns them.
 func (c *playedClient) ackAll() []*control.Record {
 	c.m.t.Helper()
 	records := take[*control.Record](&c.recorder)
@@ -433,7 +434,7 @@ func detachedSpec(ranks uint32) *control.JobSpec {
 	return s
 }
 
-// run brings a job to running and returns its number.
+// run takes a job to running and returns its number.
 func (c *playedClient) run(spec *control.JobSpec) uint32 {
 	c.m.t.Helper()
 	reply := must[*control.RunReply](c, &control.RunRequest{Spec: spec})
@@ -466,7 +467,7 @@ func (c *playedClient) freeCores() uint32 {
 	return must[*control.MachineStatus](c, &control.Status{}).FreeCores
 }
 
-// summary returns how a job is listed.
+// summary returns a job's entry in the list of jobs.
 func (c *playedClient) summary(job uint32) *control.JobSummary {
 	c.m.t.Helper()
 	jobs := must[*control.Jobs](c, &control.ListJobs{Job: job}).Jobs
@@ -476,7 +477,7 @@ func (c *playedClient) summary(job uint32) *control.JobSummary {
 	return jobs[0]
 }
 
-// hosts makes a node say at its next registration that it has a job.
+// hosts adds a job to the node's next registration.
 func (n *playedNode) hosts(job uint32, phase control.JobPhase) {
 	n.jobs = []*control.HostedJob{{Job: job, Phase: phase}}
 }

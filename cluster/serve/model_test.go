@@ -38,18 +38,19 @@ func histories(t *testing.T) uint64 {
 	return n
 }
 
-// The reasons for which a job may end before its ranks have.
+// The reasons why a job may end before its ranks.
 const (
 	byUser     = "was killed by its user"
 	clientGone = "its margay run is gone"
 	notKept    = "keep its output: "
 	unrecorded = "its state could not be recorded for "
-	lost       = "it was restarted and has lost the job" // what an end that a full disk did not record becomes
+	lost       = "it was restarted and has lost the job" // how an end that a full disk prevented from being recorded appears later
 )
 
-// TestModel plays random histories of a job with a true serve, true journals, and the true order of records at the client, and
-// compares what is seen with a story, the reference. A message is in flight until the history delivers it, so that every
-// connection can be lost, and every process killed, between any two messages.
+// TestModel plays random histories of a job with a real serve, real journals, and the real order of
+// records at the client, and compares the observations with a story, the reference. A message is in
+// flight until the history delivers it, so that every connection can break, and every process can
+// be killed, between any two messages.
 func TestModel(t *testing.T) {
 	seed := rand.Uint64()
 	if text := os.Getenv("MARGAY_SEED"); text != "" {
@@ -109,7 +110,7 @@ func mkdir(t *testing.T, dir string) string {
 	return dir
 }
 
-// history is a random one of one job, on two nodes with two cores each.
+// history is a random history of one job, on two nodes with two cores each.
 type history struct {
 	t       *testing.T
 	rng     *rand.Rand
@@ -120,12 +121,12 @@ type history struct {
 	outcome string
 
 	mu     sync.Mutex
-	events []string // what has happened, for people
+	events []string // readable log of events
 
 	server *Server
 	ctx    context.Context
 	kill   context.CancelFunc
-	full   uint64 // the disk takes nothing behind this position in a file; 0 while there is room
+	full   uint64 // the disk takes nothing beyond this position in a file; 0 while there is room
 
 	wasFull bool
 
@@ -168,7 +169,7 @@ func (h *history) play() {
 	h.check()
 }
 
-// request asks for a job.
+// request submits the job.
 func (h *history) request() {
 	for i := range h.config.Nodes {
 		h.nodes = append(h.nodes, &actor{story: h.story, number: uint32(i), present: h.rng.IntN(2) == 0})
@@ -186,7 +187,8 @@ func (h *history) request() {
 	h.client.link().call(&control.RunRequest{Spec: s, Files: []byte("files")})
 }
 
-// killLaunch has the user end the job at any time of its launch, in which nodes may be away. Nothing of it is left.
+// killLaunch makes the user end the job at any time of its launch, in which nodes may be away.
+// Nothing of the job must be left.
 func (h *history) killLaunch() {
 	h.deliver(h.client.link(), "margay run")
 	nodesDo := func(most int) {
@@ -231,7 +233,7 @@ func (h *history) nothingLeft() {
 	}
 }
 
-// launch brings the job to running.
+// launch takes the job to running.
 func (h *history) launch() {
 	h.flow()
 	h.server.mu.Lock()
@@ -241,7 +243,7 @@ func (h *history) launch() {
 	}
 }
 
-// event has something happen.
+// event plays one event.
 func (h *history) event() {
 	a := h.nodes[h.rng.IntN(len(h.nodes))]
 	switch p := h.rng.IntN(200); {
@@ -294,7 +296,7 @@ func (h *history) event() {
 	case p < 90:
 		h.types()
 	case p < 97:
-		a.tell() // one more that the node kernel has not taken
+		a.tell() // another one that the node kernel has not taken
 	default:
 		if hops := h.hops(); len(hops) > 0 {
 			hops[h.rng.IntN(len(hops))]()
@@ -313,7 +315,8 @@ func (h *history) write(a *actor) {
 	}
 }
 
-// readInput has the ranks read, while processes are killed and connections lost, and nothing ends the job.
+// readInput makes the ranks read while processes are killed and connections break, but nothing ends
+// the job.
 func (h *history) readInput() {
 	for range h.rng.IntN(60) {
 		a := h.nodes[h.rng.IntN(len(h.nodes))]
@@ -341,7 +344,7 @@ func (h *history) readInput() {
 	h.allRead()
 }
 
-// types has margay run read more of its standard input, or its end.
+// types makes margay run read more of its standard input, or its end.
 func (h *history) types() {
 	if c := h.client; c.stdin != control.StdinMode_STDIN_NONE && !c.dead && c.state == nil && !c.typedAll {
 		from := len(c.typed)
@@ -353,7 +356,7 @@ func (h *history) types() {
 	}
 }
 
-// allRead checks that the ranks have read all of the standard input once, and its end.
+// allRead checks that the ranks have read all of the standard input exactly once, and its end.
 func (h *history) allRead() {
 	h.t.Helper()
 	c := h.client
@@ -375,8 +378,9 @@ func (h *history) rankEnds(a *actor, code int) {
 	}
 }
 
-// forgeEnd has a node say that a rank has ended which runs, out of order. The number is 0, or, of a detached job, that of an acknowledged record,
-// which serve knows from the spool also when it was started again.
+// forgeEnd makes a node report that a running rank has ended, out of order. The number is 0 or, for
+// a detached job, the number of an acknowledged record, which serve also knows after a restart,
+// from the spool.
 func (h *history) forgeEnd(a *actor) {
 	if !a.hosts || len(a.running) == 0 || !a.link.open() {
 		return
@@ -390,7 +394,7 @@ func (h *history) forgeEnd(a *actor) {
 	a.forge(rank, seq)
 }
 
-// hops lists the deliveries that can be made now: of the oldest message in flight on each way.
+// hops lists the possible deliveries: the oldest message in flight on each path.
 func (h *history) hops() (hops []func()) {
 	for _, a := range h.nodes {
 		hops = append(hops, h.nodeHops(a)...)
@@ -427,20 +431,20 @@ func (h *history) nodeHops(a *actor) (hops []func()) {
 	return hops
 }
 
-// flow makes deliveries until nothing is in flight.
+// flow delivers messages until none is in flight.
 func (h *history) flow() {
 	for hops := h.hops(); len(hops) > 0; hops = h.hops() {
 		hops[h.rng.IntN(len(hops))]()
 	}
 }
 
-// deliver brings a message to serve, whose disk may be full.
+// deliver delivers a message to serve, whose disk may be full.
 func (h *history) deliver(l *link, from string) {
 	h.note("%s -> serve: %s", from, brief(l.sent[0]))
 	h.onDisk(func() { l.deliver() })
 }
 
-// dial opens a connection to serve as far as its opening.
+// dial opens a connection to serve up to the handshake.
 func (h *history) dial(serve func(*control.Conn) error, hello *control.Hello) *link {
 	l := newLink()
 	h.server.running.Go(func() { h.server.hold(h.ctx, l, serve, (*control.Conn).Close) })
@@ -453,7 +457,7 @@ func (h *history) dial(serve func(*control.Conn) error, hello *control.Hello) *l
 	return l
 }
 
-// connect registers a node. Whatever else serve sends stays in flight.
+// connect registers a node. All other messages from serve stay in flight.
 func (h *history) connect(a *actor) {
 	h.note("node %d connects", a.number)
 	a.link = h.dial(h.server.serveNode, &control.Hello{
@@ -466,13 +470,15 @@ func (h *history) connect(a *actor) {
 	}
 }
 
-// lose cuts a connection. The other side may receive some of what was in flight to it before it notices.
+// lose cuts a connection. The other side may receive some of the messages in flight to it before it
+// notices.
 func (h *history) lose(l *link) {
 	h.onDisk(l.cut)
 	l.received = l.received[:h.rng.IntN(len(l.received)+1)]
 }
 
-// killKernel kills a node kernel, whose successor takes the job up from job init. What is between the two may be lost or not.
+// killKernel kills a node kernel. Its successor takes over the job from job init. Messages between
+// the two may or may not be lost.
 func (h *history) killKernel(a *actor) {
 	h.note("the kernel of node %d is killed", a.number)
 	if a.link.open() {
@@ -487,14 +493,14 @@ func (h *history) killKernel(a *actor) {
 	}
 }
 
-// killServe kills serve, and starts another one with what it has recorded. That needs room on the disk.
+// killServe kills serve, and starts another one with the recorded state. That needs disk space.
 func (h *history) killServe() {
 	h.full = 0
 	h.note("serve is killed and started again")
 	dir := h.config.Dir
 	state, err := os.MkdirTemp(h.root, "")
 	h.fatal(err)
-	h.fatal(os.CopyFS(state, os.DirFS(dir))) // what the old one does while it ends counts for nothing
+	h.fatal(os.CopyFS(state, os.DirFS(dir))) // writes of the old serve while it ends do not count
 	h.stopServe()
 	for _, a := range h.nodes {
 		h.lose(a.link)
@@ -522,7 +528,7 @@ func (h *history) start(dir string) {
 	ctx, kill := context.WithCancel(context.Background())
 	h.ctx, h.kill = ctx, kill
 	h.config.Log = func(format string, args ...any) {
-		if ctx.Err() == nil && !strings.Contains(fmt.Sprintf(format, args...), "public key") { // nodes have none here
+		if ctx.Err() == nil && !strings.Contains(fmt.Sprintf(format, args...), "public key") { // the nodes here have none
 			h.note("    serve: "+format, args...)
 		}
 	}
@@ -539,7 +545,7 @@ func (h *history) stopServe() {
 	h.fatal(errors.Join(h.server.store.close(), os.RemoveAll(h.config.Dir)))
 }
 
-// clientReturns has a client whose connection is lost attach to the job again.
+// clientReturns makes a client that has lost its connection attach to the job again.
 func (h *history) clientReturns() {
 	c := h.client
 	if c.dead || c.state != nil || c.link().open() {
@@ -550,7 +556,7 @@ func (h *history) clientReturns() {
 	c.link().call(&control.Attach{Job: c.job})
 }
 
-// clientBreaks cuts the client's connection, because it is killed or for another reason.
+// clientBreaks cuts the client's connection, because the client is killed or for another reason.
 func (h *history) clientBreaks(dead bool) {
 	c := h.client
 	if c.dead || !c.link().open() && !dead {
@@ -570,7 +576,7 @@ func (h *history) userKills() {
 	h.onDisk(func() { h.ask(&control.Kill{Job: h.client.job, Force: true}) })
 }
 
-// ask has another client make a request, and returns everything that it gets.
+// ask sends a request from another client, and returns all messages that this client gets.
 func (h *history) ask(request proto.Message) (answers []proto.Message) {
 	l := h.dial(h.server.serveLocal, &control.Hello{Role: control.Role_ROLE_CLIENT})
 	defer l.cut()
@@ -582,7 +588,7 @@ func (h *history) ask(request proto.Message) (answers []proto.Message) {
 	return answers
 }
 
-// fillDisk leaves no room on the disk: for nothing, or only for some more output.
+// fillDisk leaves no space on the disk, or only enough for some more output.
 func (h *history) fillDisk() {
 	h.wasFull = true
 	if h.full = 8192; h.rng.IntN(3) == 0 {
@@ -594,7 +600,7 @@ func (h *history) fillDisk() {
 	h.note("the disk is full behind %d", h.full)
 }
 
-// onDisk does something with the disk as it is.
+// onDisk runs do with the disk as full as it is at this point.
 func (h *history) onDisk(do func()) {
 	if h.full == 0 {
 		do()
@@ -605,7 +611,8 @@ func (h *history) onDisk(do func()) {
 	do()
 }
 
-// wait lets minutes pass in which all nodes are connected and nothing but a slow reader holds up messages.
+// wait lets minutes pass in which all nodes are connected and nothing but a slow reader holds up
+// messages.
 func (h *history) wait() {
 	for _, a := range h.nodes {
 		if !a.link.open() {
@@ -630,7 +637,8 @@ func (h *history) pass() {
 	h.onDisk(func() { time.Sleep(10 * time.Second); synctest.Wait() })
 }
 
-// drive brings everything to rest: no process is killed any more, all ranks end, and everything is delivered.
+// drive brings the history to rest: no process is killed any longer, all ranks end, and all
+// messages are delivered.
 func (h *history) drive() {
 	h.full, h.client.stalled = 0, false
 	h.ledger.takes()
@@ -647,7 +655,7 @@ func (h *history) endRanks() {
 	}
 }
 
-// check compares how the job ended, and what was seen of it, with the story.
+// check compares the end of the job, and the observed output, with the story.
 func (h *history) check() {
 	h.t.Helper()
 	jobs := h.ask(&control.ListJobs{Job: h.client.job})[0].(*control.Jobs).Jobs
@@ -668,7 +676,7 @@ func (h *history) check() {
 		h.replay(s)
 	} else if state := h.client.state; state != nil {
 		h.fatal(h.story.ended(state.ExitCode, int32(state.FirstFailed), state.Ranks, state.Error.GetText()))
-		unrecorded := h.wasFull && state.ExitCode != 0 // a later serve may not know why it failed, only how its ranks have ended
+		unrecorded := h.wasFull && state.ExitCode != 0 // a later serve may know only how the ranks ended, but not why the job failed
 		if s.ExitCode != state.ExitCode && !unrecorded {
 			h.t.Fatalf("margay run ended with %d, and the job is recorded as %v", state.ExitCode, s)
 		}

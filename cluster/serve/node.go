@@ -19,43 +19,45 @@ import (
 	"margay/kernel/gate"
 )
 
-// node is what serve knows of a node. Server.mu guards it.
+// node is serve's view of a node. Server.mu guards it.
 type node struct {
 	number  uint32
 	conn    *control.Conn // nil while it is not connected
-	fresh   *control.Conn // the newest that has shown its token and has not registered; nil when there is none
-	leaving string        // the boot that an order ends; empty: none is
+	fresh   *control.Conn // the newest connection that has shown the node's token and has not registered; nil if there is none
+	leaving string        // the boot that a reboot order ends; empty if there is none
 	health  control.NodeHealth
 	reason  string // why it is not up
-	retry   bool   // reason says how it ended, and it is started once more
-	remedy  string // what brings it back when it is dead; empty when it comes back by itself
+	retry   bool   // reason says how it ended, and it is being started again
+	remedy  string // what brings it back when it is dead; empty when it comes back unaided
 	info    *control.NodeInfo
 	unsaved bool // info has changed since it was recorded
 	boot    string
-	heard   time.Time // last; when it is booting, the time of its start
+	heard   time.Time // when it last sent something; while it is booting, when the boot started
 	since   time.Time // when it registered
 	free    int64     // memory, in bytes
 	boots   uint32
-	started time.Time          // when the holder has started what it runs on
-	stage   *control.NodeStage // how far its boot over the network has got; nil: it is up, or does not boot so
-	uses    map[uint32]use     // cores that have been given away
-	drain   *control.Drain     // why it is given no jobs; nil: it is in service
-	strays  []uint32           // jobs that its last heartbeat named and that serve does not have there
-	owes    int                // things that it is to do before it can be given jobs
-	log     *gate.Log          // gets the lines of its own log
-	deeds   *gate.Log          // gets what it does that is worth a line
+	started time.Time          // when the holder started its substrate
+	stage   *control.NodeStage // progress of its boot over the network; nil if it is up, or boots in another way
+	uses    map[uint32]use     // cores in use
+	drain   *control.Drain     // why it gets no jobs; nil if it is in service
+	strays  []uint32           // jobs in its last heartbeat that serve does not have there
+	owes    int                // actions that it must complete before it can get jobs
+	log     *gate.Log          // takes the lines of its own log
+	deeds   *gate.Log          // takes its actions that deserve a line
 }
 
-// Bounds of a line of a node's log and of its console, in bytes. What a line of the log says is bounded when it comes in.
+// Bounds on a line of a node's log and of its console, in bytes. A line of the log is bounded when
+// it arrives.
 const (
 	maxLevel       = 32
 	maxConsoleLine = 1000
 )
 
-// maxHosted is how many jobs a node that registers may have. Each has a core, but may be about to give it back.
+// maxHosted is how many jobs a registering node may have. Each has a core, but may be about to free
+// it.
 const maxHosted = 8192
 
-// use says what a core has been given to.
+// use is what a core is used for.
 type use struct {
 	job   uint32
 	ranks []uint32
@@ -65,27 +67,27 @@ func newNode(number uint32, log func(format string, args ...any)) *node {
 	return &node{number: number, heard: time.Now(), boots: 1, uses: make(map[uint32]use), log: gate.NewLog(log, 100, 10), deeds: gate.NewLog(log, 20, 1)}
 }
 
-// up reports whether the node can be asked. The caller holds Server.mu.
+// up reports whether serve can send requests to the node. The caller holds Server.mu.
 func (n *node) up() bool { return n.conn != nil && n.health == control.NodeHealth_NODE_UP }
 
-// late reports whether the node is away and may be back before long. The caller holds Server.mu.
+// late reports whether the node is away but may be back soon. The caller holds Server.mu.
 func (n *node) late() bool {
 	return n.health == control.NodeHealth_NODE_LATE || n.health == control.NodeHealth_NODE_UP && n.conn == nil
 }
 
-// why says why a node is not up, and what to do about it. The caller holds Server.mu.
+// why explains why a node is not up, and the way out. The caller holds Server.mu.
 func (n *node) why() string {
 	text := cmp.Or(n.reason, "it has not registered yet")
 	switch {
 	case n.health != control.NodeHealth_NODE_DEAD || n.remedy == "":
 		return text
-	case strings.Contains(text, "\n"): // it ends with lines of its console
+	case strings.Contains(text, "\n"): // it ends with lines of the node's console
 		return text + "\n" + n.remedy
 	}
 	return text + "; " + n.remedy
 }
 
-// jobs returns the jobs that have cores of the node, in order. The caller holds Server.mu.
+// jobs returns the jobs that hold cores of the node, in order. The caller holds Server.mu.
 func (n *node) jobs() (jobs []uint32) {
 	for _, u := range n.uses {
 		jobs = append(jobs, u.job)
@@ -94,14 +96,14 @@ func (n *node) jobs() (jobs []uint32) {
 	return slices.Compact(jobs)
 }
 
-// use gives a core to a rank of a job. The caller holds Server.mu.
+// use assigns a core to a rank of a job. The caller holds Server.mu.
 func (n *node) use(job uint32, p *control.Place) {
 	for _, core := range append([]uint32{p.Core}, p.More...) {
 		n.uses[core] = use{job: job, ranks: append(n.uses[core].ranks, p.Rank)}
 	}
 }
 
-// disconnect ends the connection to the node. The caller holds Server.mu.
+// disconnect closes the connection to the node. The caller holds Server.mu.
 func (n *node) disconnect() {
 	if n.conn != nil {
 		go n.conn.Close() // it waits for its writer
@@ -109,14 +111,14 @@ func (n *node) disconnect() {
 	}
 }
 
-// send sends to the node if it is connected. The caller holds Server.mu.
+// send sends a message to the node if it is connected. The caller holds Server.mu.
 func (n *node) send(m proto.Message) {
 	if n.conn != nil {
 		_ = n.conn.Send(m)
 	}
 }
 
-// serveNode holds the conversation with a node.
+// serveNode serves the connection of a node.
 func (s *Server) serveNode(conn *control.Conn) error {
 	hello, err := conn.Meet()
 	admitted := hello != nil && hello.Role == control.Role_ROLE_NODE &&
@@ -161,8 +163,9 @@ func (s *Server) serveNode(conn *control.Conn) error {
 	return err
 }
 
-// greeted notes a connection over which a node can register, and ends an earlier one over which it has not: the gate does not count them
-// any more. The function that it returns forgets the connection.
+// greeted notes a connection over which a node can register, and closes an earlier one over which
+// it has not registered: the gate no longer counts them. The returned function forgets the
+// connection.
 func (s *Server) greeted(node uint32, conn *control.Conn) (forget func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,7 +186,7 @@ func (s *Server) greeted(node uint32, conn *control.Conn) (forget func()) {
 	}
 }
 
-// nodeRefused remembers why a node of this machine could not join it.
+// nodeRefused remembers why a node of this machine could not join.
 func (s *Server) nodeRefused(hello *control.Hello, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,13 +199,13 @@ func (s *Server) nodeRefused(hello *control.Hello, err error) {
 func (s *Server) certify(m *control.Register) []byte {
 	cert, err := s.config.Authority.Certify(id.Node(m.Node), m.PublicKey)
 	if err != nil {
-		s.nodes[m.Node].deeds.Printf("%v", err) // the node will not be able to reach others, and says so
+		s.nodes[m.Node].deeds.Printf("%v", err) // the node cannot reach others, and reports that
 	}
 	return cert
 }
 
-// register makes the sender of m, which has shown the token of a node, that node of the machine, or the same node again, and
-// answers its frame f before anybody else can send to it.
+// register makes the sender of m, which has shown the token of a node, that node of the machine,
+// new or returning. It answers m's frame f before any other goroutine can send to the node.
 func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m *control.Register) (*node, error) {
 	if m.Node != shown {
 		return nil, control.Failf(control.Code_CODE_REFUSED, "node%d registers as node%d", shown, m.Node).At(shown)
@@ -249,7 +252,7 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 	return n, nil
 }
 
-// saveNode records a node as it is now. The caller holds Server.mu.
+// saveNode records the current state of a node. The caller holds Server.mu.
 func (s *Server) saveNode(n *node) {
 	n.unsaved = false
 	if err := s.store.saveNode(n); err != nil {
@@ -257,11 +260,11 @@ func (s *Server) saveNode(n *node) {
 	}
 }
 
-// checkAddress refuses a node that wants others to look for it at an address that is not its own.
+// checkAddress refuses a node that announces an address other than its own.
 func (s *Server) checkAddress(node uint32, address string) error {
 	claimed, err := netip.ParseAddrPort(address)
 	if err != nil {
-		return control.Failf(control.Code_CODE_REFUSED, "%q is no address and port", address).At(node)
+		return control.Failf(control.Code_CODE_REFUSED, "%q is not an address and port", address).At(node)
 	}
 	if s.config.Address == nil {
 		return nil
@@ -272,7 +275,8 @@ func (s *Server) checkAddress(node uint32, address string) error {
 	return nil
 }
 
-// ready makes a node one that can be given jobs, unless it has something to end first. The caller holds Server.mu.
+// ready marks a node as up, so that it can get jobs, unless it has something to complete first. The
+// caller holds Server.mu.
 func (s *Server) ready(n *node) {
 	if n.owes > 0 {
 		n.turn(control.NodeHealth_NODE_LATE, "it ends jobs that are none any more, or gets the machine's extensions")
@@ -283,7 +287,8 @@ func (s *Server) ready(n *node) {
 	s.roomChanged()
 }
 
-// reconcile brings what serve and a node that has just registered know of jobs together. The caller holds Server.mu.
+// reconcile compares the jobs of a node that has just registered with serve's, and resolves the
+// differences. The caller holds Server.mu.
 func (s *Server) reconcile(n *node, m *control.Register) {
 	has := make(map[uint32]bool)
 	for _, hosted := range m.Jobs[:min(len(m.Jobs), maxHosted)] {
@@ -304,13 +309,15 @@ func (s *Server) reconcile(n *node, m *control.Register) {
 		}
 		s.finishOn(n, j)
 		s.killOn(n, j)
+		s.haltOn(n, j)
 		if j.wantsRecords() {
 			n.send(&control.Rewind{Job: j.number})
 		}
 	}
 	for _, j := range s.jobs {
 		if j.on(n.number) && j.phase == control.JobPhase_JOB_PREPARED {
-			// Pieces of its files may be lost, or the word that they have come, for which all others would wait.
+			// Chunks of its files may be lost, or the report that they have arrived, and all other
+			// nodes would wait for that.
 			s.fail(j, control.Failf(control.Code_CODE_RESTARTED, "it has connected anew while the job was being launched").At(n.number))
 		}
 		if j.on(n.number) && !has[j.number] && j.phase == control.JobPhase_JOB_RUNNING && !j.finishing && !j.records.Complete(n.number) {
@@ -319,7 +326,7 @@ func (s *Server) reconcile(n *node, m *control.Register) {
 	}
 }
 
-// forgetOn has a node end a job that is none any more. The caller holds Server.mu.
+// forgetOn asks a node to end a job that no longer exists. The caller holds Server.mu.
 func (s *Server) forgetOn(n *node, job uint32) {
 	s.owe(n, fmt.Sprintf("end job %d", job), func(conn *control.Conn) error {
 		ctx, cancel := context.WithTimeout(s.context, forgetTimeout)
@@ -329,8 +336,9 @@ func (s *Server) forgetOn(n *node, job uint32) {
 	})
 }
 
-// forgetStray has a node end a job that its heartbeat names and that serve does not have there. The last heartbeat must have named it as
-// well: the node may have ended it since the first. There is one at a time, before the node is given jobs. The caller holds Server.mu.
+// forgetStray asks a node to end a job that is in the node's heartbeat but that serve does not have
+// there. The previous heartbeat must have listed it as well, as a stray: the node may have ended the
+// job since that one. Jobs are ended one at a time, before the node gets jobs. The caller holds Server.mu.
 func (s *Server) forgetStray(n *node, jobs []uint32) {
 	var strays []uint32
 	for _, job := range jobs[:min(len(jobs), len(n.info.Cores))] { // each has a core
@@ -347,8 +355,8 @@ func (s *Server) forgetStray(n *node, jobs []uint32) {
 	n.strays = strays
 }
 
-// insist has a node that did not end a job when it was asked over conn end it before it is given another. One that has connected
-// again since then was asked when it registered.
+// insist makes a node that did not end a job when it was asked over conn end that job before it
+// gets another. A node that has reconnected since then was asked when it registered.
 func (s *Server) insist(node uint32, conn *control.Conn, job uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -358,8 +366,8 @@ func (s *Server) insist(node uint32, conn *control.Conn, job uint32) {
 	}
 }
 
-// owe has a node do something before it can be given jobs. One that fails is to register, and to try, again. The caller holds
-// Server.mu.
+// owe makes a node complete an action before it can get jobs. If the action fails, the node must
+// register again and retry. The caller holds Server.mu.
 func (s *Server) owe(n *node, what string, do func(*control.Conn) error) {
 	n.owes++
 	conn := n.conn
@@ -381,7 +389,7 @@ func (s *Server) owe(n *node, what string, do func(*control.Conn) error) {
 	})
 }
 
-// startOn has a node start a job that an earlier serve could not tell it to start. The caller holds Server.mu.
+// startOn asks a node to start a job if an earlier serve could not. The caller holds Server.mu.
 func (s *Server) startOn(n *node, j *job) {
 	asked := []*question{s.ask(n.number, &control.Start{Job: j.number})}
 	refused := s.failIfRefused(j)
@@ -391,18 +399,19 @@ func (s *Server) startOn(n *node, j *job) {
 			if err == nil {
 				s.mu.Lock()
 				defer s.mu.Unlock()
-				s.inputAgain(j, q.node) // what came before its ranks were started is lost
+				s.inputAgain(j, q.node) // input that arrived before its ranks were started is lost
+				s.haltOn(s.nodes[q.node], j)
 			}
 		})
 	})
 }
 
-// fromNode takes what a registered node sends.
+// fromNode processes a message from a registered node.
 func (s *Server) fromNode(conn *control.Conn, n *node, f *control.Frame) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n.conn != conn {
-		return // a newer connection has taken its place
+		return // a newer connection has replaced it
 	}
 	n.heard = time.Now()
 	if n.health == control.NodeHealth_NODE_LATE && n.owes == 0 {
@@ -429,12 +438,13 @@ func (s *Server) fromNode(conn *control.Conn, n *node, f *control.Frame) {
 type question struct {
 	node    uint32
 	request proto.Message
-	conn    *control.Conn     // over which it was sent; nil when the node is away
-	why     string            // it is away
-	sent    *control.Question // nil when it is away
+	conn    *control.Conn     // over which the request was sent; nil when the node is away
+	why     string            // why the node is away
+	sent    *control.Question // nil when the node is away
 }
 
-// ask sends a request to a node. What is sent while Server.mu is held arrives in that order. The caller holds Server.mu.
+// ask sends a request to a node. Messages that are sent with Server.mu held arrive in the order in
+// which they are sent. The caller holds Server.mu.
 func (s *Server) ask(number uint32, request proto.Message) *question {
 	n := s.nodes[number]
 	q := &question{node: number, request: request, conn: n.conn, why: "it is not connected"}
@@ -476,7 +486,7 @@ func (s *Server) call(ctx context.Context, number uint32, request proto.Message)
 	return q.answer(ctx)
 }
 
-// watch notices nodes that are silent.
+// watch detects silent nodes.
 func (s *Server) watch(ctx context.Context) {
 	every := s.config.Timing.Late / 10
 	tick := time.NewTicker(every)
@@ -507,8 +517,9 @@ func (s *Server) watch(ctx context.Context) {
 	}
 }
 
-// absence is for how long serve has not listened, from how long ago it looked last when it is to do that so often: it was stopped, or
-// had no processor. Nodes have not been silent in that time. Less than one look is none.
+// absence returns how long serve has not run, from the time since its last check and the interval
+// of checks: it was stopped, or had no CPU. Nodes do not count as silent during that time. Less
+// than one interval counts as 0.
 func absence(since, every time.Duration) time.Duration {
 	if since < 2*every {
 		return 0
@@ -544,17 +555,17 @@ func (s *Server) judge(n *node, silent time.Duration) {
 	}
 }
 
-// rebooted says how a node is rebooted.
+// rebooted explains how to reboot a node.
 func (s *Server) rebooted(node uint32) string {
 	return fmt.Sprintf("margay node reboot -m %s node%d reboots it", s.config.Machine, node)
 }
 
-// turn changes what a node is, and why it is not up. Server.mu is held.
+// turn changes a node's health, and the reason why it is not up. The caller holds Server.mu.
 func (n *node) turn(health control.NodeHealth, reason string) {
 	n.health, n.reason, n.retry = health, reason, false
 }
 
-// dead takes a node out of the machine and ends the jobs it had. The caller holds Server.mu.
+// dead removes a node from the machine and ends its jobs. The caller holds Server.mu.
 func (s *Server) dead(n *node, reason, remedy string) {
 	n.turn(control.NodeHealth_NODE_DEAD, reason)
 	n.remedy = remedy
@@ -565,8 +576,8 @@ func (s *Server) dead(n *node, reason, remedy string) {
 	s.lose(n)
 }
 
-// lose ends the jobs that a node had. Of one that is being launched no rank has run, so it can be launched again. The caller holds
-// Server.mu.
+// lose ends the jobs of a node. A job that is being launched has not run any rank, so it can be
+// launched again. The caller holds Server.mu.
 func (s *Server) lose(n *node) {
 	for _, j := range s.jobs {
 		if j.on(n.number) && !j.records.Complete(n.number) {
@@ -579,7 +590,7 @@ func (s *Server) lose(n *node) {
 	}
 }
 
-// consoleLines is how much of a node's console goes into an error message.
+// consoleLines is how many lines of a node's console an error message includes.
 const consoleLines = 8
 
 func (s *Server) consoleTail(node uint32) string {
@@ -596,7 +607,7 @@ func (s *Server) consoleTail(node uint32) string {
 	return "; the last lines of its console:\n    " + strings.Join(lines, "\n    ")
 }
 
-// nodeBoot takes the holder's word that a node's substrate has been started.
+// nodeBoot processes the holder's report that a node's substrate has been started.
 func (s *Server) nodeBoot(m *control.NodeBoot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -606,19 +617,19 @@ func (s *Server) nodeBoot(m *control.NodeBoot) {
 	n := s.nodes[m.Node]
 	if n.conn == nil && n.health != control.NodeHealth_NODE_LATE {
 		if m.Boots <= 1 {
-			n.reason, n.retry = "", false // else they say why the node boots again
+			n.reason, n.retry = "", false // otherwise they say why the node boots again
 		}
 		n.health, n.heard = control.NodeHealth_NODE_BOOTING, time.Now()
 	}
 	n.boots, n.stage, n.started = m.Boots, nil, time.Now()
 }
 
-// bootExtension bounds the time of a boot over the network, in boot time-outs: a node that begins
-// again and again would never be silent.
+// bootExtension bounds the time of a boot over the network, in boot time-outs: a node that starts
+// over and over would never be silent.
 const bootExtension = 5
 
-// nodeStage takes the holder's word on how far the boot of a node has got. A node that gets on is
-// not silent.
+// nodeStage processes the holder's report on the progress of a node's boot. A node that makes
+// progress is not silent.
 func (s *Server) nodeStage(m *control.NodeStage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -633,7 +644,7 @@ func (s *Server) nodeStage(m *control.NodeStage) {
 	}
 }
 
-// nodeExit takes the holder's word that a node's substrate has ended.
+// nodeExit processes the holder's report that a node's substrate has ended.
 func (s *Server) nodeExit(m *control.NodeExit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

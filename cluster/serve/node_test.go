@@ -18,13 +18,14 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// node returns how a node is listed.
+// node returns a node's entry in the list of nodes.
 func (c *playedClient) node(number uint32) *control.NodeState {
 	c.m.t.Helper()
 	return must[*control.Nodes](c, &control.ListNodes{}).Nodes[number]
 }
 
-// A node that gets on with its boot over the network has longer to register, but not for ever. Then the reason names its last stage.
+// A node that makes progress with its boot over the network has longer to register, but not
+// forever. After that the reason names its last stage.
 func TestBootOverNetwork(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 2)
@@ -100,7 +101,7 @@ func TestHealth(t *testing.T) {
 		is(control.NodeHealth_NODE_LATE, "it is silent")
 		time.Sleep(8 * time.Second)
 		is(control.NodeHealth_NODE_DEAD, "it has been silent for 10s")
-		<-n.conn.Done() // it is cut off
+		<-n.conn.Done() // serve closes the connection
 
 		n.connect()
 		is(control.NodeHealth_NODE_UP, "")
@@ -118,7 +119,7 @@ func TestHealth(t *testing.T) {
 	})
 }
 
-// The end of a node ends its jobs, and the reason names the node. Other jobs go on.
+// The end of a node ends its jobs, and the reason names the node. Other jobs continue.
 func TestNodeDies(t *testing.T) {
 	cases := []struct {
 		name string
@@ -161,7 +162,7 @@ func TestNodeDies(t *testing.T) {
 	}
 }
 
-// A node whose ranks have ended and whose output is out of danger may die.
+// A node whose ranks have ended and whose output is safe may die.
 func TestNodeDiesTooLate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -181,7 +182,8 @@ func TestNodeDiesTooLate(t *testing.T) {
 	})
 }
 
-// A node that comes back is told to end what is no job any more, and gets no other before that is done.
+// A node that returns is asked to end jobs that no longer exist, and gets no new job until it has
+// done so.
 func TestNodeHasOldJob(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -204,7 +206,8 @@ func TestNodeHasOldJob(t *testing.T) {
 	})
 }
 
-// A node whose connection broke goes on with its jobs, and tells again what may have been lost with the connection.
+// A node whose connection broke continues its jobs, and resends messages that may have been lost
+// with the connection.
 func TestNodeReconnects(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -226,8 +229,8 @@ func TestNodeReconnects(t *testing.T) {
 	})
 }
 
-// Standard input that was on the way to a node that has connected again, or came while it was away, is sent again: by the client, to the
-// ranks on this node, if one of them reads.
+// Standard input that was in flight to a node that has reconnected, or arrived while the node was
+// away, is sent again: by the client, to the ranks on this node, if one of them reads.
 func TestNodeLacksInput(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -258,7 +261,7 @@ func TestNodeLacksInput(t *testing.T) {
 	})
 }
 
-// Only a node with a rank that reads standard input can lack some.
+// Only a node with a rank that reads standard input can lack some of it.
 func TestNodeOfNoReader(t *testing.T) {
 	for mode, reads := range map[control.StdinMode][]uint32{control.StdinMode_STDIN_NONE: nil, control.StdinMode_STDIN_FIRST: {0}, control.StdinMode_STDIN_ALL: {0, 1}} {
 		bubble(t, func(t *testing.T) {
@@ -282,8 +285,8 @@ func TestNodeOfNoReader(t *testing.T) {
 	}
 }
 
-// What a node that connects anew has lost of a launch cannot be known, so the job can be asked for anew. One whose launch is over
-// goes on.
+// serve cannot know which parts of a launch a reconnecting node has lost, so the client can ask for
+// the job again. A job whose launch is complete continues.
 func TestNodeReconnectsDuringLaunch(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -304,7 +307,8 @@ func TestNodeReconnectsDuringLaunch(t *testing.T) {
 	})
 }
 
-// The same when it loses its connection while it is told to prepare the job, whenever it comes back. One that does not is dead.
+// The same holds if the connection breaks while the node is asked to prepare the job, whenever the
+// node returns. A node that does not return is dead.
 func TestNodeReconnectsAtPrepare(t *testing.T) {
 	for _, back := range []bool{true, false} {
 		bubble(t, func(t *testing.T) {
@@ -334,7 +338,8 @@ func TestNodeReconnectsAtPrepare(t *testing.T) {
 	}
 }
 
-// A node that loses its connection while it is told to start a job is told again, unless it has heard that.
+// A node that loses its connection while it is asked to start a job is asked again, unless it has
+// received the request.
 func TestNodeReconnectsAtStart(t *testing.T) {
 	for phase, starts := range map[control.JobPhase]int{control.JobPhase_JOB_PREPARED: 2, control.JobPhase_JOB_RUNNING: 1} {
 		bubble(t, func(t *testing.T) {
@@ -365,7 +370,7 @@ func TestRefusedNodes(t *testing.T) {
 		hello func(m *machine) *control.Hello
 		code  control.Code
 		want  string
-		known bool // the node's state says why
+		known bool // the node's state has the reason
 	}{
 		{"token", func(*machine) *control.Hello {
 			return &control.Hello{Role: control.Role_ROLE_NODE, Token: trust.NewToken(), Program: "a stranger"}
@@ -403,7 +408,7 @@ func TestRefusedNodes(t *testing.T) {
 	}
 }
 
-// A node that comes back with an image that does not fit has its jobs no more.
+// A node that returns with an image that does not fit no longer has its jobs.
 func TestRefusedNodeHadJob(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -425,7 +430,8 @@ func TestRefusedNodeHadJob(t *testing.T) {
 	})
 }
 
-// A node that tells of itself without end does not have serve write without end; what it told last is recorded.
+// A node that describes itself without end does not make serve write without end; its last
+// description is recorded.
 func TestNodeTellsMuch(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -483,7 +489,7 @@ func TestRegistration(t *testing.T) {
 		if _, err := conn.Call(t.Context(), &control.Status{}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) {
 			t.Errorf("a node asks what clients ask: %v", err)
 		}
-		// A key that cannot be certified leaves the node without one, and serve says so.
+		// A key that cannot be certified leaves the node without one, and serve reports that.
 		r = m.played[0].register()
 		r.PublicKey = []byte("no key")
 		answer, err = greet().Call(t.Context(), r)
@@ -493,7 +499,7 @@ func TestRegistration(t *testing.T) {
 	})
 }
 
-// A node is asked for nothing before it knows that it is a member of the machine.
+// A node gets no request before it knows that it is a member of the machine.
 func TestRegisteredComesFirst(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 1)
@@ -564,7 +570,8 @@ func TestLocalRoles(t *testing.T) {
 	})
 }
 
-// The holder says what becomes of the things that nodes run on, and hears which nodes have come up.
+// The holder reports the state of the nodes' substrates, and is notified of nodes that have come
+// up.
 func TestHolder(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 2)
@@ -610,7 +617,7 @@ func TestHolder(t *testing.T) {
 		if state := c.node(0); state.Stage != "" {
 			t.Errorf("node 0, which is up, is %v", state)
 		}
-		// Another holder connection takes the place of the first, whose end changes nothing.
+		// Another holder connection replaces the first, whose end changes nothing.
 		again := m.local(control.Role_ROLE_HOLDER)
 		h.conn.Close()
 		synctest.Wait()
@@ -679,7 +686,7 @@ func TestQuestionsToNodes(t *testing.T) {
 		}
 		none[*control.RemoveExtension](t, &m.played[0].recorder, "another node was asked")
 
-		// A change of what cores do counts from then on, also for the next serve.
+		// A change of cores' duties takes effect at once, and also holds for the next serve.
 		m.played[2].answers["SetDuties"] = &control.DutiesSet{Info: &control.NodeInfo{Arch: runtime.GOARCH, Cores: []uint32{0, 1}, AllCores: true, MessageCore: 2}}
 		must[*control.Done](c, &control.SetDuties{Node: 2, AllCores: control.Switch_SWITCH_ON})
 		if info := c.node(2).Info; !info.AllCores || info.MessageCore != 2 || len(c.node(2).Cores) != 2 {
@@ -726,7 +733,8 @@ func TestQuestionsToNodes(t *testing.T) {
 		}
 		late(control.NodeHealth_NODE_UP, "")
 
-		// The error of one node does not hide what others say, and names the node. So does silence.
+		// The error of one node does not hide the answers of others, and names the node. The same
+		// holds for silence.
 		m.played[1].refused["RestartKernel"] = errors.New("not now")
 		if _, err := c.ask(&control.RestartKernel{Node: 1}); err == nil || err.Error() != "node1: not now" {
 			t.Errorf("an error of node 1: %v", err)
@@ -744,7 +752,8 @@ func TestQuestionsToNodes(t *testing.T) {
 	})
 }
 
-// Whoever has the kernel of a node started again is answered when the next one has registered, and not for ever without an answer.
+// A client that restarts the kernel of a node gets the answer when the next kernel has registered,
+// and does not wait forever without an answer.
 func TestRestartOfKernel(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -774,7 +783,7 @@ func TestRestartOfKernel(t *testing.T) {
 	})
 }
 
-// A question to a node that cannot be asked names the machine, the node and where to look.
+// The error of a request to a node that is not up names the machine, the node and where to look.
 func TestNoNode(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -791,7 +800,7 @@ func TestNoNode(t *testing.T) {
 	})
 }
 
-// What is said of a node that is dead says what to do about it, too.
+// The description of a dead node also names the remedy.
 func TestRemedy(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -812,7 +821,7 @@ func TestRemedy(t *testing.T) {
 	})
 }
 
-// What serve has missed is what is beyond one look.
+// serve has missed the time beyond one check interval.
 func TestAbsence(t *testing.T) {
 	const every = 200 * time.Millisecond
 	for since, want := range map[time.Duration]time.Duration{0: 0, every: 0, 399 * time.Millisecond: 0, 2 * every: every, time.Minute: time.Minute - every} {

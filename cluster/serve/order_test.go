@@ -9,7 +9,7 @@ import (
 	"margay/cluster/control"
 )
 
-// A node is asked nothing about a job after it was to forget it: it would have the job for ever.
+// A node gets no request about a job after the request to forget it: it would keep the job forever.
 func TestNothingFollowsForget(t *testing.T) {
 	for name, launch := range map[string]func(m *machine, j *job, client *control.Conn){
 		"prepare": func(m *machine, j *job, client *control.Conn) {
@@ -44,7 +44,8 @@ func TestNothingFollowsForget(t *testing.T) {
 	}
 }
 
-// What a job is ended with follows what it was launched with, while that is not answered.
+// The request that ends a job follows the requests that launched it, even if these are not
+// answered.
 func TestForgetFollowsLaunch(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -68,7 +69,8 @@ func TestForgetFollowsLaunch(t *testing.T) {
 	})
 }
 
-// A node that has a job which serve does not have ends it before it is given others. A job that has just ended may be in one heartbeat.
+// A node with a job that serve does not have ends it before it gets others. A job that has just
+// ended may be in one more heartbeat.
 func TestStrayJob(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)

@@ -9,24 +9,25 @@ import (
 	"margay/cluster/ledger"
 )
 
-// phases measures how long a job is in each of its phases, by the clock of this serve. The zero value, of a job that an earlier serve
-// has launched, measures nothing. Server.mu guards it.
+// phases measures how long a job is in each of its phases, by the clock of this serve. The zero
+// value, for a job that an earlier serve launched, measures nothing. Server.mu guards it.
 type phases struct {
 	begun time.Time
-	phase control.Phase // that of now
+	phase control.Phase // the current phase
 	since time.Time
 	times []*control.PhaseTime
 }
 
-// measure begins with the allocation.
+// measure starts with the allocation.
 func measure(now time.Time) phases {
 	return phases{phase: control.Phase_PHASE_ALLOCATE, begun: now, since: now}
 }
 
-// asked says when the job was asked for. It was in the queue until the allocation that has succeeded.
+// asked sets when the job was asked for. The job was queued from then until its allocation
+// succeeded.
 func (p *phases) asked(at time.Time) { p.of(control.Phase_PHASE_QUEUE).TimeNs = int64(p.begun.Sub(at)) }
 
-// submitted returns when the job was asked for: before it was created, if it was in the queue.
+// submitted returns when the job was asked for, which is before its creation if it was queued.
 func (p *phases) submitted(created time.Time) time.Time {
 	for _, t := range p.times {
 		if t.Phase == control.Phase_PHASE_QUEUE {
@@ -36,9 +37,9 @@ func (p *phases) submitted(created time.Time) time.Time {
 	return created
 }
 
-// kept returns the phases that are over as the history has them.
+// kept returns the completed phases in the history's format.
 func (p *phases) kept() (list []ledger.Phase) {
-	list = []ledger.Phase{} // JSON has null for nil
+	list = []ledger.Phase{} // JSON encodes nil as null
 	for _, t := range p.list() {
 		phase := ledger.Phase{Phase: t.Phase.Word(), TimeNs: t.TimeNs, NodeNs: t.NodeNs}
 		if t.NodeNs != 0 {
@@ -49,7 +50,8 @@ func (p *phases) kept() (list []ledger.Phase) {
 	return list
 }
 
-// enter ends a phase and begins the next one; PHASE_UNKNOWN is none. A phase may be entered again.
+// enter ends a phase and begins the next one; PHASE_UNKNOWN means none. A job may enter a phase
+// again.
 func (p *phases) enter(phase control.Phase) {
 	if p.phase == control.Phase_PHASE_UNKNOWN {
 		return
@@ -68,7 +70,8 @@ func (p *phases) of(phase control.Phase) *control.PhaseTime {
 	return p.times[i]
 }
 
-// worked notes how long a node says that it has worked on its part of a phase. That of the slowest node stays.
+// worked notes how long a node reports to have worked on its part of a phase. The time of the
+// slowest node is kept.
 func (p *phases) worked(phase control.Phase, node uint32, took int64) {
 	if p.phase != control.Phase_PHASE_UNKNOWN && took > 0 {
 		if t := p.of(phase); took > t.NodeNs {
@@ -77,7 +80,7 @@ func (p *phases) worked(phase control.Phase, node uint32, took int64) {
 	}
 }
 
-// list returns the phases that are over, in order.
+// list returns the completed phases in order.
 func (p *phases) list() (times []*control.PhaseTime) {
 	for _, t := range p.times {
 		if t.Phase != p.phase {

@@ -14,14 +14,15 @@ import (
 	"margay/kernel/task/journal"
 )
 
-// actor is a node in a history: the ranks of the job on it, job init with its true journal, and the node kernel.
+// actor is a node in a history: the ranks of the job on it, job init with its real journal, and the
+// node kernel.
 type actor struct {
 	story  *story
 	number uint32
 	job    uint32
 	hosts  bool // the node has the job
 
-	present bool // it has the files of the job already
+	present bool // it already has the files of the job
 
 	input   map[uint32]*input // of its ranks
 	running []uint32          // ranks that have not ended
@@ -29,18 +30,18 @@ type actor struct {
 	lines   int
 
 	journal *journal.Journal
-	told    []task.Record // by job init, not taken by the node kernel yet
+	told    []task.Record // sent by job init, not yet taken by the node kernel
 	link    *link         // to serve; nil while there is none
 	acked   uint64        // records that serve has acknowledged
 }
 
-// input is what a rank has read of its standard input.
+// input is the standard input that a rank has read.
 type input struct {
 	text string
 	end  bool
 }
 
-// take takes a piece, unless it repeats what came, or one before it was lost.
+// take reads a chunk, unless it repeats an earlier one, or one before it was lost.
 func (i *input) take(m *control.Stdin) {
 	if have := uint64(len(i.text)); m.Offset <= have && m.Offset+uint64(len(m.Data)) >= have {
 		i.text += string(m.Data[have-m.Offset:])
@@ -48,7 +49,7 @@ func (i *input) take(m *control.Stdin) {
 	}
 }
 
-// write has a rank, or a child that one has left, write a line if the journal has room.
+// write makes a rank, or a child that a rank has left behind, write a line if the journal has room.
 func (a *actor) write(rank uint32, kind task.Stream) {
 	a.lines++
 	line := fmt.Sprintf("%d.%d\n", a.number, a.lines)
@@ -57,7 +58,7 @@ func (a *actor) write(rank uint32, kind task.Stream) {
 	}
 }
 
-// end has a rank end. Children that still write keep its streams open.
+// end ends a rank. Children that still write keep its streams open.
 func (a *actor) end(rank uint32, status task.Status, children bool) {
 	a.running = slices.DeleteFunc(a.running, func(r uint32) bool { return r == rank })
 	if children {
@@ -67,7 +68,7 @@ func (a *actor) end(rank uint32, status task.Status, children bool) {
 	a.journal.Append(task.Record{Rank: id.Rank(rank), Stream: task.Exit, Status: status, Open: children, Last: a.complete()})
 }
 
-// childrenEnd has the children that a rank has left end.
+// childrenEnd ends the children that a rank has left behind.
 func (a *actor) childrenEnd(rank uint32) {
 	a.open = slices.DeleteFunc(a.open, func(r uint32) bool { return r == rank })
 	if a.complete() {
@@ -77,7 +78,7 @@ func (a *actor) childrenEnd(rank uint32) {
 
 func (a *actor) complete() bool { return len(a.running)+len(a.open) == 0 }
 
-// tell has job init send its next record to the node kernel. It reports whether there was one.
+// Sends the next record of job init to the node kernel. It reports whether there was one.
 func (a *actor) tell() bool {
 	if !a.hosts {
 		return false
@@ -89,7 +90,7 @@ func (a *actor) tell() bool {
 	return ok
 }
 
-// forward has the node kernel send the next record to serve. While there is no connection, the record is lost.
+// forward sends the node kernel's next record to serve. Without a connection, the record is lost.
 func (a *actor) forward() {
 	r := a.told[0]
 	a.told = a.told[1:]
@@ -100,20 +101,24 @@ func (a *actor) forward() {
 		Job: a.job, Node: a.number, Seq: r.Seq, Rank: uint32(r.Rank), Stream: control.Stream(r.Stream), Data: r.Data, Open: r.Open, Last: r.Last,
 		Acked: r.Acked,
 	}
+	if r.Last {
+		m.Unkept = new(control.Unkept)
+	}
 	if r.Stream == task.Exit {
 		m.Exit = &control.ExitStatus{Code: int32(r.Status.Code), Signal: int32(r.Status.Signal)}
 	}
 	a.link.send(m)
 }
 
-// forge has the node say that a rank that runs has ended, with the number of a record that cannot come any more.
+// forge makes the node report that a running rank has ended, with the number of a record that
+// cannot follow.
 func (a *actor) forge(rank uint32, seq uint64) {
 	a.link.send(&control.Record{
 		Job: a.job, Node: a.number, Seq: seq, Rank: rank, Stream: control.Stream_STREAM_EXIT, Exit: &control.ExitStatus{Code: 77},
 	})
 }
 
-// take does what serve asks for.
+// take processes a message from serve.
 func (a *actor) take(f *control.Frame) {
 	var answer proto.Message = &control.Done{}
 	switch m := f.Message().(type) {
@@ -160,7 +165,7 @@ func (a *actor) take(f *control.Frame) {
 	}
 }
 
-// registration is what the node says when it connects.
+// registration is the node's message when it connects.
 func (a *actor) registration() *control.Register {
 	m := &control.Register{
 		Node: a.number, Boot: fmt.Sprint("boot ", a.number),
@@ -176,7 +181,8 @@ func (a *actor) registration() *control.Register {
 	return m
 }
 
-// follower is margay run in a history. It has a connection to serve, and may still receive from those that it had before.
+// follower is margay run in a history. It has a connection to serve, and may still receive messages
+// from earlier connections.
 type follower struct {
 	story  *story
 	job    uint32
@@ -186,7 +192,7 @@ type follower struct {
 	detached bool
 	typed    string  // its standard input so far
 	typedAll bool    // nothing follows typed
-	links    []*link // the last one is that of now
+	links    []*link // the last one is the current one
 	state    *control.JobState
 	stalled  bool // its output is not taken
 	dead     bool
@@ -194,14 +200,16 @@ type follower struct {
 
 func (c *follower) link() *link { return c.links[len(c.links)-1] }
 
-// sends passes on the standard input from a position on, to the ranks on some nodes only unless there are none.
+// sends forwards the standard input from a position on, to the ranks on the given nodes, or to all
+// ranks if none are given.
 func (c *follower) sends(from int, only ...uint32) {
 	if c.link().open() {
 		c.link().send(&control.Stdin{Job: c.job, Offset: uint64(from), Data: []byte(c.typed[from:]), Eof: c.typedAll, Only: only})
 	}
 }
 
-// returned ends margay run with the last state of its job. A failure that a full disk did not record can be followed by another one.
+// returned ends margay run with the last state of its job. A failure that a full disk prevented
+// from being recorded can be followed by another one.
 func (c *follower) returned(state *control.JobState) {
 	c.state = state
 	if !c.detached && state.ExitCode != 0 {
@@ -210,7 +218,7 @@ func (c *follower) returned(state *control.JobState) {
 	c.link().cut()
 }
 
-// take does with a message what package launch does.
+// take processes a message like package launch.
 func (c *follower) take(f *control.Frame) error {
 	if c.state != nil {
 		return nil

@@ -10,7 +10,8 @@ import (
 	"margay/cluster/control"
 )
 
-// present makes nodes that have all files of a job when they are to prepare it, and takes so long for requests.
+// present makes nodes have all files of a job when they prepare it, and take this long for
+// requests.
 func present(m *machine, took time.Duration, nodes ...int) {
 	for _, i := range nodes {
 		n := m.played[i]
@@ -23,7 +24,8 @@ func present(m *machine, took time.Duration, nodes ...int) {
 	}
 }
 
-// A job whose nodes have all its files needs no load, and starts when its client knows its number. It is measured.
+// A job whose nodes have all its files needs no load, and starts when its client knows its number.
+// It is measured.
 func TestPresentFiles(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -42,7 +44,7 @@ func TestPresentFiles(t *testing.T) {
 		}
 		time.Sleep(5 * took)
 		c.tell(&control.FileChunk{Job: reply.Job, Last: true})
-		c.tell(&control.FileChunk{Job: reply.Job, Last: true}) // which says nothing new
+		c.tell(&control.FileChunk{Job: reply.Job, Last: true}) // a repetition
 		time.Sleep(3 * took)
 		for _, n := range m.played {
 			one[*control.Start](t, &n.recorder)
@@ -133,7 +135,8 @@ func TestQueueIsMeasured(t *testing.T) {
 	})
 }
 
-// When one node lacks a file, all files go through the tree, and the job waits for the nodes that have not said that they have them.
+// If one node lacks a file, all files go through the tree, and the job waits for the nodes that
+// have not reported their presence.
 func TestPresentOnSomeNodes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -155,7 +158,8 @@ func TestPresentOnSomeNodes(t *testing.T) {
 	})
 }
 
-// No rank runs when the client does not hear of a job whose nodes have all its files: it would ask for the job once more.
+// No rank runs if the client does not learn of a job whose nodes have all its files: the client
+// would ask for the job again.
 func TestPresentWithoutClient(t *testing.T) {
 	for name, c := range map[string]struct {
 		happens func(m *machine, c *playedClient)

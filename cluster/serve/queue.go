@@ -10,25 +10,26 @@ import (
 	"margay/cluster/control"
 )
 
-// queue are the jobs that wait for cores, in the order in which they came. A job gets cores only when no job that came before it waits for
-// a node that it may use: one that needs little does not starve one that needs much. A job that does not fit while nodes are drained may
-// wait for long, and others do not wait for it; it keeps its place. What waits is in no store; the clients come again
-// to a serve that was started again, and lose their places.
+// queue holds the jobs that wait for cores, in order of arrival. A job gets cores only when no
+// earlier job waits for a node that it may use: small jobs do not starve large ones. A job that
+// does not fit while nodes are drained may wait for long, so others do not wait for it; it keeps
+// its place. The store does not have waiting jobs: after a restart of serve the clients submit them
+// again, and lose their places.
 type queue []*waiting
 
-// waiting is one of them. Server.mu guards it.
+// waiting is a job in the queue. Server.mu guards it.
 type waiting struct {
 	spec  *control.JobSpec
 	since time.Time
-	why   string // what it waits for
+	why   string // what the job waits for
 
 	hindered bool // it does not fit as long as nodes are drained
 }
 
-// maxWaiting is how many jobs that wait a list shows. Those that come after them have the same reason.
+// maxWaiting is how many waiting jobs a list shows. The jobs behind them have the same reason.
 const maxWaiting = 1000
 
-// listed returns the jobs that wait as lines of margay ps. The caller holds Server.mu.
+// listed returns the waiting jobs as lines of margay ps. The caller holds Server.mu.
 func (q queue) listed() (list []*control.WaitingJob) {
 	for _, w := range q[:min(len(q), maxWaiting)] {
 		list = append(list, &control.WaitingJob{
@@ -38,7 +39,8 @@ func (q queue) listed() (list []*control.WaitingJob) {
 	return list
 }
 
-// before returns how many jobs that came before w wait for nodes that spec may use, drained ones aside. w is nil for one that comes now.
+// before returns how many jobs ahead of w wait for nodes that spec may use, not counting drained
+// nodes. w is nil for a new job.
 func (q queue) before(w *waiting, spec *control.JobSpec) (n int) {
 	for _, other := range q {
 		if other == w {
@@ -51,7 +53,7 @@ func (q queue) before(w *waiting, spec *control.JobSpec) (n int) {
 	return n
 }
 
-// meet reports whether there is a node that both may use, as far as their lists say.
+// meet reports whether there is a node that both may use, according to their lists.
 func meet(a, b shape) bool {
 	switch {
 	case len(a.only) > 0:
@@ -62,8 +64,9 @@ func meet(a, b shape) bool {
 	return true
 }
 
-// enqueue creates a job as soon as its turn has come and there are cores for it. It says to the client what it waits for, whenever that
-// is something else. It refuses one that would have no room on the whole machine.
+// enqueue creates a job as soon as its turn has come and there are enough cores. It reports to the
+// client what the job waits for, whenever that changes. It refuses a job that would not fit on the
+// whole machine.
 func (s *Server) enqueue(spec *control.JobSpec, client *control.Conn) (*job, error) {
 	w := &waiting{spec: spec, since: time.Now()}
 	if err := s.join(w); err != nil {
@@ -82,7 +85,10 @@ func (s *Server) enqueue(spec *control.JobSpec, client *control.Conn) (*job, err
 		room := s.room
 		j, err := s.createAs(w, spec, client)
 		why := ""
-		if err != nil {
+		switch {
+		case err == errForgetting:
+			why = told
+		case err != nil:
 			why = s.waitsFor(w)
 		}
 		w.why = why
@@ -106,7 +112,7 @@ func (s *Server) enqueue(spec *control.JobSpec, client *control.Conn) (*job, err
 	}
 }
 
-// join puts a job at the end of the queue, unless it would wait for ever.
+// join appends a job to the queue, unless the job would wait forever.
 func (s *Server) join(w *waiting) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,7 +135,7 @@ func (s *Server) join(w *waiting) error {
 	return nil
 }
 
-// quit takes a job out of the queue.
+// quit removes a job from the queue.
 func (s *Server) quit(w *waiting) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,7 +143,7 @@ func (s *Server) quit(w *waiting) {
 	s.roomChanged()
 }
 
-// waitsFor says what a job of the queue waits for. The caller holds Server.mu.
+// waitsFor describes what a queued job waits for. The caller holds Server.mu.
 func (s *Server) waitsFor(w *waiting) string {
 	if n := s.queue.before(w, w.spec); n > 0 {
 		return fmt.Sprintf("waiting for cores, behind %s that came first", count(n, "job"))
@@ -149,7 +155,7 @@ func (s *Server) waitsFor(w *waiting) string {
 	return text + s.outOfService(w.spec)
 }
 
-// agree chooses the form of a word for a number of things.
+// agree chooses the singular or plural of a word by a number.
 func agree(n int, one, several string) string {
 	if n == 1 {
 		return one

@@ -19,7 +19,7 @@ func patient(ranks uint32) *control.JobSpec {
 	return s
 }
 
-// end ends a job of one node whose ranks are all there are.
+// end ends a job on one node that has only these ranks.
 func (m *machine) end(c *playedClient, job, ranks uint32) {
 	m.t.Helper()
 	for rank := range ranks {
@@ -29,7 +29,7 @@ func (m *machine) end(c *playedClient, job, ranks uint32) {
 	c.ended()
 }
 
-// started returns the number of a job whose turn has come, and brings it to running.
+// started returns the number of a job whose turn has come, and takes the job to running.
 func started(t *testing.T, answer <-chan asked) uint32 {
 	t.Helper()
 	synctest.Wait()
@@ -45,7 +45,7 @@ func started(t *testing.T, answer <-chan asked) uint32 {
 	}
 }
 
-// waits demands that a job waits still.
+// waits demands that a job is still waiting.
 func waits(t *testing.T, answer <-chan asked) {
 	t.Helper()
 	synctest.Wait()
@@ -56,7 +56,8 @@ func waits(t *testing.T, answer <-chan asked) {
 	}
 }
 
-// Jobs that wait get cores in the order in which they came: a small one does not overtake a large one, whether it waits or not.
+// Waiting jobs get cores in order of arrival: a small job does not overtake a large one, whether or
+// not it waits.
 func TestQueueIsFair(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -91,7 +92,7 @@ func TestQueueIsFair(t *testing.T) {
 	})
 }
 
-// A client that goes away leaves the queue, and so does a job that may wait for no longer.
+// A client that disconnects leaves the queue, and so does a job whose waiting time is over.
 func TestQueueIsLeft(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -117,7 +118,8 @@ func TestQueueIsLeft(t *testing.T) {
 	})
 }
 
-// A job waits for none that want other nodes, and one that no machine of this size has room for does not wait at all.
+// A job does not wait for jobs that want other nodes, and a job that would not fit on the whole
+// machine does not wait at all.
 func TestQueueOfOtherNodes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)

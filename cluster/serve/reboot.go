@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"margay/cluster/control"
@@ -11,11 +12,12 @@ import (
 	"margay/internal/printable"
 )
 
-// rebootTimeout bounds how long the holder may take to end a node and to start it.
+// rebootTimeout bounds how long the holder may take to stop a node and start it.
 const rebootTimeout = 30 * time.Second
 
-// reboot has the holder end nodes and start them again. Until the holder has answered, the old boot of a node cannot register: it would
-// be given jobs in the moment in which it is ended. The holder reports ends and starts as it does those without an order.
+// reboot makes the holder stop nodes and start them again. Until the holder has answered, the old
+// boot of a node cannot register: it would get jobs right when it is being stopped. The holder
+// reports these stops and starts like any others.
 func (s *Server) reboot(m *control.RebootNodes) error {
 	by := printable.Line(m.User)
 	nodes, asked, err := s.orderReboot(m, by)
@@ -54,7 +56,8 @@ func (s *Server) orderReboot(m *control.RebootNodes, by string) (nodes []uint32,
 		if n.leaving != "" {
 			return nil, nil, control.Failf(control.Code_CODE_REFUSED, "it is being rebooted already").At(number)
 		}
-		if jobs := n.jobs(); len(jobs) > 0 && !m.Force {
+		jobs := slices.DeleteFunc(n.jobs(), func(job uint32) bool { j := s.jobs[job]; return j != nil && j.announced })
+		if len(jobs) > 0 && !m.Force {
 			return nil, nil, control.Failf(control.Code_CODE_REFUSED, "it has %s %s: drain it and wait, or end them with --force",
 				agree(len(jobs), "job", "jobs"), numbers(jobs)).At(number)
 		}

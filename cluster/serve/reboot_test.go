@@ -10,7 +10,8 @@ import (
 	"margay/cluster/control"
 )
 
-// playHolder connects a holder, which hands each order to reboot a node to obey, and answers with its error.
+// playHolder connects a holder, which passes each order to reboot a node to obey, and answers with
+// its error.
 func (m *machine) playHolder(obey func(h *playedClient, o *control.RebootNode) error) *playedClient {
 	m.t.Helper()
 	h := &playedClient{m: m, conn: control.NewConn(m.clients.Dial(m.t))}
@@ -32,8 +33,8 @@ func reboots(force bool, nodes ...uint32) *control.RebootNodes {
 	return &control.RebootNodes{Nodes: nodes, Force: force, User: "op"}
 }
 
-// The holder reboots a node. Until then its old boot cannot come back, then its new one registers like any other. Its jobs end, which
-// needs force.
+// The holder reboots a node. Until that is complete the node's old boot cannot return; then its new
+// boot registers like any other. Its jobs end, which needs force.
 func TestReboot(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 3)
@@ -44,7 +45,7 @@ func TestReboot(t *testing.T) {
 			if o.Why != "ended by order of op" {
 				t.Errorf("the order is %v", o)
 			}
-			// A node that loses its connection connects again at once.
+			// A node that loses its connection reconnects at once.
 			conn := m.dial()
 			if _, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: m.token(o.Node), Node: o.Node, Program: "a played node"}); err != nil {
 				t.Error(err)
@@ -83,7 +84,8 @@ func TestReboot(t *testing.T) {
 	})
 }
 
-// When the holder cannot reboot a node, the caller hears why, and a node that still runs comes back.
+// If the holder cannot reboot a node, the caller gets the reason, and a node that still runs
+// returns.
 func TestRebootFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -102,6 +104,6 @@ func TestRebootFails(t *testing.T) {
 			t.Errorf("node0 is %v", n)
 		}
 		m.end(c, c.run(spec(1)), 1)
-		time.Sleep(rebootTimeout) // the holder's late answer concerns nobody
+		time.Sleep(rebootTimeout) // the holder's late answer has no receiver
 	})
 }

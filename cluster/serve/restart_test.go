@@ -15,7 +15,7 @@ import (
 	"margay/cluster/control"
 )
 
-// back connects nodes to a serve that was started again. They still have a job.
+// back connects nodes to a restarted serve. They still have a job.
 func (m *machine) back(job uint32, phase control.JobPhase, nodes ...int) {
 	m.t.Helper()
 	for _, i := range nodes {
@@ -24,7 +24,7 @@ func (m *machine) back(job uint32, phase control.JobPhase, nodes ...int) {
 	}
 }
 
-// attach makes a new client the client of a job, as margay run does when serve was started again.
+// attach makes a new client the client of a job, as margay run does after a restart of serve.
 func (m *machine) attach(job uint32) *playedClient {
 	m.t.Helper()
 	c := m.client()
@@ -79,7 +79,8 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// A client that is back sends standard input again before a node has started its ranks, which throws it away. It does so again afterwards.
+// After a restart, a client sends standard input again before a node has started its ranks.
+// Starting them discards the input, so the client sends it again afterwards.
 func TestRestartBeforeRanksRead(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -102,11 +103,12 @@ func TestRestartBeforeRanksRead(t *testing.T) {
 	})
 }
 
-// What ended a job before the restart decides its status after it.
+// The cause of a job's end before the restart determines its status after the restart.
 func TestRestartKeepsFirstFailure(t *testing.T) {
 	failedBeforeRestart(t, func(t *testing.T, m *machine, _ *playedClient, job uint32) {
 		m.back(job, control.JobPhase_JOB_RUNNING, 0, 1)
-		// A rank that does not care for the polite signal gets the hard one, although another serve has sent the first.
+		// A rank that ignores the polite signal gets the hard one, although another serve sent the
+		// first.
 		time.Sleep(4 * time.Second)
 		signals := take[*control.Signal](&m.played[0].recorder)
 		if len(signals) != 2 || signals[0].Signal != int32(unix.SIGTERM) || signals[1].Signal != int32(unix.SIGKILL) {
@@ -115,7 +117,7 @@ func TestRestartKeepsFirstFailure(t *testing.T) {
 	})
 }
 
-// Ranks that are to end are told so when their node is back, and have time for it then.
+// Ranks that must end are asked to when their node is back, and get their time for it then.
 func TestRanksEndWhenNodeIsBack(t *testing.T) {
 	failedBeforeRestart(t, func(t *testing.T, m *machine, c *playedClient, job uint32) {
 		m.back(job, control.JobPhase_JOB_RUNNING, 1)
@@ -129,7 +131,8 @@ func TestRanksEndWhenNodeIsBack(t *testing.T) {
 	})
 }
 
-// failedBeforeRestart has a rank of a job fail, starts serve again, and has the other ranks end after what happens between.
+// failedBeforeRestart fails a rank of a job, restarts serve, calls between, and then ends the other
+// ranks.
 func failedBeforeRestart(t *testing.T, between func(t *testing.T, m *machine, c *playedClient, job uint32)) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -151,7 +154,7 @@ func failedBeforeRestart(t *testing.T, between func(t *testing.T, m *machine, c 
 	})
 }
 
-// The last rank may end while its client has not found the new serve yet. Its output waits for the client.
+// The last rank may end before its client has found the new serve. Its output waits for the client.
 func TestRestartBeforeClient(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -175,8 +178,8 @@ func TestRestartBeforeClient(t *testing.T) {
 	})
 }
 
-// A client outlives its serve, and has printed more than the next serve has seen. A node is told that it may forget a record only
-// when this serve has seen it: it may be the end of a rank.
+// A client outlives its serve, and has printed more than the next serve has seen. A node may forget
+// a record only after this serve has seen it: the record may be the end of a rank.
 func TestClientIsAheadOfServe(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -187,7 +190,7 @@ func TestClientIsAheadOfServe(t *testing.T) {
 		n := m.played[0]
 		n.hosts(job, control.JobPhase_JOB_RUNNING)
 		n.connect()
-		c.tell(&control.Ack{Job: job, Node: 0, Seq: 3}) // of a record that the lost connection had brought
+		c.tell(&control.Ack{Job: job, Node: 0, Seq: 3}) // acknowledges a record from the lost connection
 		n.says(job, 3, 1, "told before the rewind\n")
 		c.tell(&control.Ack{Job: job, Node: 0, Seq: 3})
 		if acks := take[*control.Ack](&n.recorder); slices.ContainsFunc(acks, func(a *control.Ack) bool { return a.Seq != 0 }) {
@@ -209,7 +212,7 @@ func TestClientIsAheadOfServe(t *testing.T) {
 	})
 }
 
-// What an earlier serve has let a node forget need not come again.
+// Records that an earlier serve has released are not needed again.
 func TestRestartAfterAcknowledgement(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -228,7 +231,7 @@ func TestRestartAfterAcknowledgement(t *testing.T) {
 	})
 }
 
-// A job whose ranks have ended does not wait for ever for what they said. Its cores become free.
+// A job whose ranks have ended does not wait forever for their records. Its cores become free.
 func TestRecordsDoNotCome(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -255,7 +258,8 @@ func TestRecordsDoNotCome(t *testing.T) {
 	})
 }
 
-// When all ranks have ended and serve is killed before their output is acknowledged, each node's output is waited for.
+// If all ranks have ended and serve is killed before their output is acknowledged, the next serve
+// waits for each node's output.
 func TestRestartAfterExits(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -285,8 +289,8 @@ func TestRestartAfterExits(t *testing.T) {
 	})
 }
 
-// serve can be killed when everything is acknowledged and the nodes are just being told to forget the job. The job ends then,
-// whether they still have it or not.
+// serve can be killed when everything is acknowledged and it is just asking the nodes to forget the
+// job. The job ends then, whether or not they still have it.
 func TestRestartAtTheEnd(t *testing.T) {
 	for _, has := range []bool{true, false} {
 		for _, detach := range []bool{false, true} {
@@ -328,7 +332,7 @@ func TestRestartAtTheEnd(t *testing.T) {
 	}
 }
 
-// A job whose client does not come back is ended.
+// A job whose client does not return is ended.
 func TestRestartWithoutClient(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ended %v", ended), func(t *testing.T) {
@@ -353,7 +357,8 @@ func TestRestartWithoutClient(t *testing.T) {
 	}
 }
 
-// Why a job ends is recorded before its nodes forget it: a serve that is killed meanwhile says the same.
+// The reason why a job ends is recorded before its nodes forget it: if serve is killed in between,
+// the next one reports the same reason.
 func TestRestartWhileEnding(t *testing.T) {
 	for _, detach := range []bool{false, true} {
 		t.Run(fmt.Sprintf("detached %v", detach), func(t *testing.T) {
@@ -382,7 +387,8 @@ func TestRestartWhileEnding(t *testing.T) {
 	}
 }
 
-// That an ending job's output cannot be opened after a restart does not replace the reason for which it ends.
+// If the output of an ending job cannot be opened after a restart, this error does not replace the
+// reason why the job ends.
 func TestRestartWhileEndingWithoutOutput(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -407,8 +413,8 @@ func TestRestartWhileEndingWithoutOutput(t *testing.T) {
 	})
 }
 
-// The last record of a node can be in the spool of a serve that could not record that. A later one records it before the node may
-// forget the record.
+// The last record of a node can be in the spool of a serve that could not record that. The next
+// serve records it before the node may forget the record.
 func TestRestartBeforeLastIsRecorded(t *testing.T) {
 	onFullDisk(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -436,7 +442,7 @@ func TestRestartBeforeLastIsRecorded(t *testing.T) {
 	})
 }
 
-// How a rank ended can be in the spool alone, too. A later serve finds it there.
+// The end of a rank can also be in the spool alone. The next serve finds it there.
 func TestRestartBeforeExitIsRecorded(t *testing.T) {
 	onFullDisk(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -456,7 +462,8 @@ func TestRestartBeforeExitIsRecorded(t *testing.T) {
 	})
 }
 
-// A job that was still being launched is ended: its files are lost. Its client is told that it can be launched anew.
+// A job that was still being launched is ended, because its files are lost. Its client learns that
+// the job can be launched again.
 func TestRestartDuringLaunch(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -480,12 +487,12 @@ func TestRestartDuringLaunch(t *testing.T) {
 			}
 			n.jobs = nil
 		}
-		// The same connection can ask for it again.
+		// The same connection can ask for the job again.
 		c.run(spec(4))
 	})
 }
 
-// A node that loses its connection while it is told to start a job by a serve that was started again is told once more.
+// A node that loses its connection while a restarted serve asks it to start a job is asked again.
 func TestNodeReconnectsAtStartAfterRestart(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -508,8 +515,8 @@ func TestNodeReconnectsAtStartAfterRestart(t *testing.T) {
 	})
 }
 
-// A node that does not come back after a restart of serve ends its jobs, also when all ranks on it have ended: what they said
-// is lost with it.
+// A node that does not return after a restart of serve ends its jobs, even if all ranks on it have
+// ended: their output is lost with it.
 func TestRestartWithoutNode(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ended %v", ended), func(t *testing.T) {
@@ -534,7 +541,8 @@ func TestRestartWithoutNode(t *testing.T) {
 	}
 }
 
-// The output of a detached job goes to a file, and a restart neither loses nor doubles any of it.
+// The output of a detached job goes to a file, and a restart neither loses nor duplicates any of
+// it.
 func TestDetached(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
@@ -599,6 +607,31 @@ func TestOutputOfOtherJobs(t *testing.T) {
 		} {
 			if _, err := m.client().ask(&control.Attach{Job: number, Output: true}); err == nil || err.Error() != want {
 				t.Errorf("output of job %d: %v", number, err)
+			}
+		}
+	})
+}
+
+// Jobs that are recorded during their restoration find the store unused: it may be out of room, and
+// must grow.
+func TestRestoredJobsAreRecorded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		var jobs []uint32
+		for range 2 {
+			s := limited(false)
+			s.Dir = bytes.Repeat([]byte("/"), 205<<10) // each record of one job writes both, and at the third one the store grows beyond a MiB
+			jobs = append(jobs, c.run(s))
+		}
+		time.Sleep(time.Duration(limited(false).LimitMs)*time.Millisecond + time.Second) // their ranks must end
+		for _, job := range jobs {
+			c.halt(job, unix.SIGSTOP)
+		}
+		m.restart()
+		for _, job := range jobs {
+			if m.attach(job).isStopped(job) {
+				t.Errorf("job %d is to end, and stopped", job)
 			}
 		}
 	})

@@ -1,13 +1,16 @@
-// Package serve is the service node's daemon: it knows the nodes of a machine, allocates their cores, records jobs, and
-// relays between a job's client and its nodes.
+// Package serve is the service node's daemon: it tracks the nodes of a machine, allocates their
+// cores, records jobs, and relays between a job's client and its nodes.
 //
-// serve holds no process and no output of a job: both are with the nodes. It can be killed at any moment and started again;
-// nodes and clients connect anew and say what they have, and the store says what was asked for.
+// serve holds no process and no output of a job: both stay on the nodes. It can be killed and
+// started again at any time; nodes and clients reconnect and report their state, and the store has
+// the requests.
 //
-// Locks: Server.mu guards all tables and everything in them. Messages are sent with it held, which is safe because sending
-// never waits (control.Conn.Send); calls that wait are made without it. Server.placing, which is taken before it, has the
-// machine's extensions inserted and removed one after the other. spool.mu guards the file of a job's output and is taken last,
-// and so are union.mu, which guards what the nodes of a job lack, and chronicle.mu, which guards what waits for the history.
+// Locks: Server.mu guards all tables and everything in them. Messages are sent with it held, which
+// is safe because sending never blocks (control.Conn.Send); blocking calls are made without it.
+// Server.placing, which is taken before Server.mu, serializes insertions and removals of the
+// machine's extensions. spool.mu guards the file of a job's output and is taken last. So are
+// union.mu, which guards the contents that the nodes of a job lack, and chronicle.mu, which guards
+// the records that wait for the history.
 package serve
 
 import (
@@ -28,38 +31,38 @@ import (
 	"margay/kernel/gate"
 )
 
-// Config is what a serve needs.
+// Config is the configuration of a serve.
 type Config struct {
 	Machine   string
 	Substrate string
 	Nodes     int              // nodes 0..Nodes-1 belong to the machine
 	Authority *trust.Authority // the machine's key
 	Secret    string           // nodes show tokens made from it (trust.NodeToken)
-	Dir       string           // for the store and the output of detached jobs
+	Dir       string           // has the store and the output of detached jobs
 	Log       func(format string, args ...any)
 
-	// Address returns the address that a node has by its number; nil where nodes bring their own.
+	// Address returns the address of a node by its number; nil if nodes bring their own.
 	Address func(node id.Node) netip.Addr
 
-	// Console returns the last lines of a node's console, for messages; nil where there is none.
+	// Console returns the last lines of a node's console, for messages; nil if there is none.
 	Console func(node id.Node, lines int) []string
 
-	History History // gets a record of each job that ends; nil: none is kept
+	History History // gets a record of each job that ends; nil: no history
 
 	Timing Timing
-	Owner  int // the only user, besides root, who may speak to it
+	Owner  int // the only user, besides root, that may connect
 }
 
-// Timing are the waits of a serve. A zero field means the default.
+// Timing contains the timeouts of a serve. A zero field means the default.
 type Timing struct {
-	Heartbeat time.Duration // how often nodes are heard; default 500 ms
+	Heartbeat time.Duration // interval between the heartbeats of a node; default 500 ms
 	Late      time.Duration // silence after which a node is late; default 2 s
 	Dead      time.Duration // silence after which a node is dead; default 10 s
 	Boot      time.Duration // how long a node may take to register; default 2 min
 	Orphan    time.Duration // how long a job waits for its client after serve was started again; default 4 s
 	Kill      time.Duration // from the polite to the hard signal when a job is ended; default 2 s
-	Records   time.Duration // how long the records of ranks that have ended may not come; default 30 s
-	Room      time.Duration // how long a job stands still because it cannot be recorded; default 2 min
+	Records   time.Duration // how long the records of ended ranks may be missing; default 30 s
+	Room      time.Duration // how long a job may stand still because it cannot be recorded; default 2 min
 }
 
 func (t Timing) withDefaults() Timing {
@@ -79,12 +82,12 @@ func (t Timing) withDefaults() Timing {
 	return t
 }
 
-// Server is one serve.
+// Server is the state of a serve.
 type Server struct {
 	config  Config
 	tls     *tls.Config
-	log     *gate.Log // of what strangers do at the nodes' port
-	known   *gate.Log // of connections that end badly and are no strangers'
+	log     *gate.Log // logs what strangers do at the nodes' port
+	known   *gate.Log // logs connections of known peers that end with an error
 	store   *store
 	history *chronicle
 	life    string // of the machine (life)
@@ -94,28 +97,29 @@ type Server struct {
 	running sync.WaitGroup
 
 	heard   chan struct{} // closed when every node of an earlier serve has registered or is dead
-	settled chan struct{} // closed when, after that, the jobs are gone whose launch the restart has spoilt
+	settled chan struct{} // closed after that, when the jobs whose launch the restart interrupted are gone
 
 	mu     sync.Mutex
 	nodes  []*node         // by number
-	absent map[uint32]bool // nodes of an earlier serve that have not been heard yet
+	absent map[uint32]bool // nodes of an earlier serve that have not registered yet
 	jobs   map[uint32]*job
-	ended  map[uint32]*job // whose end could not be recorded yet
+	ended  map[uint32]*job // jobs whose end could not be recorded yet
 	holder *control.Conn
-	room   chan struct{} // closed, and made anew, when there may be room for more jobs
+	room   chan struct{} // closed, and replaced, when there may be room for more jobs
 	queue  queue
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held
 }
 
-// How many connections to the nodes' port may not have shown a join token yet: besides one for each node, and from one address.
+// How many connections to the nodes' port may be without a join token: in addition to one for each
+// node, and from one address.
 const (
 	strangers     = 64
 	strangersEach = 16
 )
 
-// New opens the store, and finds in it the jobs that an earlier serve left running.
+// New opens the store, and loads the jobs that an earlier serve left running.
 func New(c Config) (*Server, error) {
 	c.Timing = c.Timing.withDefaults()
 	config, err := c.Authority.ServeTLS()
@@ -129,7 +133,7 @@ func New(c Config) (*Server, error) {
 	return newServer(c, config, st)
 }
 
-// newServer makes a serve that has the store open, and closes it on an error.
+// newServer makes a serve that uses the open store, and closes the store on an error.
 func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	s = &Server{
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
@@ -148,8 +152,9 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	return s, nil
 }
 
-// Run accepts clients on one listener and nodes on the other until ctx ends; the cause of that is told to the clients when it is more
-// than a cancellation. It closes both. The nodes stay connected until the last client is gone: a client is to hear the cause, and not
+// Run accepts clients on one listener and nodes on the other until ctx ends. If its cause is more
+// than a cancellation, Run reports the cause to the clients. It closes both listeners. The nodes
+// stay connected until the last client is gone: a client should receive the cause, and not an error
 // that a node is not up.
 func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
 	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -188,7 +193,7 @@ func (s *Server) closeLogs() {
 	}
 }
 
-// begin takes up what an earlier serve has left and watches the nodes until ctx ends.
+// begin restores the state of an earlier serve and watches the nodes until ctx ends.
 func (s *Server) begin(ctx context.Context) error {
 	s.context = ctx
 	s.history.begin()
@@ -199,7 +204,8 @@ func (s *Server) begin(ctx context.Context) error {
 	return nil
 }
 
-// farewell ends the jobs of clients when serve ends for a reason that concerns them, and returns the reason as clients are told it.
+// farewell ends the jobs of clients when serve ends for a reason that concerns them, and returns
+// the reason in the form that clients receive.
 func (s *Server) farewell(cause error) error {
 	if errors.Is(cause, context.Canceled) {
 		return cause
@@ -222,7 +228,8 @@ func (s *Server) farewell(cause error) error {
 	return down
 }
 
-// dismiss ends the connection of a client, which is told the reason unless it is that serve is only started again.
+// dismiss closes the connection of a client. It sends the reason first, unless serve is only being
+// restarted.
 func dismiss(conn *control.Conn, cause error) {
 	if errors.Is(cause, context.Canceled) {
 		conn.Close()
@@ -231,8 +238,8 @@ func dismiss(conn *control.Conn, cause error) {
 	conn.Dismiss(cause)
 }
 
-// accept serves each connection of l on goroutines of its own until l is closed. It returns when all have ended, which those that are
-// left are made to when ctx ends.
+// accept serves each connection of l on its own goroutines until l is closed. It returns when all
+// connections have ended; when ctx ends, it closes the remaining ones.
 func (s *Server) accept(ctx context.Context, l net.Listener, serve func(*control.Conn) error, end func(*control.Conn)) {
 	var open sync.WaitGroup
 	defer open.Wait()
@@ -272,7 +279,7 @@ func name(c net.Conn) string {
 	return "a local client"
 }
 
-// serveLocal holds the conversation with who connects to the unix socket: a client or the holder.
+// serveLocal serves a connection to the unix socket, from a client or the holder.
 func (s *Server) serveLocal(conn *control.Conn) error {
 	if err := s.checkPeer(conn.NetConn()); err != nil {
 		conn.Refuse(err)
@@ -301,7 +308,7 @@ func (s *Server) serveLocal(conn *control.Conn) error {
 	return conn.Serve(c.handle)
 }
 
-// checkPeer lets only the machine's owner and root in.
+// checkPeer admits only the machine's owner and root.
 func (s *Server) checkPeer(c net.Conn) error {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
@@ -309,7 +316,7 @@ func (s *Server) checkPeer(c net.Conn) error {
 	}
 	uid, err := control.PeerUser(u)
 	if err != nil {
-		return fmt.Errorf("serve: who connects: %w", err)
+		return fmt.Errorf("serve: peer of the connection: %w", err)
 	}
 	if uid != s.config.Owner && uid != 0 && uid != os.Getuid() {
 		return control.Failf(control.Code_CODE_REFUSED, "machine %s belongs to another user", s.config.Machine)
@@ -317,7 +324,7 @@ func (s *Server) checkPeer(c net.Conn) error {
 	return nil
 }
 
-// serveHolder listens to the holder's reports about the things that nodes run on.
+// serveHolder receives the holder's reports about the substrates of nodes.
 func (s *Server) serveHolder(conn *control.Conn) error {
 	s.mu.Lock()
 	s.holder = conn
@@ -334,7 +341,7 @@ func (s *Server) serveHolder(conn *control.Conn) error {
 			s.holder = nil
 		}
 	}()
-	conn.Distrust() // it passes on what nodes write to their consoles
+	conn.Distrust() // it forwards the output of nodes' consoles
 	return conn.Serve(func(f *control.Frame) {
 		switch m := f.Message().(type) {
 		case *control.NodeBoot:

@@ -10,10 +10,10 @@ import (
 	"margay/cluster/records"
 )
 
-// A client that takes nothing for a while keeps its connection, however many nodes have output for it: that stays with the nodes. Then it
-// gets all, each record once and in order.
+// A client that takes nothing for a while keeps its connection, however many nodes have output for
+// it: the output stays on the nodes. Then the client gets all of it, each record once and in order.
 func TestSlowClient(t *testing.T) {
-	const nodes, each = 20, 2 // records of 1 MiB, more than serve keeps for a client
+	const nodes, each = 20, 2 // records of 1 MiB, more than serve queues for a client
 	bubble(t, func(t *testing.T) {
 		m := up(t, nodes)
 		c := &playedClient{m: m, conn: control.NewConn(m.clients.Dial(t))}
@@ -30,7 +30,7 @@ func TestSlowClient(t *testing.T) {
 		})
 		job := c.run(spec(2 * nodes))
 		line := strings.Repeat("x", 1<<20)
-		tell := func(n *playedNode) { // what it has not been told that it may forget
+		tell := func(n *playedNode) { // the records that serve has not released
 			for seq := n.ackedOf(job) + 1; seq <= each; seq++ {
 				n.says(job, seq, 2*n.number, fmt.Sprint(n.number, ".", seq, line))
 			}
@@ -47,7 +47,7 @@ func TestSlowClient(t *testing.T) {
 		for wait := 0; ; wait++ {
 			for _, r := range c.ackAll() {
 				if !reader.Next(r.Node, r.Seq) {
-					continue // told again
+					continue // a repetition
 				}
 				if want := fmt.Sprint(r.Node, ".", r.Seq, "x"); !strings.HasPrefix(string(r.Data), want) {
 					t.Fatalf("record %d of node %d is %.10q", r.Seq, r.Node, r.Data)

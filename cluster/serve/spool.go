@@ -16,17 +16,18 @@ import (
 	"margay/cluster/control"
 )
 
-// SpoolLimit bounds the output of one detached job, in bytes. What comes later is not kept, and margay logs says so.
+// SpoolLimit bounds the output of one detached job, in bytes. Output beyond it is discarded, and
+// margay logs reports that.
 const SpoolLimit = 256 << 20
 
-// spool is the output of a detached job: its records in a file, as frames of the control protocol. An Error stands where output was
-// left out because there was too much.
+// spool is the output of a detached job: a file with its records, as frames of the control
+// protocol. An Error marks output that was discarded because of the limit.
 type spool struct {
 	mu    sync.Mutex
 	file  *os.File
 	size  int64 // bytes of whole records
 	limit int64 // of size
-	cut   bool  // output was left out
+	cut   bool  // output was discarded
 }
 
 func spoolPath(dir string, job uint32) string {
@@ -45,7 +46,8 @@ func createSpool(dir string, job uint32) (*spool, error) {
 	return &spool{file: f, limit: SpoolLimit}, nil
 }
 
-// openSpool opens the spool that an earlier serve wrote, without what it did not finish writing. It hands each record in it to take.
+// openSpool opens the spool that an earlier serve wrote, and drops an incomplete record at the end.
+// It passes each record to take.
 func openSpool(dir string, job uint32, take func(*control.Record)) (*spool, error) {
 	s, err := createSpool(dir, job)
 	if err != nil {
@@ -80,7 +82,7 @@ func (c *countingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// write adds a record. On an error nothing of it is left.
+// write appends a record. After an error, no part of it is left.
 func (s *spool) write(r *control.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +96,7 @@ func (s *spool) write(r *control.Record) error {
 	return s.add(control.NewFrame(control.FromError(errors.New(s.missing()))))
 }
 
-// missing says why output is missing; nothing when none is.
+// missing reports why output is missing; empty if none is.
 func (s *spool) missing() string {
 	if !s.cut {
 		return ""
@@ -104,7 +106,7 @@ func (s *spool) missing() string {
 
 func (s *spool) add(f *control.Frame) error {
 	if err := control.WriteFrame(s.file, f); err != nil {
-		// A part of it would hide what comes after it.
+		// A partial record would hide the records after it.
 		return errors.Join(err, s.file.Truncate(s.size))
 	}
 	size, err := s.file.Seek(0, io.SeekCurrent)
@@ -118,11 +120,12 @@ func (s *spool) close() {
 	s.file.Close()
 }
 
-// replayPause is how often a replay looks for more output of a job that runs.
+// replayPause is the interval at which a replay looks for new output of a running job.
 const replayPause = 100 * time.Millisecond
 
-// replay sends the records of a detached job to conn, from the first to the last, and waits for more while the job runs. At the end it
-// returns an error when output is missing, or its file is not what was written.
+// replay sends the records of a detached job to conn, from first to last, and waits for more while
+// the job runs. At the end it returns an error if output is missing, or if the file does not
+// contain what was written.
 func (s *Server) replay(job uint32, conn *control.Conn) error {
 	f, err := os.Open(spoolPath(s.config.Dir, job))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -133,9 +136,9 @@ func (s *Server) replay(job uint32, conn *control.Conn) error {
 	}
 	defer f.Close()
 	var offset int64
-	last := make(map[uint32]bool) // nodes whose last record is there
+	last := make(map[uint32]bool) // nodes whose last record has been replayed
 	for {
-		// Looking first, the last records cannot be missed.
+		// Check before reading, so that the last records cannot be missed.
 		s.mu.Lock()
 		running := s.jobs[job] != nil
 		s.mu.Unlock()
@@ -145,7 +148,7 @@ func (s *Server) replay(job uint32, conn *control.Conn) error {
 		for {
 			frame, err := control.ReadFrame(in)
 			if err != nil {
-				end = err // while the job runs, a record may just be being written
+				end = err // while the job runs, a record may be incomplete
 				break
 			}
 			offset = begin + in.n
@@ -173,8 +176,8 @@ func (s *Server) replay(job uint32, conn *control.Conn) error {
 	}
 }
 
-// outputOf returns why some output of a job that has ended is missing, nil when it is complete: then the last record of each node is
-// there, unless the job was never started.
+// outputOf returns why some output of an ended job is missing, nil if the output is complete: then
+// the last record of each node is present, unless the job was never started.
 func (s *Server) outputOf(number uint32, last map[uint32]bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

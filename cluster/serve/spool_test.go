@@ -21,7 +21,7 @@ import (
 	"margay/kernel/task/journal"
 )
 
-// spooled returns the records that a job's spool holds, in short.
+// spooled returns the records in a job's spool, in short form.
 func spooled(t *testing.T, dir string) (list []string) {
 	t.Helper()
 	f, err := os.Open(spoolPath(dir, 1))
@@ -47,8 +47,8 @@ func output(node uint32, seq uint64, text string) *control.Record {
 	return &control.Record{Job: 1, Node: node, Seq: seq, Stream: control.Stream_STREAM_STDOUT, Data: []byte(text)}
 }
 
-// A serve that was killed may have left half a record behind. Whatever of the file is there, the next one goes on behind the
-// last whole record.
+// A killed serve may have left a partial record. Whatever part of the file exists, the next serve
+// appends after the last whole record.
 func TestSpoolIsCut(t *testing.T) {
 	dir := t.TempDir()
 	s, err := createSpool(dir, 1)
@@ -99,7 +99,8 @@ func TestSpoolIsCut(t *testing.T) {
 	}
 }
 
-// What is more than the limit is left out, which is noted, but not how the ranks ended. That holds after a restart, too.
+// Output beyond the limit is discarded, which is noted, but the ends of ranks are kept. That also
+// holds after a restart.
 func TestSpoolLimit(t *testing.T) {
 	dir := t.TempDir()
 	s, err := createSpool(dir, 1)
@@ -133,7 +134,7 @@ func TestSpoolLimit(t *testing.T) {
 	}
 }
 
-// Output is not written through a link.
+// Output is not written through a symbolic link.
 func TestSpoolIsLink(t *testing.T) {
 	dir := t.TempDir()
 	path := spoolPath(dir, 1)
@@ -148,7 +149,7 @@ func TestSpoolIsLink(t *testing.T) {
 	}
 }
 
-// A record that cannot be written whole leaves nothing behind that would hide the next one.
+// A record that cannot be written completely leaves nothing behind that would hide the next one.
 func TestSpoolIsFull(t *testing.T) {
 	if ownDisk(t) {
 		return
@@ -176,8 +177,8 @@ func TestSpoolIsFull(t *testing.T) {
 	}
 }
 
-// The output of a detached job that cannot be kept ends the job with that reason, and margay logs and ps say so. Nothing is left out
-// in the middle.
+// If the output of a detached job cannot be stored, the job ends with that reason, and margay logs
+// and ps report it. No output is missing in the middle.
 func TestDetachedOnFullDisk(t *testing.T) {
 	onFullDisk(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -210,7 +211,7 @@ func TestDetachedOnFullDisk(t *testing.T) {
 	})
 }
 
-// Output beyond the limit does not end a job, and margay logs says that there was more.
+// Output beyond the limit does not end a job, and margay logs reports that there was more.
 func TestDetachedBeyondLimit(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -233,7 +234,7 @@ func TestDetachedBeyondLimit(t *testing.T) {
 	})
 }
 
-// detached runs a job of one rank to its end, and has so many bytes of its output kept.
+// detached runs a job of one rank to its end, and keeps this many bytes of its output.
 func (c *playedClient) detached(bytes int) (job uint32) {
 	c.m.t.Helper()
 	job = c.run(detachedSpec(1))
@@ -256,7 +257,7 @@ func (m *machine) kept() (names []string) {
 	return names
 }
 
-// Kept output can be removed: that of some jobs, or of all that have ended.
+// Kept output can be removed, for some jobs or for all ended jobs.
 func TestRemoveOutput(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -297,7 +298,7 @@ func TestRemoveOutput(t *testing.T) {
 	})
 }
 
-// All kept output is that of the jobs that have ended. It is removed without room on the disk, which there is afterwards.
+// All kept output means the output of ended jobs. Removing it needs no disk space, and frees some.
 func TestRemoveAllOutput(t *testing.T) {
 	onFullDisk(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -314,7 +315,7 @@ func TestRemoveAllOutput(t *testing.T) {
 	})
 }
 
-// When the store forgets a job, its output is not kept any longer.
+// When the store forgets a job, the job's output is removed.
 func TestForgottenOutput(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -335,7 +336,8 @@ func TestForgottenOutput(t *testing.T) {
 	})
 }
 
-// A job that runs is not forgotten, however many have ended since it began: the next serve must know it.
+// A running job is not forgotten, however many jobs have ended since it started: the next serve
+// must know it.
 func TestRunningJobIsNotForgotten(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -354,7 +356,7 @@ func TestRunningJobIsNotForgotten(t *testing.T) {
 	})
 }
 
-// A job that cannot be recorded is not made.
+// A job that cannot be recorded is not created.
 func TestCreateOnFullDisk(t *testing.T) {
 	onFullDisk(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -406,8 +408,9 @@ func TestEndOnFullDisk(t *testing.T) {
 	})
 }
 
-// While the end of a job cannot be recorded, its client knows what it waits for, and it does not wait for ever: neither for ranks that
-// have ended, nor for those that were told to, nor for those that wait because their output cannot be forgotten.
+// While the end of a job cannot be recorded, its client knows what it waits for, and it does not
+// wait forever: neither for ranks that have ended, nor for ranks that were asked to end, nor for
+// ranks that block because their output cannot be forgotten.
 func TestWaitOnFullDisk(t *testing.T) {
 	if ownDisk(t) {
 		return
@@ -432,8 +435,9 @@ func TestWaitOnFullDisk(t *testing.T) {
 				room := fullDisk(t, 1)
 				stop(n, job)
 				c.ackAll()
+				time.Sleep(recordPause)
 				said := one[*control.LogLine](t, &c.recorder)
-				time.Sleep(119 * time.Second)
+				time.Sleep(119*time.Second - recordPause)
 				none[*control.Forget](t, &n.recorder, "the job is ended early")
 				none[*control.LogLine](t, &c.recorder, "its client is told again")
 				time.Sleep(2 * time.Second)
@@ -456,7 +460,7 @@ func TestWaitOnFullDisk(t *testing.T) {
 	}
 }
 
-// A rank that computes does so for as long as it takes, whether the disk is full or not.
+// A rank that computes may take as long as it needs, whether or not the disk is full.
 func TestComputeOnFullDisk(t *testing.T) {
 	onFullDisk(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -479,7 +483,7 @@ func TestComputeOnFullDisk(t *testing.T) {
 	})
 }
 
-// A client that comes back to a job that waits for room is told so as well.
+// A client that returns to a job that waits for room is notified as well.
 func TestAttachOnFullDisk(t *testing.T) {
 	onFullDisk(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -489,6 +493,7 @@ func TestAttachOnFullDisk(t *testing.T) {
 		room := fullDisk(t, 1)
 		m.played[0].exits(job, 1, 0, 0, 0)
 		c := m.attach(job)
+		time.Sleep(recordPause)
 		said := one[*control.LogLine](t, &c.recorder)
 		room()
 		if !strings.Contains(said.Text, "the machine's disk is full: ") {
@@ -517,7 +522,8 @@ func TestKillOnFullDisk(t *testing.T) {
 	})
 }
 
-// Who reads the output of a job that runs is told why serve ends, but not that it is only started again: then its connection ends.
+// A client that reads the output of a running job receives the reason why serve ends. If serve is
+// only being restarted, the connection closes instead.
 func TestReaderWhenServeEnds(t *testing.T) {
 	cases := map[error]func(error) bool{
 		context.Canceled:                    func(err error) bool { return errors.Is(err, control.ErrClosed) },

@@ -20,7 +20,7 @@ import (
 // keepEnded is how many ended jobs the store remembers.
 const keepEnded = 1000
 
-// The buckets of the store, and the keys of meta.
+// The store's buckets, and the keys of meta.
 var (
 	bucketMeta       = []byte("meta")
 	bucketJobs       = []byte("jobs")
@@ -35,15 +35,17 @@ var (
 // storeName is the name of the store's file.
 const storeName = "state.db"
 
-// openTimeout bounds how long a serve waits for the store of one that is just ending.
+// openTimeout bounds how long a serve waits for another that is ending to release the store.
 const openTimeout = 5 * time.Second
 
-// store is what survives a serve: jobs, nodes, which of them are drained, the machine's extensions, and the number of the next job.
+// store is the state that survives a serve: jobs, nodes, drains, the machine's extensions, and the
+// number of the next job.
 type store struct{ db *bbolt.DB }
 
 func openStore(dir string) (*store, error) {
 	path := filepath.Join(dir, storeName)
-	// The machine's processes do not outlive this host, so it is enough that the store outlives a killed serve.
+	// The machine's processes do not outlive this host, so the store only has to survive the death
+	// of serve.
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: openTimeout, NoSync: true, OpenFile: openNoLink})
 	if err != nil {
 		return nil, fmt.Errorf("serve: open store %s: %w", path, err)
@@ -62,14 +64,15 @@ func openStore(dir string) (*store, error) {
 	return &store{db}, nil
 }
 
-// openNoLink is os.OpenFile, and follows no link in the place of the file.
+// openNoLink is os.OpenFile, except that it does not follow a symbolic link.
 func openNoLink(path string, flag int, mode os.FileMode) (*os.File, error) {
 	return os.OpenFile(path, flag|unix.O_NOFOLLOW, mode)
 }
 
 func (s *store) close() error { return s.db.Close() }
 
-// whole reports whether the store has its buckets: its first serve was not killed before.
+// whole reports whether the store has its buckets, that is, whether its first serve was not killed
+// earlier.
 func (s *store) whole() bool {
 	return s.db.View(func(tx *bbolt.Tx) error {
 		if tx.Bucket(bucketMeta) == nil || tx.Bucket(bucketUnwritten) == nil {
@@ -79,7 +82,7 @@ func (s *store) whole() bool {
 	}) == nil
 }
 
-// countStart returns how often a serve has been started on this store, this time included.
+// countStart returns how often a serve has been started on this store, including this time.
 func (s *store) countStart() (n uint32, err error) {
 	err = s.db.Update(func(tx *bbolt.Tx) error {
 		b := tx.Bucket(bucketMeta)
@@ -105,7 +108,7 @@ func (s *store) nextJob() (number uint32, err error) {
 	return number, err
 }
 
-// saveNode remembers that a node is a member of the machine, so that a new serve waits for it.
+// saveNode records that a node is a member of the machine, so that a new serve waits for it.
 func (s *store) saveNode(n *node) error {
 	value, err := proto.Marshal(&control.NodeState{Node: n.number, Info: n.info, Boots: n.boots})
 	if err != nil {
@@ -116,7 +119,7 @@ func (s *store) saveNode(n *node) error {
 	})
 }
 
-// nodes returns the nodes that were members.
+// nodes returns the member nodes.
 func (s *store) nodes() (nodes []*control.NodeState, err error) {
 	err = s.db.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketNodes).ForEach(func(_, v []byte) error {
@@ -128,7 +131,8 @@ func (s *store) nodes() (nodes []*control.NodeState, err error) {
 	return nodes, err
 }
 
-// saveDrains records for nodes why they are drained, nil for those that are not: of all of them or, on an error, of none.
+// saveDrains records why nodes are drained, nil for nodes that are not. On an error it records none
+// of them.
 func (s *store) saveDrains(drains map[uint32]*control.Drain) error {
 	return s.db.Update(func(tx *bbolt.Tx) error {
 		b := tx.Bucket(bucketDrains)
@@ -151,7 +155,7 @@ func (s *store) saveDrains(drains map[uint32]*control.Drain) error {
 	})
 }
 
-// drains returns which nodes are drained, and why.
+// drains returns the drained nodes, and why they are drained.
 func (s *store) drains() (map[uint32]*control.Drain, error) {
 	drains := make(map[uint32]*control.Drain)
 	err := s.db.View(func(tx *bbolt.Tx) error {
@@ -164,7 +168,7 @@ func (s *store) drains() (map[uint32]*control.Drain, error) {
 	return drains, err
 }
 
-// keepUnwritten keeps the record of an ended job that could not be written to the history.
+// keepUnwritten stores the record of an ended job that could not be written to the history.
 func (s *store) keepUnwritten(r *ledger.Record) error {
 	line, err := ledger.AppendLine(nil, r)
 	if err != nil {
@@ -173,7 +177,7 @@ func (s *store) keepUnwritten(r *ledger.Record) error {
 	return s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketUnwritten).Put(key(r.Job), line) })
 }
 
-// forgetUnwritten forgets such records of jobs, which are written now.
+// forgetUnwritten deletes such records, which the history now has.
 func (s *store) forgetUnwritten(jobs []uint32) error {
 	return s.db.Update(func(tx *bbolt.Tx) error {
 		for _, job := range jobs {
@@ -185,14 +189,14 @@ func (s *store) forgetUnwritten(jobs []uint32) error {
 	})
 }
 
-// saveLost records how many records are lost that the history does not count yet.
+// saveLost stores how many records are lost and not yet counted in the history.
 func (s *store) saveLost(n uint64) error {
 	return s.db.Update(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketMeta).Put(keyLost, binary.BigEndian.AppendUint64(nil, n))
 	})
 }
 
-// lost returns what saveLost has recorded.
+// lost returns the value that saveLost has stored.
 func (s *store) lost() (n uint64, err error) {
 	err = s.db.View(func(tx *bbolt.Tx) error {
 		if v := tx.Bucket(bucketMeta).Get(keyLost); len(v) == 8 {
@@ -203,7 +207,7 @@ func (s *store) lost() (n uint64, err error) {
 	return n, err
 }
 
-// unwritten returns the kept records, by number of the job.
+// unwritten returns the stored records, ordered by job number.
 func (s *store) unwritten() (records []*ledger.Record, err error) {
 	err = s.db.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketUnwritten).ForEach(func(_, line []byte) error {
@@ -215,7 +219,7 @@ func (s *store) unwritten() (records []*ledger.Record, err error) {
 	return records, err
 }
 
-// nextExtension returns a number that nothing which was inserted into this machine has had.
+// nextExtension returns a number that no extension inserted into this machine has had.
 func (s *store) nextExtension() (number uint64, err error) {
 	err = s.db.Update(func(tx *bbolt.Tx) error {
 		number, err = tx.Bucket(bucketExtensions).NextSequence()
@@ -224,7 +228,7 @@ func (s *store) nextExtension() (number uint64, err error) {
 	return number, err
 }
 
-// saveExtension records an extension of the machine, or forgets it.
+// saveExtension records an extension of the machine, or deletes it.
 func (s *store) saveExtension(x *control.MachineExtension, wanted bool) error {
 	value, err := proto.Marshal(x)
 	if err != nil {
@@ -239,7 +243,7 @@ func (s *store) saveExtension(x *control.MachineExtension, wanted bool) error {
 	})
 }
 
-// extensions returns the recorded extensions of the machine, in the order of insertion.
+// extensions returns the recorded extensions of the machine, in order of insertion.
 func (s *store) extensions() (list []*control.MachineExtension, err error) {
 	err = s.db.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketExtensions).ForEach(func(_, v []byte) error {
@@ -251,9 +255,9 @@ func (s *store) extensions() (list []*control.MachineExtension, err error) {
 	return list, err
 }
 
-// saveJob records a job as it is now, and forgets the one that is named unless that is 0.
+// saveJob records the current state of a job, and deletes the job forget unless that is 0.
 func (s *store) saveJob(j *job, forget uint32) error {
-	stored := &control.StoredJob{Spec: j.spec, Places: j.places, Members: j.members, Summary: j.summary(), State: j.state(), Warned: j.limit.warned, Over: j.limit.over}
+	stored := &control.StoredJob{Spec: j.spec, Places: j.places, Members: j.members, Summary: j.summary(), State: j.state(), Warned: j.limit.warned, Over: j.limit.over, Halt: int32(j.halt)}
 	if !j.limit.end.IsZero() {
 		stored.LimitNs = j.limit.end.UnixNano()
 	}
@@ -269,7 +273,7 @@ func (s *store) saveJob(j *job, forget uint32) error {
 			if err := b.Put(key(j.number), value); err != nil {
 				return err
 			}
-			return b.Delete(key(forget)) // no job is 0
+			return b.Delete(key(forget)) // no job has number 0
 		})
 	}
 	if err != nil {
@@ -278,7 +282,7 @@ func (s *store) saveJob(j *job, forget uint32) error {
 	return nil
 }
 
-// each hands every recorded job, or one when number is not 0, to do.
+// each passes every recorded job, or only the given one if number is not 0, to do.
 func (s *store) each(number uint32, do func(*control.StoredJob)) error {
 	return s.db.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketJobs).ForEach(func(k, v []byte) error {
@@ -311,7 +315,7 @@ func (s *store) jobState(number uint32) (state *control.JobState, err error) {
 
 func key(number uint32) []byte { return binary.BigEndian.AppendUint32(nil, number) }
 
-// lastState returns the state of a job that has ended. The caller holds Server.mu, or it is recorded.
+// lastState returns the state of an ended job. The caller holds Server.mu, or the job is recorded.
 func (s *Server) lastState(number uint32) (*control.JobState, error) {
 	if j := s.ended[number]; j != nil {
 		return j.state(), nil
@@ -319,7 +323,8 @@ func (s *Server) lastState(number uint32) (*control.JobState, error) {
 	return s.store.jobState(number)
 }
 
-// endedJobs returns the jobs that have ended, or one of them when number is not 0. The caller holds Server.mu.
+// endedJobs returns the ended jobs, or only the given one if number is not 0. The caller holds
+// Server.mu.
 func (s *Server) endedJobs(number uint32) ([]*control.JobSummary, error) {
 	list, err := s.store.summaries(number)
 	for _, j := range s.ended {
@@ -331,7 +336,7 @@ func (s *Server) endedJobs(number uint32) ([]*control.JobSummary, error) {
 	return list, err
 }
 
-// missing says why some of the job's output is missing; nothing while that is not so.
+// missing reports why some of the job's output is missing; empty if none is.
 func (j *job) missing() string {
 	switch {
 	case j.torn && j.failure != nil:
@@ -344,12 +349,21 @@ func (j *job) missing() string {
 	return ""
 }
 
+// visible is summary with the phase that users see. The caller holds Server.mu.
+func (j *job) visible() *control.JobSummary {
+	m := j.summary()
+	if j.announced {
+		m.Phase, m.EndNs = control.JobPhase_JOB_DONE, time.Now().UnixNano()
+	}
+	return m
+}
+
 // summary is the job as a line of margay ps.
 func (j *job) summary() *control.JobSummary {
 	m := &control.JobSummary{
 		Job: j.number, User: j.spec.User, Command: j.spec.Command, Ranks: uint32(len(j.ranks)), Phase: j.phase,
 		StartNs: j.created.UnixNano(), ExitCode: j.exitCode(), Detached: j.spec.Detach, RankStates: j.state().Ranks,
-		FirstFailed: int32(j.first),
+		FirstFailed: int32(j.first), Stopped: j.stopped() && j.phase == control.JobPhase_JOB_RUNNING,
 	}
 	if j.phase == control.JobPhase_JOB_DONE {
 		m.EndNs = time.Now().UnixNano()

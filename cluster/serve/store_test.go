@@ -73,7 +73,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// Recording a job can forget another one.
+// Recording a job can delete another one.
 func TestStoreForgets(t *testing.T) {
 	s := open(t, t.TempDir())
 	save := func(number, forget uint32) {
@@ -107,7 +107,7 @@ func TestJobNumbersRunOut(t *testing.T) {
 	}
 }
 
-// A store that cannot be used is named, with the reason.
+// The error for a store that cannot be used names the store and the reason.
 func TestBadStore(t *testing.T) {
 	cases := []struct {
 		name  string
@@ -136,7 +136,8 @@ func TestBadStore(t *testing.T) {
 	}
 }
 
-// Another serve may be just ending. Its store is waited for, and then the error says what is wrong.
+// Another serve may still be ending. This one waits for its store, and then the error states the
+// problem.
 func TestLockedStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		dir := t.TempDir()

@@ -8,22 +8,25 @@ import (
 	"margay/cluster/control"
 )
 
-// story is the reference: what the ranks of a job did, and what of it was seen. It says what may be seen:
+// story is the reference: the actions of a job's ranks, and the observed output. It defines the
+// permitted observations:
 //
-//   - of each stream of a rank, each line once and in order;
-//   - nothing of a rank after its end, unless that said that children still write, and nothing of a node after its last record;
-//   - an end without an error only when everything was seen, with the exit status that the ranks make;
+//   - each line of each stream of a rank once, and in order;
+//   - nothing of a rank after its end, unless the end reports that children still write, and
+//     nothing of a node after its last record;
+//   - an end without an error only if all output was seen, with the exit status that follows from
+//     the ranks;
 //   - any other end for one of the reasons that history gave, with a status other than 0.
 type story struct {
 	written map[stream][]string
 	seen    map[stream][]string
 	exits   map[uint32]*control.ExitStatus // of the ranks that ended
-	closed  map[uint32]bool                // ranks of which nothing may follow
-	last    map[uint32]bool                // nodes of which nothing may follow
+	closed  map[uint32]bool                // ranks after which nothing may follow
+	last    map[uint32]bool                // nodes after which nothing may follow
 	reasons []string                       // each a part of an error that may end the job
 }
 
-// stream is one output of a rank.
+// stream is one output stream of a rank.
 type stream struct {
 	rank uint32
 	kind control.Stream
@@ -33,7 +36,7 @@ func newStory() *story {
 	return &story{written: make(map[stream][]string), exits: make(map[uint32]*control.ExitStatus)}
 }
 
-// opened begins to see the output from its beginning.
+// opened starts the observation of the output at its beginning.
 func (s *story) opened() {
 	s.seen, s.closed, s.last = make(map[stream][]string), make(map[uint32]bool), make(map[uint32]bool)
 }
@@ -43,7 +46,7 @@ func (s *story) wrote(rank uint32, kind control.Stream, line string) {
 	s.written[from] = append(s.written[from], line)
 }
 
-// may notes something that may end the job.
+// may notes a reason that may end the job.
 func (s *story) may(reason string) {
 	if !slices.Contains(s.reasons, reason) {
 		s.reasons = append(s.reasons, reason)
@@ -81,7 +84,7 @@ func sameExit(a, b *control.ExitStatus) bool {
 	return a != nil && b != nil && a.Code == b.Code && a.Signal == b.Signal
 }
 
-// unseen names a line that was written and not seen; it is empty when there is none.
+// unseen names a line that was written but not seen; it is empty if there is none.
 func (s *story) unseen() string {
 	for from, lines := range s.written {
 		if n := len(s.seen[from]); n < len(lines) {
@@ -91,7 +94,8 @@ func (s *story) unseen() string {
 	return ""
 }
 
-// ended checks how the job is said to have ended: its exit status, the rank that failed first, the ends of its ranks, and the error.
+// ended checks the reported end of the job: its exit status, the rank that failed first, the ends
+// of its ranks, and the error.
 func (s *story) ended(code int32, first int32, ranks []*control.RankState, text string) error {
 	var failed []int32 // exit statuses that the job may have from its ranks
 	for _, r := range ranks {

@@ -15,8 +15,8 @@ import (
 	"margay/cluster/trust"
 )
 
-// Strangers at the nodes' port get neither room nor the log, however many they are and whatever
-// they say, and nodes are served again when they are gone.
+// Strangers at the nodes' port take up neither connections nor the log, however many they are and
+// whatever they send, and nodes are served again when they are gone.
 func TestStrangers(t *testing.T) {
 	tooLong := binary.BigEndian.AppendUint32(nil, control.MaxFrame)
 	cases := map[string]func(m *machine){
@@ -59,8 +59,8 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// A node gets neither more room nor more of the log by showing its token again and again, or by
-// registering again and again.
+// A node that repeatedly shows its token, or repeatedly registers, gets neither additional
+// connections nor more of the log.
 func TestNodeThatRepeatsItself(t *testing.T) {
 	greet := func(m *machine) *control.Conn {
 		conn := m.dial()
@@ -148,7 +148,7 @@ func TestFirstFrameIsSmall(t *testing.T) {
 	})
 }
 
-// A line of a node's log stays a line of serve's, and does not fill it.
+// A line of a node's log remains one line in serve's log, and does not fill it.
 func TestLogOfHostileNode(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -173,7 +173,7 @@ func TestLogOfHostileNode(t *testing.T) {
 	})
 }
 
-// A node that claims more jobs than it can have is asked to end so many as it can have.
+// A node that claims more jobs than it can have is asked to end as many as it can have.
 func TestJobsWithoutEnd(t *testing.T) {
 	authority, err := trust.NewAuthority("m")
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"margay/cluster/control"
 )
 
-// Nodes get what ranks execute byte for byte, however much it is. The store does not keep it.
+// Nodes get the command of ranks byte for byte, whatever its length. The store does not keep it.
 func TestLongStrings(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)

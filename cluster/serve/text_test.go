@@ -15,13 +15,13 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// lie is what a node says that wants to fool who looks at a terminal or at the log.
+// lie is text from a node that tries to fool the reader of a terminal or of the log.
 var lie = "\x1b[31mESC\x1b]0;pwned\x07\r\n\x1b[2Jnode0 fake\u202e" + strings.Repeat("x", 10_000)
 
-// maxSaid bounds what may come of one lie in a line: serve says who has told it.
+// maxSaid bounds the effect of one lie on a line: serve names its sender.
 const maxSaid = 2000
 
-// lies fills all fields of a message with lies, lists with several. Byte strings stay empty.
+// lies fills all fields of a message with lies, and lists with several. Byte strings stay empty.
 func lies[M proto.Message](m M) M {
 	fill(m.ProtoReflect())
 	return m
@@ -46,7 +46,7 @@ func fill(m protoreflect.Message) {
 	}
 }
 
-// honest fails the test when a text can fool somebody.
+// honest fails the test if a text can fool a reader.
 func honest(t *testing.T, where, text string) {
 	t.Helper()
 	if len(text) > maxSaid {
@@ -97,7 +97,8 @@ func (m *machine) liar(number uint32) *playedNode {
 	return n
 }
 
-// A node that lies in all that it can say does not reach a terminal or forge a line of the log, and nothing gets too long for that.
+// A node that lies in every field that it can send does not reach a terminal or forge a line of the
+// log, and no text gets too long.
 func TestLies(t *testing.T) {
 	failure := func() error { return lies(new(control.Error)).Err() }
 	for _, refuses := range []bool{false, true} {
@@ -139,7 +140,7 @@ func TestLies(t *testing.T) {
 				allHonest(t, must[*control.Jobs](c, &control.ListJobs{Job: job}).ProtoReflect())
 				if refuses {
 					delete(n.refused, "Forget")
-					n.connect() // it was cut off for that
+					n.connect() // serve cut the connection because of that
 				}
 				n.refused["Prepare"] = failure()
 				if _, err := c.ask(&control.RunRequest{Spec: spec(1)}); err == nil {
@@ -173,7 +174,8 @@ func TestLies(t *testing.T) {
 	}
 }
 
-// The last lines of the console of a node are its own words, too, and so are the words of the command line the user's.
+// The last lines of a node's console are the node's own text, too, and the command line is the
+// user's.
 func TestLiesOnTheConsole(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 2, func(c *Config) {
@@ -203,7 +205,7 @@ func TestLiesOnTheConsole(t *testing.T) {
 	})
 }
 
-// What an earlier serve has recorded of a node is no better than what a node says.
+// Text of a node that an earlier serve has recorded is as untrusted as text from the node.
 func TestRecordedLies(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)

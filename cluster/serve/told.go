@@ -6,16 +6,16 @@ import (
 	"margay/cluster/control"
 )
 
-// told is what the records of a job have said of ends. Each is said once, or a node could have more kept than the limit of a spool:
-// how ranks have ended is kept behind it as well.
+// The ends in the records of a job so far. Each end is accepted only once. Otherwise a node could
+// store more than the limit of a spool, because ends of ranks are kept beyond that limit.
 type told struct {
 	exits map[uint32]bool // ranks that have ended
-	last  map[uint32]bool // nodes that have told their last record
+	last  map[uint32]bool // nodes whose last record has arrived
 }
 
 func newTold() told { return told{exits: make(map[uint32]bool), last: make(map[uint32]bool)} }
 
-// take notes a record that has not come before. It returns an error when there can be no such record.
+// take notes a record that has not come before. It returns an error for an invalid record.
 func (t told) take(m *control.Record) error {
 	if t.last[m.Node] {
 		return fmt.Errorf("record %d follows the last one", m.Seq)

@@ -9,7 +9,8 @@ import (
 	"margay/cluster/control"
 )
 
-// What cannot be in a job's output ends the job: a node that says it could have more kept than the limit.
+// Records that cannot be in a job's output end the job: a node that sends them could store more
+// than the limit.
 func TestLyingNode(t *testing.T) {
 	exit := func(seq uint64, rank uint32, last bool) *control.Record {
 		return &control.Record{
@@ -55,7 +56,8 @@ func TestLyingNode(t *testing.T) {
 	}
 }
 
-// An end that is no new record ends no rank: a detached job would have an end that its output lacks.
+// An end that is not a new record ends no rank: otherwise a detached job would have an end that its
+// output lacks.
 func TestStaleEnd(t *testing.T) {
 	for name, detach := range map[string]bool{"detached": true, "followed": false} {
 		t.Run(name, func(t *testing.T) {
@@ -86,7 +88,7 @@ func TestStaleEnd(t *testing.T) {
 	}
 }
 
-// margay logs does not take a part of a job's output for all of it.
+// margay logs does not mistake a part of a job's output for all of it.
 func TestDamagedOutput(t *testing.T) {
 	const lacks = " lacks the last record of node0"
 	for name, k := range map[string]struct {
@@ -131,7 +133,7 @@ func TestDamagedOutput(t *testing.T) {
 	}
 }
 
-// A job that was never started has no output, and nothing of it is missing.
+// A job that was never started has no output, and none is missing.
 func TestOutputOfUnstartedJob(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)

@@ -16,24 +16,25 @@ const (
 	mostPatience = 50            // between two retransmissions for a rank that does not call its library
 	takenEach    = 256           // datagrams taken from the socket of a rank that has ended
 	takenLast    = 4 * takenEach // and when it ends, which is more than fit into its socket
-	sentEach     = 128           // datagrams sent for a pair, whatever the rank writes into its words meanwhile
+	sentEach     = 128           // datagrams sent for a pair, whatever the rank writes into its words
 )
 
-// care is the state in which a node kernel finds a far, from one look at it to the next.
+// care is the state of a far as the node kernel last saw it.
 type care struct {
 	seen     [4]uint64   // words of the rank
 	idle     int         // looks since they changed
 	patience int         // looks until the next retransmission
 	end      *mirror.End // of a rank that has ended
-	last     *uint64     // bytes that the other rank had received when it ended; nil: it has not, as far as is known
-	lost     bool        // and it had not received all
+	last     *uint64     // bytes that the other rank had received when it ended; nil: not known to have ended
+	lost     bool        // and it had not received all of them
 }
 
-// Lost is a message of a local rank that a rank of another node has not received before it ended.
+// Lost is a message of a local rank that a rank of another node ended without receiving.
 type Lost struct{ Source, Target id.Rank }
 
-// Tend sends datagrams of ranks again that have not called their libraries for a while, and takes those for ranks that have ended. It
-// returns what was lost. now is a time from any moment on.
+// Tend retransmits datagrams for ranks that have not called their libraries for a while, and takes
+// datagrams for ranks that have ended. It returns the lost messages. now is the time since an
+// arbitrary moment.
 func (t *Table) Tend(now time.Duration) (lost []Lost) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -74,7 +75,7 @@ func (f *far) tend(t *Table, buffer []byte, now time.Duration) {
 	f.emit(e, t, buffer, now)
 }
 
-// emit sends what is due of an end of f.
+// emit sends the datagrams that are due at an end of f.
 func (f *far) emit(e *mirror.End, t *Table, buffer []byte, now time.Duration) {
 	for range sentEach {
 		b := e.Emit(buffer[:0], now)
@@ -85,7 +86,7 @@ func (f *far) emit(e *mirror.End, t *Table, buffer []byte, now time.Duration) {
 	}
 }
 
-// missing reports once that the other rank has ended and has not received all messages.
+// missing reports once that the other rank ended before it received all messages.
 func (f *far) missing() bool {
 	if f.lost || f.last == nil || f.out.Position().Load() <= *f.last {
 		return false
@@ -94,13 +95,14 @@ func (f *far) missing() bool {
 	return true
 }
 
-// Last says how many bytes of the mirrored channel from another rank a local rank had received when it ended.
+// Last is the number of bytes that a local rank had received through the mirrored channel from
+// another rank when it ended.
 type Last struct {
 	Rank  id.Rank
 	Bytes uint64
 }
 
-// LastOf returns what a local rank had received when it ended; nothing before.
+// LastOf returns the bytes that a local rank had received when it ended; nothing before then.
 func (t *Table) LastOf(local int) (all []Last) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -112,7 +114,7 @@ func (t *Table) LastOf(local int) (all []Last) {
 	return all
 }
 
-// LastFar notes what a rank of another node had received from a local rank when it ended.
+// LastFar notes the bytes that a rank of another node had received from a local rank when it ended.
 func (t *Table) LastFar(local int, last Last) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -121,8 +123,8 @@ func (t *Table) LastFar(local int, last Last) {
 	}
 }
 
-// takeOver takes the ends of mirrored channels of a rank that has ended. What has come to its socket by now counts as received. The
-// caller holds the lock.
+// takeOver takes the mirrored channels' ends of a rank that has ended. Datagrams already in its
+// socket count as received. The caller holds the lock.
 func (t *Table) takeOver(local int) {
 	for _, f := range t.fars {
 		if f.Local == local && f.Place >= 0 && f.end == nil {
@@ -134,8 +136,8 @@ func (t *Table) takeOver(local int) {
 	}
 }
 
-// takeFor takes datagrams for a rank that has ended, and sends what is due. The rank receives no more data unless whole is set. The
-// caller holds the lock.
+// takeFor takes datagrams for a rank that has ended, and sends those that are due. The rank
+// receives further data only if whole is set. The caller holds the lock.
 func (t *Table) takeFor(local int, buffer []byte, now time.Duration, whole bool) {
 	most := takenEach
 	if whole {
@@ -159,7 +161,7 @@ func (t *Table) takeFor(local int, buffer []byte, now time.Duration, whole bool)
 	}
 }
 
-// takeOne takes a datagram, which may be a stranger's, for a rank that has ended. The caller holds
+// takeOne takes one datagram, possibly from a stranger, for a rank that has ended. The caller holds
 // the lock.
 func (t *Table) takeOne(local int, b []byte, from netip.AddrPort, now time.Duration, whole bool) {
 	h, data, err := mirror.Parse(b)

@@ -9,7 +9,7 @@ import (
 )
 
 // A rank that has ended has received nothing from a rank whose end of their mirrored channels its
-// node did not know yet. That rank may have sent messages; they are lost.
+// node did not know yet. Messages that this rank may have sent are lost.
 func TestLastOfUnknownEnd(t *testing.T) {
 	host := netip.MustParseAddr("127.0.0.1")
 	remote := &Remote{Self: host, Addresses: []netip.Addr{host, host, host}, Largest: mirror.Least}
@@ -26,7 +26,8 @@ func TestLastOfUnknownEnd(t *testing.T) {
 	}
 }
 
-// A message that a rank of another node had not received is lost once, whatever is said later.
+// A message that a rank of another node did not receive is reported lost once, whatever reports
+// follow.
 func TestLastFar(t *testing.T) {
 	host := netip.MustParseAddr("127.0.0.1")
 	here, _ := openWith(t, 1, &Remote{Self: host, Addresses: []netip.Addr{host, host, host}, Largest: mirror.Least})

@@ -1,11 +1,12 @@
-// Package channel is the node kernel's part in the messages between ranks that do not pass it: it makes the
-// channels (package wire) and leaves them with the keeper, publishes whether they may be used and which messages that passed the
-// node kernel are settled, closes the channels to a rank that has ended, and counts.
+// Package channel is the node kernel's part in messages between ranks that bypass it. It makes the
+// channels (package wire) and leaves them with the keeper. It publishes whether the ranks may use
+// them, and which messages that passed the node kernel are settled. It closes the channels to a
+// rank that has ended, and it counts messages.
 //
-// The ranks can write anything into channels and board. The node kernel reads only counters and barrier words from there; what
-// they say harms no other job.
+// The ranks can write anything into channels and board. The node kernel reads only counters and
+// barrier words from there; no value of these harms another job.
 //
-// Locks, which are taken last and hold no other: Table.mu, Settling.mu.
+// Locks: Table.mu and Settling.mu are leaves, taken last, and no other lock is taken under them.
 package channel
 
 import (
@@ -23,11 +24,11 @@ import (
 	"margay/nimble/memory"
 )
 
-// Limit is how many channels a job has on a node at most, so that they take no more than 16 MiB. Other pairs of ranks speak through
-// the node kernel.
+// Limit is the largest number of channels of a job on a node, so that they take no more than 16
+// MiB. Other pairs of ranks send through the node kernel.
 const Limit = 240
 
-// The names under which a job's init keeps what belongs to channels.
+// The names under which a job's init keeps a table's memory and files.
 const (
 	keptBoard     = "channel/board"
 	keptDoorbells = "channel/doorbell/" // and the local rank
@@ -50,15 +51,15 @@ type Config struct {
 	Log     func(format string, args ...any)
 }
 
-// Table has the channels of a job on this node. It is safe for concurrent use, but for Speak. Local ranks are indices into
-// Config.Ranks.
+// Table has the channels of a job on this node. It is safe for concurrent use, except for Speak.
+// Local ranks are indices into Config.Ranks.
 type Table struct {
 	config    Config
 	memory    *memory.Memory // the board's
 	board     *wire.Board
 	doorbells []*os.File
 	settling  []*Settling
-	tried     [][]bool // by source and target: there is a channel, or there will be none
+	tried     [][]bool // by source and target: there is a channel, or there never will be
 
 	mu      sync.Mutex
 	pairs   []*pair
@@ -106,8 +107,8 @@ func New(c Config) (*Table, error) {
 	return t.open()
 }
 
-// Adopt takes up the table that the node kernel before this one had made, from what was kept of it. The items' files stay the
-// caller's.
+// Adopt takes over the table of the previous node kernel from the items kept of it. The items'
+// files remain the caller's.
 func Adopt(c Config, items map[string]*keep.Item) (*Table, error) {
 	t := newTable(c)
 	var err error
@@ -131,7 +132,7 @@ func Adopt(c Config, items map[string]*keep.Item) (*Table, error) {
 	return t.open()
 }
 
-// adoptChannels takes up the channels in the order in which they were made.
+// adoptChannels takes over the channels in the order in which they were made.
 func (t *Table) adoptChannels(items map[string]*keep.Item) error {
 	fars, err := t.adoptFars(items)
 	if err != nil {
@@ -157,7 +158,7 @@ func newTable(c Config) *Table {
 	return t
 }
 
-// fail closes a table that is not complete.
+// fail closes an incomplete table.
 func fail(t *Table, err error) error {
 	t.Close()
 	return err
@@ -188,11 +189,11 @@ func (t *Table) keepMemory(name string, words []byte, m *memory.Memory) error {
 	return t.config.Keeper.Keep(keep.Item{Name: name, Words: words, Files: []*os.File{f}})
 }
 
-// Settling returns that of a local rank.
+// Settling returns the Settling of a local rank.
 func (t *Table) Settling(local int) *Settling { return t.settling[local] }
 
-// Speak notes that a local rank sends a message to another through the node kernel, and makes a channel between them if there is
-// none. It is not safe for concurrent use for the same source.
+// Speak notes that a local rank sends a message to another through the node kernel, and makes a
+// channel between them if there is none. It is not safe for concurrent use for the same source.
 func (t *Table) Speak(source, target int) {
 	if t.tried[source][target] {
 		return
@@ -251,7 +252,7 @@ func (t *Table) adoptPair(item *keep.Item) error {
 	return nil
 }
 
-// add adds a channel, which both of its ranks may fetch when they are told.
+// add adds a channel, which its two ranks may fetch once it is announced to them.
 func (t *Table) add(source, target int, m *memory.Memory) error {
 	c, err := wire.OpenChannel(m.Bytes())
 	if err != nil {
@@ -265,12 +266,13 @@ func (t *Table) add(source, target int, m *memory.Memory) error {
 	return nil
 }
 
-// announce tells a rank how many channels it has.
+// announce publishes to a rank how many channels it has.
 func (t *Table) announce(local int) {
 	t.config.Ranks[local].Area.Channels().Store(uint32(len(t.ends[local])))
 }
 
-// Fetched is a rank's end of a channel, or of a pair of mirrored ones. The files are the caller's.
+// Fetched is a rank's end of a channel, or of a pair of mirrored channels. The files are the
+// caller's.
 type Fetched struct {
 	Local    int          // the local rank at the other end
 	Producer bool         // this rank is the producer
@@ -320,12 +322,12 @@ func (t *Table) SetPath(bits uint32) {
 	}
 }
 
-// Decided returns the number of the last barrier on the boards of which the part of this node is done.
-// It may be anything.
+// Decided returns the number of the last barrier on the board in which this node's part is done.
+// The ranks can write it: it may be any value.
 func (t *Table) Decided() uint64 { return t.board.Decided() }
 
-// Bound lets the ranks complete no barriers with a number or a higher one on the board; 0 changes nothing. The words of the areas,
-// which outlive the node kernel, are never raised again.
+// Bound lets the ranks complete no barrier with this number or a higher one on the board; 0 changes
+// nothing. The words in the areas, which outlive the node kernel, are never raised again.
 func (t *Table) Bound(number uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -336,8 +338,8 @@ func (t *Table) Bound(number uint64) {
 	}
 }
 
-// Ended notes that a local rank has ended: messages to it go to the node kernel from now on, and so do ranks that wait for it in a
-// barrier. The caller rings the ranks that sleep.
+// Ended notes that a local rank has ended: from now on, messages to it go to the node kernel, and
+// so do ranks that wait for it in a barrier. The caller rings the doorbells of sleeping ranks.
 func (t *Table) Ended(local int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -356,8 +358,8 @@ func (t *Table) Ended(local int) {
 // mostCounted bounds the count of a channel, which its ranks can write.
 const mostCounted = math.MaxUint64 / (4 * (Limit + MirrorLimit))
 
-// Counts returns how many messages a local rank has sent through channels, and how many were sent to it. Its job's ranks can have any
-// numbers here, but no sum overflows.
+// Counts returns how many messages a local rank has sent through channels, and how many were sent
+// to it. The job's ranks can put any numbers here, but no sum overflows.
 func (t *Table) Counts(local int) (sent, arrived uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -377,7 +379,7 @@ func (t *Table) Counts(local int) (sent, arrived uint64) {
 
 func counted(c *wire.Channel) uint64 { return min(c.Count().Load(), mostCounted) }
 
-// Close releases everything. The ranks keep what they have mapped.
+// Close releases everything. The ranks keep their mappings.
 func (t *Table) Close() {
 	for _, p := range t.pairs {
 		p.memory.Close()

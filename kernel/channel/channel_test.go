@@ -12,7 +12,7 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// ranksOf are local ranks with areas of their own.
+// ranksOf returns local ranks, each with its own area.
 func ranksOf(t *testing.T, n int) (ranks []Rank) {
 	t.Helper()
 	for i := range n {
@@ -48,7 +48,7 @@ func openWith(t *testing.T, ranks int, remote *Remote) (*Table, kept) {
 	return table, k
 }
 
-// A job has so many channels and no more, and each rank fetches those that it has a part in.
+// A job has a limited number of channels, and each rank fetches the ones that it is an end of.
 func TestLimit(t *testing.T) {
 	const ranks = 17
 	table, k := open(t, ranks)
@@ -85,7 +85,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// What a rank asks for beyond what it has is refused.
+// Fetching a channel or doorbell that the rank does not have fails.
 func TestRefused(t *testing.T) {
 	table, _ := open(t, 2)
 	table.Speak(0, 0)
@@ -102,7 +102,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Counters that ranks have written over add up to something.
+// Counters that ranks have overwritten still add up, without overflow.
 func TestCounts(t *testing.T) {
 	table, _ := open(t, 2)
 	table.Speak(0, 1)
@@ -114,7 +114,7 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// Channels to a rank that has ended are closed, and there will be no others.
+// Channels to a rank that has ended are closed, and no new ones are made.
 func TestEnded(t *testing.T) {
 	table, _ := open(t, 3)
 	table.Speak(0, 1)
@@ -134,7 +134,7 @@ func TestEnded(t *testing.T) {
 	}
 }
 
-// The next node kernel has the channels of this one, in the same order, and no others.
+// The next node kernel has the same channels in the same order, and no others.
 func TestAdopt(t *testing.T) {
 	table, k := open(t, 4)
 	for _, p := range [][2]int{{3, 1}, {0, 0}, {1, 3}} {

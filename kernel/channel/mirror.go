@@ -15,15 +15,18 @@ import (
 	"margay/nimble/memory"
 )
 
-// MirrorLimit is how many pairs of mirrored channels a job has on a node at most, so that they take no more than 16 MiB. A rank's
-// other pairs with ranks of other nodes speak through the node kernels.
+// MirrorLimit is the largest number of pairs of mirrored channels of a job on a node, so that they
+// take no more than 16 MiB. A rank's other pairs with ranks of other nodes send through the node
+// kernels.
 const MirrorLimit = 120
 
-// MirrorReserve is how many of these are for leaders that meet in barriers (wire, "The board"), so that other pairs do not take all.
-// With it, a job on up to 256 nodes has all that its barriers need.
+// MirrorReserve is the number of these that are reserved for leaders that meet in barriers (wire,
+// "The board"), so that other pairs cannot take all of them. The reserve covers all barriers of a
+// job on up to 256 nodes.
 const MirrorReserve = 16
 
-// keptMirror is the name under which a job's init keeps a pair of mirrored channels, with the local rank and the other rank behind it.
+// keptMirror is the name under which a job's init keeps a pair of mirrored channels, followed by
+// the local rank and the other rank.
 const keptMirror = "mirror/pair/"
 
 // Remote is what mirrored channels need. Addresses are IPv4.
@@ -33,7 +36,7 @@ type Remote struct {
 	Largest   int          // bytes of the largest datagram, at least mirror.Least
 }
 
-// Meeting is what one node says to another about a rank's end of mirrored channels.
+// Meeting describes a rank's end of mirrored channels to another node.
 type Meeting struct {
 	Number  uint32
 	Key     uint64
@@ -41,19 +44,19 @@ type Meeting struct {
 	Windows uint16 // UDP port of that node kernel for package onesided; 0: it has none
 }
 
-// far is a pair of mirrored channels of a local rank with one of another node.
+// far is a pair of mirrored channels between a local rank and a rank of another node.
 type far struct {
 	farWords
 	memory  *memory.Memory
 	out, in *wire.Channel
 
-	position uint64 // of the rank's send ring behind its last message to the other that passed the node kernels
+	position uint64 // in the rank's send ring, behind its last message to the other that passed the node kernels
 	number   uint64 // of that message among those to its node; 0: it is settled
 
 	care
 }
 
-// farWords are the words that are kept of a far.
+// farWords are the words kept of a far.
 type farWords struct {
 	Local int
 	Rank  id.Rank // the other one
@@ -62,7 +65,8 @@ type farWords struct {
 	Place int // in the order of the rank's channels; -1: the other end is not known yet
 }
 
-// farOf returns the mirrored channels of a local rank with another, nil if there are none. The caller holds the lock.
+// farOf returns the mirrored channels of a local rank with another rank; nil if there are none. The
+// caller holds the lock.
 func (t *Table) farOf(local int, rank id.Rank) *far {
 	for _, f := range t.fars {
 		if f.Local == local && f.Rank == rank {
@@ -72,8 +76,8 @@ func (t *Table) farOf(local int, rank id.Rank) *far {
 	return nil
 }
 
-// Meet makes mirrored channels between a local rank and a rank of another node unless there are, and returns this end of them, and
-// whether the other one is known. It returns false if there are none.
+// Meet makes mirrored channels between a local rank and a rank of another node unless they exist.
+// It returns this end of them, and whether the other end is known. ok is false if there are none.
 func (t *Table) Meet(local int, rank id.Rank) (own Meeting, complete, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -90,7 +94,8 @@ func (t *Table) Meet(local int, rank id.Rank) (own Meeting, complete, ok bool) {
 	return f.Own, f.Place >= 0, true
 }
 
-// Met notes the other end of mirrored channels that Meet has returned. From then on the local rank may fetch them.
+// Met notes the other end of mirrored channels that Meet has returned. From then on, the local rank
+// may fetch them.
 func (t *Table) Met(local int, rank id.Rank, peer Meeting) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -108,7 +113,8 @@ func (t *Table) Met(local int, rank id.Rank, peer Meeting) error {
 	return nil
 }
 
-// makeFar makes mirrored channels, or none if there are too many or the local rank has ended. The caller holds the lock.
+// makeFar makes mirrored channels. It makes none if there are too many or the local rank has ended.
+// The caller holds the lock.
 func (t *Table) makeFar(local int, rank id.Rank) (*far, error) {
 	if t.full(local, rank) || t.ended[local] {
 		return nil, nil
@@ -138,7 +144,8 @@ func (t *Table) makeFar(local int, rank id.Rank) (*far, error) {
 	return f, nil
 }
 
-// full reports whether there are too many mirrored channels for another pair. The caller holds the lock.
+// full reports whether there are too many mirrored channels for another pair. The caller holds the
+// lock.
 func (t *Table) full(local int, rank id.Rank) bool {
 	if t.meets(local, rank) {
 		return len(t.fars) >= MirrorLimit
@@ -171,13 +178,14 @@ func (t *Table) keepFar(f *far) error {
 	return t.keepMemory(farItem(f.Local, f.Rank), words, f.memory)
 }
 
-// show makes a far whose ends are known the next channel of its rank. The caller holds the lock.
+// show makes a far with both ends known the next channel of its rank. The caller holds the lock.
 func (t *Table) show(f *far) {
 	t.ends[f.Local] = append(t.ends[f.Local], end{far: f})
 	t.made++
 }
 
-// adoptFars takes up what was kept of mirrored channels, and returns those with a place by that.
+// adoptFars takes over the mirrored channels that were kept, and returns those with a place, by
+// place.
 func (t *Table) adoptFars(items map[string]*keep.Item) (map[int]*far, error) {
 	placed := make(map[int]*far)
 	if t.config.Remote == nil {
@@ -250,7 +258,8 @@ func (f *far) to(t *Table) netip.AddrPort {
 	return netip.AddrPortFrom(t.config.Remote.Addresses[f.Rank], f.Peer.Port)
 }
 
-// Pause notes whether ranks on which is returns true accept messages through mirrored channels.
+// Pause notes whether the ranks that is selects accept messages through mirrored channels: they do
+// not while paused is set.
 func (t *Table) Pause(is func(id.Rank) bool, paused bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -276,8 +285,8 @@ func (t *Table) FarEnded(rank id.Rank) {
 	}
 }
 
-// Far returns the local ranks, as indices, and the ranks of other nodes between which there are mirrored channels, or only those whose
-// other end is not known.
+// Far returns the pairs of a local rank, as an index, and a rank of another node that have mirrored
+// channels. With incomplete, it returns only the pairs whose other end is not known.
 func (t *Table) Far(incomplete bool) (pairs []Pair) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -289,14 +298,14 @@ func (t *Table) Far(incomplete bool) (pairs []Pair) {
 	return pairs
 }
 
-// Peering is mirrored channels whose ends are both known.
+// Peering is mirrored channels with both ends known.
 type Peering struct {
 	Pair
 	Own, Peer Meeting
 	Address   netip.AddrPort // of the other rank's socket
 }
 
-// Peerings returns all mirrored channels whose ends are both known.
+// Peerings returns all mirrored channels with both ends known.
 func (t *Table) Peerings() (all []Peering) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -314,9 +323,10 @@ type Pair struct {
 	Rank  id.Rank
 }
 
-// SpokeFar notes that the last message of a local rank to another that passed the node kernels ends at a position of its send ring and
-// is one of the first number messages to that rank's node. It reports whether it matters if the message is settled: there are mirrored
-// channels that could be used then.
+// SpokeFar notes a local rank's last message to another rank through the node kernels: it ends at a
+// position of the rank's send ring, and is one of the first number messages to the other rank's
+// node. SpokeFar reports whether it matters if the message is settled: mirrored channels could then
+// be used.
 func (t *Table) SpokeFar(local int, rank id.Rank, position, number uint64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -340,8 +350,8 @@ func (t *Table) SettledFar(is func(id.Rank) bool, number uint64) {
 	}
 }
 
-// UnsettledFar returns ranks of other nodes to which messages that have passed the node kernels may not be settled, and
-// could take mirrored channels if they were.
+// UnsettledFar returns the ranks of other nodes that could use mirrored channels once all messages
+// to them that passed the node kernels are settled, which may not be so yet.
 func (t *Table) UnsettledFar() (ranks []id.Rank) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -353,8 +363,8 @@ func (t *Table) UnsettledFar() (ranks []id.Rank) {
 	return ranks
 }
 
-// Resume makes all messages that have passed the node kernels unsettled again: a node kernel that was started again does not know them.
-// sent returns how many messages were sent to the node of a rank.
+// Resume makes all messages that passed the node kernels unsettled again: a restarted node kernel
+// does not know them. sent returns how many messages were sent to the node of a rank.
 func (t *Table) Resume(sent func(id.Rank) uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

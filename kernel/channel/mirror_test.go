@@ -12,7 +12,7 @@ import (
 
 // Pairs of ranks that do not meet in barriers leave mirrored channels for those that do.
 func TestReserve(t *testing.T) {
-	const nodes, each = 9, 40 // the local ranks are those of node 0
+	const nodes, each = 9, 40 // the local ranks are the ranks of node 0
 	host := netip.MustParseAddr("127.0.0.1")
 	c := Config{Remote: &Remote{Self: host, Addresses: slices.Repeat([]netip.Addr{host}, nodes*each), Largest: mirror.Least}, Keeper: make(kept), Log: t.Logf}
 	c.Ranks = ranksOf(t, 4)
@@ -52,7 +52,7 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// The bound of barriers on the board is lowered only.
+// The bound of barriers on the board is only ever lowered.
 func TestBound(t *testing.T) {
 	table, _ := open(t, 2)
 	for _, k := range []struct{ number, bound uint64 }{{0, 0}, {7, 7}, {9, 7}, {0, 7}, {3, 3}} {

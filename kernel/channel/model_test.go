@@ -43,7 +43,7 @@ func (k kept) close() {
 	}
 }
 
-// Handlers of the model's messages: what an extension, while there is one, decides about them.
+// Handlers of the model's messages: the verdict of an extension on them, while there is one.
 const (
 	deliver = iota
 	consume
@@ -51,7 +51,7 @@ const (
 	forward
 )
 
-// message names one: the number-th from a rank to another.
+// message identifies one message: the number-th from one rank to another.
 type message struct {
 	source, target int
 	number         uint64
@@ -63,7 +63,7 @@ func messageOf(r wire.Record) message {
 	return message{int(r.Args[1] >> 8), int(r.Args[1] & 0xff), r.Args[0]}
 }
 
-// modelRank is a rank of the model, and what the node kernel has of it.
+// modelRank is a rank of the model, with the node kernel's view of it.
 type modelRank struct {
 	area  *wire.Area
 	out   *wire.Outlet
@@ -79,7 +79,8 @@ type modelRank struct {
 	overflow []wire.Record
 }
 
-// model is a job on one node: the real decisions of senders, of the node kernel and of receivers, one step at a time.
+// model is a job on one node. It makes the real decisions of senders, node kernel and receivers,
+// one step at a time.
 type model struct {
 	t        *testing.T
 	random   *rand.Rand
@@ -91,7 +92,7 @@ type model struct {
 	onward   []wire.Record
 	barrier  uint64
 
-	state    map[message]string // what became of a message; "": it is on its way
+	state    map[message]string // fate of a message; "": it is on its way
 	ordinary map[[2]int]uint64  // by source and target: the last ordinary message handled
 	pending  map[message]bool   // upcalls that the node kernel has put into a ring
 	closed   map[message]bool   // sent after the end of the target was published
@@ -144,7 +145,7 @@ func (m *model) config() Config {
 	return c
 }
 
-// attach is what a node kernel does when it starts.
+// attach takes the node kernel's ends of the rank's rings, as a node kernel does when it starts.
 func (r *modelRank) attach() {
 	r.sent, r.receive, r.upcalls = r.area.SendConsumer(), r.area.ReceiveProducer(), r.area.UpcallProducer()
 }
@@ -157,7 +158,7 @@ func (m *model) setPath() {
 	m.table.SetPath(bits)
 }
 
-// is notes what became of a message, of which there can be one thing only.
+// is notes the fate of a message, which has exactly one.
 func (m *model) is(what string, x message) {
 	if had := m.state[x]; had != "" {
 		m.t.Fatalf("message %+v is %s, and was %s before", x, what, had)
@@ -165,7 +166,7 @@ func (m *model) is(what string, x message) {
 	m.state[x] = what
 }
 
-// post has a rank send a message.
+// post sends a message from a rank.
 func (m *model) post(source int) {
 	s := m.ranks[source]
 	x := message{source: source, target: m.random.IntN(len(m.ranks))}
@@ -187,7 +188,7 @@ func (m *model) post(source int) {
 	}
 }
 
-// judge has the node kernel take messages of a rank.
+// judge takes messages of a rank as the node kernel does.
 func (m *model) judge(source int) {
 	s := m.ranks[source]
 	for range m.random.IntN(5) {
@@ -260,7 +261,7 @@ func (m *model) refill(target int) {
 	}
 }
 
-// arrive ends the way of a message that is being forwarded: another rank's extension consumes it.
+// arrive completes a message that is being forwarded: another rank's extension consumes it.
 func (m *model) arrive() {
 	if len(m.onward) == 0 {
 		return
@@ -271,7 +272,7 @@ func (m *model) arrive() {
 	m.table.Settling(int(r.Peer)).Placed()
 }
 
-// poll has a rank handle at most so many messages.
+// poll handles at most this many messages of a rank.
 func (m *model) poll(rank, most int) {
 	t := m.ranks[rank]
 	if t.ended {
@@ -320,7 +321,7 @@ func (m *model) handled(rank int, r wire.Record) {
 	}
 }
 
-// fetch has a rank fetch all of its channels.
+// fetch fetches all channels of a rank.
 func (m *model) fetch(rank int) {
 	t := m.ranks[rank]
 	for {
@@ -358,7 +359,8 @@ func (m *model) mapped(t *modelRank, f *os.File) *wire.Channel {
 	return c
 }
 
-// restart ends the node kernel and starts another one, unless that loses messages, which ends the job.
+// restart ends the node kernel and starts another one. If that loses messages, it ends the job
+// instead.
 func (m *model) restart() {
 	for _, r := range m.ranks {
 		if len(r.overflow) > 0 {
@@ -386,7 +388,7 @@ func (m *model) restart() {
 	m.t.Cleanup(old.Close) // the ranks of the model have its board
 }
 
-// end ends a rank. What it has not handled is lost with it.
+// end ends a rank. Messages that it has not handled are lost with it.
 func (m *model) end(rank int) {
 	t := m.ranks[rank]
 	if t.ended {
@@ -401,7 +403,8 @@ func (m *model) end(rank int) {
 	t.overflow = nil
 }
 
-// meet has all ranks enter a barrier of the board. If it is complete, what was sent before must be at hand.
+// meet enters all ranks into a barrier of the board. If the barrier completes, messages sent before
+// it must be at hand.
 func (m *model) meet() {
 	m.barrier++
 	for i, r := range m.ranks {
@@ -424,7 +427,7 @@ func (m *model) meet() {
 	}
 }
 
-// finish lets everything that is on its way arrive, and checks that nothing is missing.
+// finish delivers everything that is on its way, and checks that nothing is missing.
 func (m *model) finish() {
 	for range 1 << 14 {
 		for i := range m.ranks {
@@ -444,8 +447,9 @@ func (m *model) finish() {
 	}
 }
 
-// Whatever order senders, node kernel and receivers take their steps in, messages of a pair of ranks are handled in the order of
-// sending, each once, while extensions come and go, ranks end and node kernels are started again.
+// In whatever order senders, node kernel and receivers take their steps, each message of a pair of
+// ranks is handled once and in the order of sending, while extensions come and go, ranks end and
+// node kernels restart.
 func TestPathsKeepOrder(t *testing.T) {
 	seed := check.Seed(t)
 	for round := range 60 {

@@ -14,10 +14,11 @@ import (
 	"margay/kernel/keep"
 )
 
-// keptSocket is the name under which a job's init keeps the socket of a rank, with its local number behind it.
+// keptSocket is the name under which a job's init keeps the socket of a rank, followed by its local
+// number.
 const keptSocket = "mirror/socket/"
 
-// socketRoom is how many bytes of datagrams wait in a socket at most, as Linux counts them.
+// socketRoom is the most bytes of datagrams that wait in a socket, as Linux counts them.
 const socketRoom = 1 << 20
 
 // Ports of ranks' sockets: [firstPort, firstPort+ports).
@@ -26,7 +27,7 @@ const (
 	ports     = 28000
 )
 
-// socket is what the mirrored channels of a rank share. The rank has a descriptor of it.
+// socket is the socket that the mirrored channels of a rank share. The rank has a descriptor of it.
 type socket struct {
 	file  *os.File
 	port  uint16
@@ -36,7 +37,8 @@ type socket struct {
 
 func socketItem(local int) string { return fmt.Sprint(keptSocket, local) }
 
-// socket returns the socket of a local rank, which it makes if there is none. The caller holds the lock.
+// socket returns the socket of a local rank, and makes it if there is none. The caller holds the
+// lock.
 func (t *Table) socket(local int) (*socket, error) {
 	if t.sockets[local] != nil {
 		return t.sockets[local], nil
@@ -54,10 +56,10 @@ func (t *Table) socket(local int) (*socket, error) {
 	return s, nil
 }
 
-// OpenSocket opens a UDP socket of this node and returns its port. A rank's is bound to a port by
-// its number: from a port that Linux has chosen, the rank could move the socket to another one. It
-// blocks: ranks use it with MSG_DONTWAIT, and Go would poll a descriptor that does not block, in
-// node kernel and job init, which then wake for each datagram.
+// OpenSocket opens a UDP socket of this node and returns its port. The socket is bound to a port by
+// number: a rank could move it away from a port that Linux had chosen. The socket blocks, and ranks
+// use it with MSG_DONTWAIT: Go would poll a nonblocking descriptor, in node kernel and job init,
+// which would then wake for each datagram.
 func OpenSocket(self netip.Addr) (f *os.File, port uint16, err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -76,14 +78,14 @@ func OpenSocket(self netip.Addr) (f *os.File, port uint16, err error) {
 	}
 	// Without trains, each datagram comes alone.
 	_ = unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 1)
-	// With less room more datagrams are lost, and nothing else. An ordinary user gets less.
+	// Less room only means that more datagrams are lost. An ordinary user gets less.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, socketRoom) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, socketRoom)
 	}
 	return f, port, nil
 }
 
-// adoptSocket takes up the socket that was kept for a local rank, if there is one.
+// adoptSocket takes over the socket that was kept for a local rank, if there is one.
 func (t *Table) adoptSocket(local int, item *keep.Item) error {
 	if item == nil {
 		return nil
@@ -96,7 +98,7 @@ func (t *Table) adoptSocket(local int, item *keep.Item) error {
 	return nil
 }
 
-// AdoptSocket takes up the socket that is the first file of an item, and returns its port.
+// AdoptSocket takes over the socket that is the first file of an item, and returns its port.
 func AdoptSocket(item *keep.Item) (f *os.File, port uint16, err error) {
 	if len(item.Files) == 0 {
 		return nil, 0, fmt.Errorf("%s: no files", item.Name)
@@ -107,7 +109,7 @@ func AdoptSocket(item *keep.Item) (f *os.File, port uint16, err error) {
 	name, err := unix.Getsockname(int(f.Fd()))
 	address, ok := name.(*unix.SockaddrInet4)
 	if err == nil && !ok {
-		err = errors.New("it is no socket of IPv4")
+		err = errors.New("not an IPv4 socket")
 	}
 	if err != nil {
 		f.Close()

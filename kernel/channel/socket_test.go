@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Go polls a descriptor that does not block: node kernel and job init, which keep the socket, would
-// wake for each datagram that passes it.
+// Go polls a nonblocking descriptor: node kernel and job init, which keep the socket, would wake
+// for each datagram that passes through it.
 func TestSocketIsNotPolled(t *testing.T) {
 	s, _, err := OpenSocket(netip.MustParseAddr("127.0.0.1"))
 	if err != nil {

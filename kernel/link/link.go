@@ -2,10 +2,11 @@
 // and the node kernel, the node kernel and a job init. It runs over one AF_UNIX SOCK_SEQPACKET
 // pair.
 //
-// A packet is a message: a 4-byte little-endian length, that many bytes of JSON header, then raw
-// payload; file descriptors travel beside it. Because the kernel keeps packets whole, a reader that
-// dies never leaves half a message behind, and its successor, handed the same socket, continues
-// with the next one. Both ends are programs of one build, so the format has no version of its own.
+// A packet is a message: a 4-byte little-endian length, that many bytes of header, then raw
+// payload; file descriptors travel beside it. A header is the length of the kind in one byte, the
+// kind, and the parameters in JSON. Because the kernel keeps packets whole, a reader that dies
+// never leaves half a message behind, and its successor, handed the same socket, continues with the
+// next one. Both ends are programs of one build, so the format has no version of its own.
 //
 // A Conn may be used by one receiver and any number of senders at the same time.
 package link
@@ -45,10 +46,8 @@ type Message struct {
 	Files   []*os.File      // descriptors that travel with it; the receiver owns its copies
 }
 
-type header struct {
-	Kind string          `json:"k"`
-	Body json.RawMessage `json:"b,omitempty"`
-}
+// maxKind is the longest Kind, in bytes.
+const maxKind = 255
 
 // New makes a message of the given kind with body as its parameters (nil for none). It panics when
 // body cannot be encoded, which is a fault of the program: bodies are its own plain structs.
@@ -250,17 +249,17 @@ func encode(m Message) ([]byte, error) {
 	if len(m.Files) > MaxFiles {
 		return nil, fmt.Errorf("link: %q carries %d descriptors, at most %d fit", m.Kind, len(m.Files), MaxFiles)
 	}
-	head, err := json.Marshal(header{Kind: m.Kind, Body: m.Body})
-	if err != nil {
-		return nil, fmt.Errorf("link: header of %q: %w", m.Kind, err)
+	if len(m.Kind) > maxKind {
+		return nil, fmt.Errorf("link: kind of %d bytes, at most %d fit", len(m.Kind), maxKind)
 	}
-	if 4+len(head)+len(m.Payload) > maxPacket {
+	head := 1 + len(m.Kind) + len(m.Body)
+	if 4+head+len(m.Payload) > maxPacket {
 		return nil, fmt.Errorf("link: parameters of %q are %d bytes, too many", m.Kind, len(m.Body))
 	}
-	packet := make([]byte, 4, 4+len(head)+len(m.Payload))
-	binary.LittleEndian.PutUint32(packet, uint32(len(head)))
-	packet = append(packet, head...)
-	return append(packet, m.Payload...), nil
+	packet := make([]byte, 0, 4+head+len(m.Payload))
+	packet = binary.LittleEndian.AppendUint32(packet, uint32(head))
+	packet = append(append(packet, byte(len(m.Kind))), m.Kind...)
+	return append(append(packet, m.Body...), m.Payload...), nil
 }
 
 // decode reads a packet. The payload is a part of it.
@@ -273,13 +272,17 @@ func decode(packet []byte) (Message, error) {
 	if uint64(n) > uint64(len(rest)) {
 		return Message{}, fmt.Errorf("link: header of %d bytes in a packet of %d", n, len(packet))
 	}
-	var h header
-	if err := json.Unmarshal(rest[:n], &h); err != nil {
-		return Message{}, fmt.Errorf("link: header: %w", err)
+	head, payload := rest[:n], rest[n:]
+	if n == 0 || int(head[0]) > len(head)-1 {
+		return Message{}, fmt.Errorf("link: header of %d bytes without the kind of the message", n)
 	}
-	m := Message{Kind: h.Kind, Body: h.Body}
-	if p := rest[n:]; len(p) > 0 {
-		m.Payload = p
+	kind, body := head[1:1+head[0]], head[1+head[0]:]
+	m := Message{Kind: string(kind)}
+	if len(body) > 0 {
+		m.Body = bytes.Clone(body) // the payload is valid until the next message, the body longer
+	}
+	if len(payload) > 0 {
+		m.Payload = payload
 	}
 	return m, nil
 }

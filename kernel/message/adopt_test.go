@@ -25,22 +25,22 @@ import (
 	"margay/nimble/memory"
 )
 
-// awaitRing sleeps as a library does, until the bell rings.
+// awaitRing sleeps until the bell rings, as a library does.
 func (a *app) awaitRing(wait time.Duration) bool {
 	fds := []unix.PollFd{{Fd: int32(a.bell.Fd()), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, int(wait.Milliseconds()))
 	return err == nil && n == 1
 }
 
-// quiet takes all rings that there are.
+// quiet takes all pending rings.
 func (a *app) quiet() {
 	for a.awaitRing(0) {
 		unix.Read(int(a.bell.Fd()), make([]byte, 64))
 	}
 }
 
-// Messages go on, in order, in all directions, whichever node's kernel is started again, and so does everything else that a
-// rank can ask for.
+// Messages continue, in order and in all directions, when the node kernel of any node restarts, and
+// so does everything else that a rank can ask for.
 func TestRestart(t *testing.T) {
 	j := open(t, 2, 2)
 	var apps []*app
@@ -80,7 +80,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A rank that sleeps is woken by the next node kernel too, and wakes it.
+// A sleeping rank is woken by the next node kernel too, and wakes it.
 func TestRestartKeepsBells(t *testing.T) {
 	j := open(t, 2, 1)
 	a, b := j.join(0), j.join(1)
@@ -110,14 +110,15 @@ func TestRestartBeforeRing(t *testing.T) {
 	a := j.join(0)
 	a.quiet()
 	j.kill(0)
-	a.area.ReceiveWaiting().Store(0) // the rank sleeps, and the node kernel has seen that
+	a.area.ReceiveWaiting().Store(0) // the rank sleeps, and the node kernel has seen it
 	j.adopt(0)
 	if !a.awaitRing(10 * time.Second) {
 		t.Error("nobody rang")
 	}
 }
 
-// A rank whose request was taken and not answered is told so by the next node kernel, and can ask again.
+// The next node kernel answers StatusAgain to a request that was taken but not answered, and the
+// rank can ask again.
 func TestRestartBeforeAnswer(t *testing.T) {
 	j := open(t, 1, 1)
 	a := j.join(0)
@@ -139,7 +140,7 @@ func TestRestartBeforeAnswer(t *testing.T) {
 	})
 }
 
-// A sender that waits for its window loses nothing when its node's kernel is killed meanwhile.
+// A sender that waits for its window loses nothing when its node kernel is killed.
 func TestRestartOfWaitingSender(t *testing.T) {
 	j := open(t, 2, 1)
 	a, b := j.join(0), j.join(1)
@@ -193,7 +194,7 @@ func TestRestartWithLoss(t *testing.T) {
 		j.fault(fmt.Sprint(n, " messages for rank 1"), "no room", "node1")
 		b.next(0)
 	})
-	// A node kernel that is killed between two instructions.
+	// A node kernel killed between two instructions.
 	t.Run("to itself", func(t *testing.T) {
 		j := open(t, 1, 2)
 		pass(t, j.join(0), j.join(1), 0, 3)
@@ -204,7 +205,8 @@ func TestRestartWithLoss(t *testing.T) {
 	})
 }
 
-// A fault that a node kernel has reported is reported by the one after it, too: nobody may have heard the first report.
+// The next node kernel reports a fault that the previous one has reported: the first report may
+// have been lost.
 func TestRestartWithFault(t *testing.T) {
 	j := open(t, 1, 2)
 	a := j.join(0)
@@ -231,7 +233,8 @@ func TestRestartWithFault(t *testing.T) {
 	j.adopt(0)
 }
 
-// The next node kernel survives what a rank has written over its area: the positions of rings lie within records.
+// The next node kernel survives an area that a rank has overwritten: positions of rings lie within
+// records.
 func TestRestartWithDamagedArea(t *testing.T) {
 	j := open(t, 1, 2)
 	a, b := j.join(0), j.join(1)
@@ -260,11 +263,11 @@ func (j *testJob) ledger(node int, change func(*counters)) {
 	change(newCounters(m, len(job.config.Members), len(job.config.Nodes), len(job.config.Local)))
 }
 
-// A barrier that a node kernel was in the middle of when it was killed is completed by the next one.
+// The next node kernel completes a barrier that the previous one was killed in.
 func TestRestartInBarrier(t *testing.T) {
 	for name, c := range map[string]struct {
 		node   int
-		change func(*counters) // what was written when it was killed
+		change func(*counters) // the part of the step that was written before the kill
 	}{
 		"child, before it told":     {1, func(*counters) {}},
 		"root, before it completed": {0, func(l *counters) { *l.barrier.Reported = 1 }},
@@ -307,15 +310,15 @@ func TestRestartInBarrier(t *testing.T) {
 	}
 }
 
-// A rank that ended while there was no node kernel, or before, is remembered as ended.
+// The end of a rank is remembered, whether it ended while there was no node kernel or before.
 func TestRestartAfterEnd(t *testing.T) {
 	j := open(t, 2, 1)
 	a := j.join(0)
 	j.join(1)
 	j.nodes[1].job.Ended(1)
-	j.restart(0) // and hears of it again
+	j.restart(0) // and is notified of it again
 	j.restart(1)
-	j.nodes[1].job.Ended(1) // says who has looked
+	j.nodes[1].job.Ended(1) // the error names the observing node
 	a.barrier(0)
 	j.fault("rank 1 on node1 has ended", "rank 0 on node0")
 }
@@ -339,7 +342,7 @@ func (a *app) insert(object []byte, settings ...wire.Setting) wire.Reply {
 	return reply
 }
 
-// A region stays where it is, and others come elsewhere.
+// A region keeps its address, and new ones get other addresses.
 func TestRestartKeepsPlaces(t *testing.T) {
 	j := open(t, 1, 2)
 	a, b := j.join(0), j.join(1)
@@ -352,7 +355,7 @@ func TestRestartKeepsPlaces(t *testing.T) {
 		}
 		return reply.Values[3]
 	}
-	z, y := at(a, "z"), at(a, "y") // not in the order of their names
+	z, y := at(a, "z"), at(a, "y") // not in alphabetical order
 	for range 2 {
 		if z2, y2 := at(b, "z"), at(a, "y"); z2 != z || y2 != y {
 			t.Errorf("the regions are at %#x and %#x, they were at %#x and %#x", z2, y2, z, y)
@@ -364,7 +367,7 @@ func TestRestartKeepsPlaces(t *testing.T) {
 	}
 }
 
-// Extensions stay in their order with their numbers, settings, state and regions.
+// Extensions keep their order, numbers, settings, state and regions.
 func TestRestartKeepsExtensions(t *testing.T) {
 	j := open(t, 2, 1)
 	a, b := j.join(0), j.join(1)
@@ -378,7 +381,8 @@ func TestRestartKeepsExtensions(t *testing.T) {
 	}
 	defer region.Close()
 	rights.Close(files)
-	// The first one drops what the last one would consume; those between are 1..8, so that their order by name is another.
+	// The first one drops the messages that the last one would consume. The others, in between, are
+	// 1..8, so that the order by name differs.
 	var handles []uint32
 	for range 9 {
 		handles = append(handles, b.insert(extensiontest.Object(t, extensiontest.Answer("deliver", "0"))).Handle)
@@ -403,7 +407,7 @@ func TestRestartKeepsExtensions(t *testing.T) {
 		}
 		j.restart(1)
 	}
-	// The state of a map that is no region goes on as well, and can be had.
+	// The state of a map that is not a region is kept as well, and can be fetched.
 	reply, files = b.ask(wire.Request{Op: wire.OpState, Handle: counter.Handle, Name: "table"}, nil)
 	if reply.Status != wire.StatusOK || len(files) != 1 {
 		t.Fatalf("state: %+v", reply)
@@ -429,7 +433,7 @@ func TestRestartKeepsExtensions(t *testing.T) {
 	j.noFault()
 }
 
-// An extension that was removed, by whomever, does not come back.
+// A removed extension does not come back, whichever rank removed it.
 func TestRestartWithoutRemovedExtensions(t *testing.T) {
 	for name, remove := range map[string]func(j *testJob, a *app, handle uint32) error{
 		"by a rank": func(j *testJob, a *app, handle uint32) error {
@@ -472,7 +476,7 @@ func TestRestartWithoutRemovedExtensions(t *testing.T) {
 	}
 }
 
-// What was not kept whole is an error, and nothing of it stays open.
+// State that was kept incompletely is an error, and leaves no open files.
 func TestAdoptIncomplete(t *testing.T) {
 	garbage := func(item *keep.Item) { item.Words = json.RawMessage(`[]`) }
 	noFiles := func(item *keep.Item) { item.CloseFiles(); item.Files = nil }

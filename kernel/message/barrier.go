@@ -10,9 +10,9 @@ import (
 	"margay/kernel/collective"
 )
 
-// gather notes that a rank of this node has entered a barrier, or ended. Once all have, it asks the
-// other nodes to acknowledge the messages that were sent to them before. It may wait, like all that
-// sends messages.
+// gather notes that a rank of this node has entered a barrier, or has ended. Once all have, it asks
+// the other nodes to acknowledge the messages sent to them before. It may wait, like everything
+// that sends messages.
 func (j *Job) gather() {
 	j.sending.Lock()
 	defer j.sending.Unlock()
@@ -34,8 +34,8 @@ func (j *Job) gather() {
 	j.advance()
 }
 
-// advance reports that this node's subtree has arrived at another barrier, or completes it, if that
-// is so.
+// advance reports that this node's subtree has arrived at another barrier, or completes the
+// barrier, if either is due.
 func (j *Job) advance() {
 	j.mu.Lock()
 	if ended, waits, found := j.barrier.Missing(); found && !j.closed {
@@ -88,12 +88,12 @@ func (j *Job) released(member int, number uint64) {
 	j.carry(s)
 }
 
-// missingGrace is how long the end of a rank may take to end its job, while others wait for it in a
-// barrier.
+// missingGrace is how long the end of a rank may take to end its job while other ranks wait for it
+// in a barrier.
 const missingGrace = 2 * time.Second
 
-// faultLater reports that one rank waits for another that has ended, unless the job ends before:
-// the way in which that rank has ended is the better reason.
+// faultLater reports that one rank waits for another that has ended, unless the job ends first: the
+// way in which the other rank ended is the better reason.
 func (j *Job) faultLater(ended, waits id.Rank) {
 	select {
 	case <-time.After(missingGrace):

@@ -9,7 +9,7 @@ import (
 	"margay/kernel/channel"
 )
 
-// channelConfig describes the ranks of this node, whose messages so far are all settled, or lost.
+// channelConfig describes the ranks of this node, all of whose messages so far are settled or lost.
 func (j *Job) channelConfig() channel.Config {
 	c := channel.Config{Remote: j.config.Remote, Leaders: j.leaders(), Keeper: j.config.Keeper, Log: func(format string, args ...any) {
 		j.engine.config.Log("job %d: "+format, append([]any{j.config.Job}, args...)...)
@@ -29,9 +29,10 @@ func (j *Job) leaders() (leaders []id.Rank) {
 	return leaders
 }
 
-// Repath finds out again which messages must pass this node kernel. It must be called after extensions in the message slot have
-// changed, recording has begun or ended, or JobConfig.Scheduled has changed. While there is an extension,
-// it returns when the other nodes have taken note, so that it sees all messages that are sent from then on.
+// Repath determines again which messages must pass this node kernel. It must be called after the
+// extensions in the message slot have changed, recording has begun or ended, or JobConfig.Scheduled
+// has changed. While there is an extension, Repath returns once the other nodes obey the change, so
+// that the extension sees all messages sent from then on.
 func (e *Engine) Repath() {
 	var waits []*Job
 	for _, j := range e.all() {
@@ -54,7 +55,7 @@ func (e *Engine) Repath() {
 
 // setPath publishes which messages must pass this node kernel, and how ranks may wait.
 func (j *Job) setPath() {
-	j.pathing.Lock() // or an old state might come after a new one
+	j.pathing.Lock() // keeps a stale state from overwriting a newer one
 	defer j.pathing.Unlock()
 	var bits uint32
 	seen := !j.config.Set.Empty() || j.recorder().On()
@@ -76,7 +77,8 @@ func (j *Job) setPath() {
 	j.publish(bits&wire.PathDirect != 0)
 }
 
-// scheduled reports whether a scheduler wants to know of each message and each rank that is woken.
+// scheduled reports whether a scheduler wants to be notified of each message and each rank that is
+// woken.
 func (j *Job) scheduled() bool {
 	if j.config.Scheduled != nil {
 		return j.config.Scheduled()
@@ -84,7 +86,8 @@ func (j *Job) scheduled() bool {
 	return j.config.Arrived != nil || j.config.Woken != nil
 }
 
-// held notes that a message of a rank waits for room, or is being forwarded, and placed that it no longer does.
+// held notes that a message of a rank waits for room or is being forwarded. placed notes that it no
+// longer does.
 func (j *Job) held(source id.Rank) {
 	if r := j.local[source]; r != nil {
 		j.channels.Settling(r.index).Held()
@@ -103,7 +106,7 @@ func (j *Job) leaves(r *rank) {
 	j.rouseAll()
 }
 
-// rouseAll rings all ranks that sleep.
+// rouseAll rings the bells of all sleeping ranks.
 func (j *Job) rouseAll() {
 	for _, r := range j.local {
 		r.endpoint.RouseSleeper()

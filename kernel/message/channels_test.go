@@ -30,7 +30,7 @@ func (j *testJob) neighbour(rank int) *neighbour {
 	return &neighbour{app: a, out: wire.NewOutlet(a.area, a.board, a.header), in: wire.NewInlet(a.area, a.board, a.header)}
 }
 
-// fetch fetches the channels that the rank has not.
+// fetch fetches the channels that the rank does not have yet.
 func (n *neighbour) fetch() {
 	n.t.Helper()
 	for {
@@ -104,7 +104,7 @@ func (n *neighbour) expect(source int, number uint64) {
 	}
 }
 
-// speak has the first rank send the second a message and fetch their channel.
+// speak sends a message from the first rank to the second, and has both fetch their channel.
 func speak(a, b *neighbour) {
 	a.t.Helper()
 	a.post(int(b.header.Rank), 1, 0)
@@ -113,7 +113,7 @@ func speak(a, b *neighbour) {
 	check.Await(a.t, "settled message", a.out.Quiet)
 }
 
-// passed is how many messages have passed the node kernel of a node.
+// passed returns how many messages have passed the node kernel of a node.
 func (j *testJob) passed(node int) uint64 {
 	n := j.nodes[node].job
 	n.mu.Lock()
@@ -121,8 +121,9 @@ func (j *testJob) passed(node int) uint64 {
 	return n.counters.flow.Received[n.self]
 }
 
-// Messages between ranks of a node pass the node kernel until there is a channel, while there is an extension, and while there is
-// a recording, and are handled in order whatever comes between; and a node kernel that is started again goes on with it.
+// Messages between ranks of a node pass the node kernel until there is a channel, while there is an
+// extension, and during a recording. They are handled in order across all changes of path, and a
+// restarted node kernel continues with the channel.
 func TestChannels(t *testing.T) {
 	j := open(t, 1, 2)
 	a, b := j.neighbour(0), j.neighbour(1)
@@ -173,7 +174,8 @@ func TestChannels(t *testing.T) {
 	j.noFault()
 }
 
-// A message to a neighbour that has ended is a fault, as to any other rank, and so is waiting for it on the board.
+// A message to a neighbour that has ended is a fault, as with any other rank. So is waiting for it
+// on the board.
 func TestNeighbourEnds(t *testing.T) {
 	t.Run("message", func(t *testing.T) {
 		j := open(t, 1, 2)
@@ -213,7 +215,8 @@ func TestNeighbourEnds(t *testing.T) {
 	})
 }
 
-// Messages that wait for room, or are being forwarded, are not settled; the rank that sent them is not quiet.
+// Messages that wait for room or are being forwarded are not settled, and their sender is not
+// quiet.
 func TestUnsettled(t *testing.T) {
 	j := open(t, 2, 2)
 	a, b := j.neighbour(0), j.neighbour(1)
@@ -236,7 +239,8 @@ func TestUnsettled(t *testing.T) {
 	j.noFault()
 }
 
-// Ranks ask for channels and doorbells that are not theirs, a thousand times, and get none; and nothing of that is left.
+// Ranks that ask for other ranks' channels and doorbells, a thousand times, get none, and leave
+// nothing behind.
 func TestHostileFetches(t *testing.T) {
 	j := open(t, 1, 2)
 	a, b := j.neighbour(0), j.neighbour(1)
@@ -257,7 +261,8 @@ func TestHostileFetches(t *testing.T) {
 	}
 }
 
-// What ranks write into board and doorbells harms no other job, and the node kernel neither waits nor fails.
+// No value that ranks write into board and doorbells harms another job, or makes the node kernel
+// wait or fail.
 func TestHostileBoard(t *testing.T) {
 	j := open(t, 1, 2)
 	a, b := j.neighbour(0), j.neighbour(1)
@@ -270,7 +275,7 @@ func TestHostileBoard(t *testing.T) {
 	}
 	full := [8]byte{0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 	for _, bell := range [][]*os.File{a.bells, b.bells} {
-		if err := unix.SetNonblock(int(bell[0].Fd()), false); err != nil { // it is the node kernel's, too
+		if err := unix.SetNonblock(int(bell[0].Fd()), false); err != nil { // the node kernel shares it
 			t.Fatal(err)
 		}
 		if _, err := bell[0].Write(full[:]); err != nil {
@@ -285,7 +290,8 @@ func TestHostileBoard(t *testing.T) {
 	j.fault("which has ended")
 }
 
-// A job whose scheduler wants to know of messages keeps them with the node kernel, and its ranks off the processors.
+// While a job's scheduler wants to be notified of messages, they pass the node kernel, and the
+// job's ranks do not spin.
 func TestScheduledPath(t *testing.T) {
 	wanted := true
 	j := openWith(t, 1, 2, JobConfig{

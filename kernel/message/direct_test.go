@@ -15,8 +15,8 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// asker is a rank that asks the node kernel of another for operations on its windows, as a library
-// does.
+// asker is a rank that asks the node kernel of another rank for operations on its windows, as a
+// library does.
 type asker struct {
 	*farRank
 	*onesided.Requester
@@ -61,8 +61,8 @@ func (a *asker) finish() {
 	})
 }
 
-// Operations on a window by datagrams take effect once, while the node kernels of both sides are
-// started again. Nothing passes the node kernels as messages.
+// Operations on a window by datagrams take effect once, while the node kernels of both sides
+// restart. No messages pass the node kernels.
 func TestWindowsByDatagrams(t *testing.T) {
 	j, f, b := openFar(t)
 	a := newAsker(f)

@@ -106,9 +106,9 @@ func (e *Engine) Connect(t fabric.Transport) {
 type JobConfig struct {
 	Job     id.Job
 	Nodes   []id.Node // of each rank
-	Members []id.Node // the nodes of the job, in the order of its tree; this one among them
+	Members []id.Node // the nodes of the job, in the order of its tree, including this one
 	Local   []id.Rank // the ranks on this node
-	Cores   []id.Core // of those, for the recorder; nil: none
+	Cores   []id.Core // of the ranks in Local, for the recorder; nil: none
 	Secret  []byte
 	Set     *extension.Set
 	Keeper  keep.Keeper
@@ -117,31 +117,35 @@ type JobConfig struct {
 	// DefaultInitTimeout.
 	InitTimeout time.Duration
 
-	// Arrived is called for each message that has come for a rank of this node, with the number
-	// that wait for it at most. It may be nil. The goroutine receives messages: Arrived must not
-	// wait, nor call the engine.
+	// Halts returns how often the job was stopped and continued; it is odd while the job is
+	// stopped. Each change restarts the InitTimeout. nil: never stopped.
+	Halts func() uint64
+
+	// Arrived is called for each message that has arrived for a rank of this node, with an upper
+	// bound on the number of messages that wait for it. It may be nil. The goroutine receives
+	// messages: Arrived must neither wait nor call the engine.
 	Arrived func(rank id.Rank, waiting uint32)
 
-	// Woken is called when a rank of this node may have been woken up, unless Arrived is called
-	// after that. It may be nil. It must not wait, nor call the engine.
+	// Woken is called when a rank of this node may have been woken, unless Arrived is called after
+	// that. It may be nil. It must neither wait nor call the engine.
 	Woken func(rank id.Rank)
 
 	// Scheduled reports whether Arrived and Woken must be called at present; nil: always, where
-	// they are set. Engine.Repath must be called after it has changed.
+	// they are set. Engine.Repath must be called after a change.
 	Scheduled func() bool
 
 	// Remote is what mirrored channels with ranks of other nodes need; nil: there are none.
 	Remote *Remote
 
 	// Meets makes ranks of several nodes complete barriers without the node kernels where they can.
-	// It must be the same at all nodes of the job: ranks that meet wait for all others to meet.
+	// It must be equal at all nodes of the job: ranks that meet wait for all others to meet.
 	Meets bool
 
 	// Crowd is how the ranks of this node share CPUs with others of the job.
 	Crowd Crowd
 }
 
-// Crowd says with which ranks of their job the ranks of a node share CPUs.
+// Crowd states with which ranks of their job the ranks of a node share CPUs.
 type Crowd int
 
 // The crowds.
@@ -154,11 +158,11 @@ const (
 // Remote is what mirrored channels need.
 type Remote = channel.Remote
 
-// DefaultInitTimeout is the InitTimeout of a job that asks for no other.
+// DefaultInitTimeout is the InitTimeout of a job that sets none.
 const DefaultInitTimeout = 30 * time.Second
 
-// Open gives a job its messages: counters, and an endpoint for each local rank, which are left with
-// the keeper.
+// Open makes a job's counters, and an endpoint for each local rank, and leaves them with the
+// keeper.
 func (e *Engine) Open(c JobConfig) (*Job, error) {
 	j, err := e.newJob(c)
 	if err != nil {
@@ -172,8 +176,8 @@ func (e *Engine) Open(c JobConfig) (*Job, error) {
 	return j, nil
 }
 
-// Adopt continues with a job that the previous node kernel had opened, from what was kept of it.
-// The files of the items are the engine's from then on.
+// Adopt continues with a job that the previous node kernel had opened, from the items kept of it.
+// It takes ownership of the items' files.
 func (e *Engine) Adopt(c JobConfig, items []*keep.Item) (*Job, error) {
 	for _, item := range items {
 		defer item.CloseFiles()
@@ -244,7 +248,7 @@ func (e *Engine) Broken(node id.Node) {
 	}
 }
 
-// send sends a frame, as soon as there is a transport.
+// send sends a frame as soon as there is a transport.
 func (e *Engine) send(ctx context.Context, to id.Node, class fabric.Class, frame []byte) error {
 	t, err := e.connected(ctx)
 	if err != nil {
@@ -263,7 +267,7 @@ func (e *Engine) connected(ctx context.Context) (fabric.Transport, error) {
 	return e.transport, nil
 }
 
-// Key turns a job's secret into the key of its frames.
+// Key derives the key of a job's frames from the job's secret.
 func Key(secret []byte) uint64 {
 	var b [8]byte
 	copy(b[:], secret)

@@ -13,7 +13,7 @@ import (
 	"margay/kernel/extension/extensiontest"
 )
 
-// byArgument forwards a message to the rank that its first argument names, unless it has come there.
+// byArgument forwards a message to the rank in its first argument, unless it is there already.
 var byArgument = extensiontest.Message("byargument",
 	"ldxdw r2, [r1+24]",
 	"ldxw r3, [r1+12]",
@@ -23,7 +23,7 @@ var byArgument = extensiontest.Message("byargument",
 	"mov r0, 3",
 	"exit")
 
-// scribble writes over all of a message, and forwards what has come to rank 1 to rank 2.
+// scribble overwrites all of a message, and forwards messages from rank 1 to rank 2.
 var scribble = extensiontest.Message("scribble",
 	"ldxw r3, [r1+12]",
 	"mov r2, 1",
@@ -40,7 +40,7 @@ var scribble = extensiontest.Message("scribble",
 	"mov r0, 3",
 	"exit")
 
-// Whatever an extension writes, a message comes as it was sent, forwarded or delivered.
+// A message arrives as it was sent, forwarded or delivered, whatever an extension writes.
 func TestForwardedUnchanged(t *testing.T) {
 	j := open(t, 3, 1)
 	j.insertEverywhere(scribble)
@@ -54,7 +54,8 @@ func TestForwardedUnchanged(t *testing.T) {
 	}
 }
 
-// aroundTo forwards a message to the next rank of so many, until it has come to the one that its first argument names.
+// aroundTo forwards a message to the next of the ranks, until it reaches the rank in its first
+// argument.
 func aroundTo(ranks int) extensiontest.Program {
 	return extensiontest.Message("around",
 		"ldxdw r2, [r1+24]",
@@ -74,7 +75,8 @@ func numbered(n uint64, size int) []byte {
 	return binary.LittleEndian.AppendUint64(make([]byte, 0, size), n)[:size:size]
 }
 
-// What is forwarded comes to its new target, from its true source, in order, and leaves all windows as wide as they were.
+// Forwarded messages reach their new target with their true source, in order, and restore the full
+// width of all windows.
 func TestForward(t *testing.T) {
 	for name, c := range map[string]struct{ first, last int }{
 		"here, here": {1, 0}, "here, there": {1, 2}, "there, here": {2, 1}, "there, there": {2, 3}, "there, elsewhere": {2, 4},
@@ -116,7 +118,7 @@ func (j *testJob) nothingHeld() {
 	}
 }
 
-// Everybody sends messages around through everybody else, more than there is room for, and nobody waits in a circle.
+// All ranks send messages through all others, more than there is room for, without a deadlock.
 func TestForwardAround(t *testing.T) {
 	const ranks, each = 5, 1500
 	for name, nodes := range map[string]int{"one node": 1, "a node each": ranks} {
@@ -135,7 +137,7 @@ func TestForwardAround(t *testing.T) {
 					}
 				})
 			}
-			time.Sleep(200 * time.Millisecond) // they fill all that there is
+			time.Sleep(200 * time.Millisecond) // they fill all the room there is
 			for rank, a := range apps {
 				all.Go(func() {
 					for i := range uint64(each) {
@@ -154,7 +156,8 @@ func TestForwardAround(t *testing.T) {
 	}
 }
 
-// Who may not be forwarded to, or not any more, stays where it is, and the extension has made a fault.
+// A message to a rank that it must not be forwarded to, or no longer, stays where it is, and counts
+// as a fault of the extension.
 func TestForwardFaults(t *testing.T) {
 	for name, c := range map[string]struct {
 		program extensiontest.Program
@@ -186,8 +189,8 @@ func TestForwardFaults(t *testing.T) {
 	}
 }
 
-// A rank that does not read stops what is forwarded to it, and what its senders' nodes send to where that is forwarded, and
-// nothing else.
+// A rank that does not read blocks the messages forwarded to it, and the messages that its senders'
+// nodes send to the forwarding rank, and nothing else.
 func TestForwardToDeaf(t *testing.T) {
 	j := open(t, 3, 2)
 	j.insertEverywhere(byArgument)
@@ -226,7 +229,8 @@ func TestForwardToDeaf(t *testing.T) {
 	j.noFault()
 }
 
-// A barrier is complete only when messages from before it have come to where they were forwarded.
+// A barrier completes only after earlier messages have reached the ranks that they were forwarded
+// to.
 func TestBarrierAwaitsForwards(t *testing.T) {
 	for name, c := range map[string]struct {
 		first, last int
@@ -269,7 +273,8 @@ func TestBarrierAwaitsForwards(t *testing.T) {
 	}
 }
 
-// A node kernel that is killed with messages that it was forwarding ends the job; one that had none goes on.
+// Killing a node kernel with messages being forwarded ends the job. Without such messages, the job
+// continues.
 func TestForwardAndRestart(t *testing.T) {
 	t.Run("none", func(t *testing.T) {
 		j := open(t, 3, 1)
@@ -300,7 +305,7 @@ func TestForwardAndRestart(t *testing.T) {
 	})
 }
 
-// A message that is lost on the way to where it was forwarded is missed.
+// A message that is lost while being forwarded is missed.
 func TestForwardLost(t *testing.T) {
 	j := open(t, 3, 1)
 	j.insertEverywhere(byArgument)
@@ -317,7 +322,7 @@ func TestForwardLost(t *testing.T) {
 	j.fault("messages between node1 and node2 were lost")
 }
 
-// A message that is forwarded to a rank that has ended is a fault, as if it had been sent there.
+// Forwarding a message to a rank that has ended is a fault, like sending it there.
 func TestForwardToEnded(t *testing.T) {
 	j := open(t, 3, 1)
 	j.insertEverywhere(byArgument)

@@ -14,21 +14,21 @@ import (
 	"margay/kernel/flow"
 )
 
-// handling is a message that extensions handle, with what they have asked for (extension.Handling). It belongs to the
-// receiver and is used again for each message.
+// handling is a message that extensions handle, with their requests (extension.Handling). It
+// belongs to the receiver and is reused for each message.
 type handling struct {
 	job     *Job
-	message *frame.Message  // what the extensions have left of it; of a long one, its beginning
+	message *frame.Message  // as the extensions have left it; of a long one, its beginning
 	total   int             // bytes of its whole payload
-	hops    uint8           // times that it may have been forwarded at most
-	changed []byte          // its payload, once one has changed it
-	sent    []frame.Message // what runs that have ended send, and behind it
-	kept    int             // that many of them; the others are of the run
+	hops    uint8           // most times that it may have been forwarded
+	changed []byte          // its payload, after a change
+	sent    []frame.Message // sent by completed runs, followed by the current run
+	kept    int             // number of them from completed runs
 	change  int             // bytes of the payload that the run leaves; -1: it does not change the message
 }
 
-// ask lets the extensions decide about a message. They may change it, unless m is only the beginning
-// of it. Afterwards sent has what they send for it.
+// ask lets the extensions decide about a message. They may change it, unless m is only its
+// beginning. Afterwards, sent has the messages that they send for it.
 func (h *handling) ask(m *frame.Message, total int, hops uint8) slot.Verdict {
 	j := h.job
 	h.begin(m, total, hops)
@@ -44,7 +44,7 @@ func (h *handling) begin(m *frame.Message, total int, hops uint8) {
 	h.job.fill(m, total)
 }
 
-// Allow returns an error if an extension must not give that verdict about the message.
+// Allow returns an error if an extension must not return this verdict about the message.
 func (h *handling) Allow(v slot.Verdict) error {
 	if v != slot.Forward {
 		return nil
@@ -60,7 +60,7 @@ func (h *handling) Allow(v slot.Verdict) error {
 	return nil
 }
 
-// Keep does what the last run has asked for.
+// Keep carries out the requests of the last run.
 func (h *handling) Keep() {
 	h.kept = len(h.sent)
 	if h.change < 0 {
@@ -74,7 +74,7 @@ func (h *handling) Keep() {
 	h.job.fill(m, h.total)
 }
 
-// Discard forgets what the last run has asked for, and what it has written into the context.
+// Discard drops the requests of the last run, and its changes to the context.
 func (h *handling) Discard() {
 	h.sent, h.change = h.sent[:h.kept], -1
 	h.job.fill(h.message, h.total)
@@ -107,7 +107,7 @@ func (h *handling) Put(to slot.Put, data []byte) error {
 	return h.send(frame.Message{Target: id.Rank(to.Rank), Handler: wire.HandlerRemote, Args: q.Args(), Used: slot.MaxCaused}, data)
 }
 
-// send sends a message from the rank that the handled message has come to.
+// send sends a message from the rank that the handled message is for.
 func (h *handling) send(m frame.Message, payload []byte) error {
 	room, err := h.Room(uint32(m.Target))
 	switch {
@@ -143,8 +143,8 @@ func (h *handling) Room(rank uint32) (int, error) {
 // left returns how many messages the handled one may cause.
 func (h *handling) left() int { return slot.MaxCaused - int(h.message.Used) }
 
-// share gives each message that was sent, except the last ones, an equal part of what the handled one
-// may still cause, and the handled one too, if it is forwarded.
+// share splits the messages that the handled one may still cause into equal parts: one for each
+// message that was sent, except the last ones, and one for the handled message if it is forwarded.
 func (h *handling) share(forwarded bool) {
 	among := 0
 	for i := range h.sent {
@@ -167,7 +167,8 @@ func (h *handling) share(forwarded bool) {
 	}
 }
 
-// Change makes the arguments and so many bytes of the payload what they are in the context.
+// Change sets the message's arguments and the first length bytes of its payload to those in the
+// context, and drops the rest of the payload.
 func (h *handling) Change(length uint64) error {
 	if length > uint64(len(h.message.Payload)) || h.total > len(h.message.Payload) {
 		return unix.EMSGSIZE
@@ -210,7 +211,7 @@ func (h *handling) Node(place uint32) (slot.JobNode, error) {
 	return n, nil
 }
 
-// cause sends messages because of one of source that has come. It does not wait.
+// cause sends messages that a message from source has caused. It does not wait.
 func (j *Job) cause(o flow.Origin, source id.Rank, messages []frame.Message) {
 	if len(messages) == 0 {
 		return

@@ -43,7 +43,7 @@ func (j *testJob) joinAll() (apps []*app) {
 	return apps
 }
 
-// send posts a message with two arguments as soon as there is room.
+// sendTo posts a message with two arguments as soon as there is room.
 func (a *app) sendTo(target int, handler uint16, args [2]uint64, payload []byte) {
 	a.t.Helper()
 	check.Await(a.t, "room in the ring", func() bool {
@@ -58,7 +58,8 @@ func (a *app) sendTo(target int, handler uint16, args [2]uint64, payload []byte)
 	})
 }
 
-// take returns the next message of a rank, which an extension has sent for one to another rank.
+// take returns the next message of a rank, which an extension has sent in response to a message to
+// another rank.
 func (j *testJob) take(a *app, source int, handler uint16) wire.Record {
 	j.t.Helper()
 	r, ok := a.next(20 * time.Second)
@@ -69,8 +70,8 @@ func (j *testJob) take(a *app, source int, handler uint16) wire.Record {
 	return r
 }
 
-// An extension answers reads and additions of its own node and of another one. The answers say who has sent them, and
-// no rank of the target is woken.
+// An extension answers reads and additions from its own node and from another. The answers name the
+// target as their source, and no rank of the target is woken.
 func TestRemoteAccessByExtension(t *testing.T) {
 	j := open(t, 2, 2)
 	j.equip(get.Object, extension.Setting{Name: "handler", Value: 10})
@@ -109,8 +110,8 @@ func values(numbers ...uint64) (b []byte) {
 	return b
 }
 
-// The extensions of all nodes combine numbers of all ranks. Each rank gets each result once, and none before all have
-// contributed.
+// The extensions of all nodes combine numbers of all ranks. Each rank gets each result once, after
+// all have contributed.
 func TestAllReduceByExtension(t *testing.T) {
 	seed := check.Seed(t)
 	for name, c := range map[string]struct{ nodes, perNode int }{"one rank": {1, 1}, "one node": {1, 3}, "a tree": {10, 1}, "wide nodes": {3, 4}} {
@@ -121,7 +122,7 @@ func TestAllReduceByExtension(t *testing.T) {
 			apps := j.joinAll()
 			const calls, ahead = 30, 3
 			want := make([][2]uint64, calls)
-			got := make([][calls]bool, len(apps)) // results of calls under way come in any order
+			got := make([][calls]bool, len(apps)) // results of concurrent calls arrive in any order
 			contribute := func(call int) {
 				for _, rank := range random.Perm(len(apps)) {
 					v := [2]uint64{random.Uint64N(1000), random.Uint64()}
@@ -158,7 +159,7 @@ func TestAllReduceByExtension(t *testing.T) {
 	}
 }
 
-// Ranks that do not agree learn that, and nobody hangs.
+// Ranks that disagree get an error, and none hangs.
 func TestAllReduceDisagrees(t *testing.T) {
 	j := open(t, 2, 1)
 	j.equip(allreduce.Object, extension.Setting{Name: "handler", Value: 40})
@@ -198,9 +199,9 @@ func TestBarrierByExtension(t *testing.T) {
 		a.sendTo(rank+1, 50, [2]uint64{5}, nil)
 	}
 	apps[0].sendTo(1, 51, [2]uint64{5}, nil) // a rank cannot enter for a node,
-	apps[1].sendTo(1, 52, [2]uint64{5}, nil) // nor release anybody,
+	apps[1].sendTo(1, 52, [2]uint64{5}, nil) // nor release a rank,
 	apps[1].sendTo(0, 50, [2]uint64{5}, nil) // nor enter for another rank
-	if !apps[0].barrier(0) {                 // all that was sent is handled when this is complete
+	if !apps[0].barrier(0) {                 // when this completes, all messages sent have been handled
 		for rank := range apps[1:] {
 			apps[rank+1].enter()
 		}
@@ -221,7 +222,7 @@ func TestBarrierByExtension(t *testing.T) {
 	j.noFault()
 }
 
-// A broadcast comes to every rank once, whichever is the root.
+// A broadcast reaches every rank once, from any root.
 func TestBroadcastByExtension(t *testing.T) {
 	j := open(t, 10, 2)
 	j.equip(broadcast.Object, extension.Setting{Name: "handler", Value: 60})
@@ -243,7 +244,7 @@ func TestBroadcastByExtension(t *testing.T) {
 	j.noFault()
 }
 
-// What an extension leaves of a message is what comes.
+// A message arrives as the extension left it.
 func TestChangedMessage(t *testing.T) {
 	j := open(t, 2, 1)
 	j.equip(filter.Object, extension.Setting{Name: "handler", Value: 3}, extension.Setting{Name: "keep", Value: 4})
@@ -266,7 +267,8 @@ func TestChangedMessage(t *testing.T) {
 	j.noFault()
 }
 
-// refusals returns how many answers the extension echo of a node could not send, and the last error.
+// refusals returns how many answers the extension echo of a node could not send, and the last
+// error.
 func (j *testJob) refusals(node int) (number uint64, last unix.Errno) {
 	j.t.Helper()
 	s := j.nodes[node].job.config.Set
@@ -281,7 +283,7 @@ func (j *testJob) refusals(node int) (number uint64, last unix.Errno) {
 	return binary.LittleEndian.Uint64(b[:]), unix.Errno(-binary.LittleEndian.Uint64(b[8:]))
 }
 
-// Two extensions that answer each other's answers end after slot.MaxHops hops.
+// Two extensions that answer each other's answers stop after slot.MaxHops hops.
 func TestEndlessAnswers(t *testing.T) {
 	j := open(t, 2, 1)
 	j.equip(echo.Object, extension.Setting{Name: "answer", Value: 0})
@@ -300,7 +302,8 @@ func TestEndlessAnswers(t *testing.T) {
 	j.noFault()
 }
 
-// However many messages are sent for a message, and for those, there are at most slot.MaxCaused.
+// A message causes at most slot.MaxCaused messages, including those that its messages cause in
+// turn.
 func TestShare(t *testing.T) {
 	random := rand.New(rand.NewPCG(check.Seed(t), 1))
 	for range 300 {
@@ -333,7 +336,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// A barrier is complete only when the answers to messages from before it have come.
+// A barrier completes only after the answers to earlier messages have arrived.
 func TestBarrierAwaitsAnswers(t *testing.T) {
 	for _, perNode := range []int{1, 2} {
 		t.Run(fmt.Sprint(perNode, " a node"), func(t *testing.T) {
@@ -356,7 +359,8 @@ func TestBarrierAwaitsAnswers(t *testing.T) {
 	}
 }
 
-// A rank that does not read its answers makes the extension lose them, and learn that, and holds up no other rank.
+// A rank that does not read its answers makes the extension lose them. The extension gets an error,
+// and no other rank is held up.
 func TestAnswersToDeaf(t *testing.T) {
 	j := open(t, 2, 2)
 	j.equip(echo.Object, extension.Setting{Name: "copies", Value: 8})
@@ -399,7 +403,8 @@ func TestAnswersToDeaf(t *testing.T) {
 	j.noFault()
 }
 
-// An extension puts into windows of ranks of its node and of others, and wakes nobody; a put outside ends the job.
+// An extension puts into windows of ranks of its own and other nodes without waking a rank. A put
+// outside a window ends the job.
 func TestPutByExtension(t *testing.T) {
 	j := open(t, 3, 1)
 	j.equip(put.Object, extension.Setting{Name: "window", Value: 3})
@@ -418,7 +423,7 @@ func TestPutByExtension(t *testing.T) {
 	j.fault("an extension on node1 has put 6 bytes at offset 4091 into window 3 of rank 2, which does not have them")
 }
 
-// A node kernel that is killed with answers under way ends the job.
+// Killing a node kernel with answers on their way ends the job.
 func TestAnswerAndRestart(t *testing.T) {
 	j := open(t, 2, 1)
 	j.equip(echo.Object, extension.Setting{Name: "copies", Value: 3})
@@ -445,7 +450,7 @@ func TestAnswerToEnded(t *testing.T) {
 	j.fault("an extension on node1, for a message to rank 1, has sent a message to rank 0 on node0, which has ended")
 }
 
-// What an extension asks for is checked, and forgotten when its run has failed.
+// The requests of an extension are checked, and dropped when its run fails.
 func TestHandling(t *testing.T) {
 	j := open(t, 2, 2)
 	h := &j.nodes[0].job.receiver.handled
@@ -516,7 +521,7 @@ func TestHandling(t *testing.T) {
 	}
 }
 
-// A node that sends what no extension can send is named.
+// The fault names a node that sends messages which no extension can send.
 func TestHostilePut(t *testing.T) {
 	j := open(t, 2, 1)
 	q := wire.Remote{Kind: wire.RemoteGet, Length: 8}

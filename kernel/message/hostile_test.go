@@ -25,7 +25,8 @@ import (
 	"margay/kernel/flow"
 )
 
-// Where the numbers of an area's rings are: the control blocks, and in them the tail and the head (package wire).
+// Offsets of the numbers of an area's rings: the control blocks, and the tail and head in them
+// (package wire).
 const (
 	sendControl    = 256
 	receiveControl = 512
@@ -44,8 +45,8 @@ func (a *app) record(at int, length uint32, kind uint16) {
 	binary.LittleEndian.PutUint16(ring[at+4:], kind)
 }
 
-// A rank that writes nonsense into its area is told of in the job's fault, and harms neither the ranks beside it nor other
-// nodes.
+// The job's fault names a rank that writes nonsense into its area. The rank harms neither the ranks
+// beside it nor other nodes.
 func TestHostileArea(t *testing.T) {
 	for name, c := range map[string]struct {
 		write func(a *app)
@@ -110,7 +111,7 @@ func TestHostileArea(t *testing.T) {
 	}
 }
 
-// What a rank must not ask for is refused, and noted; what it may ask for in vain is not.
+// Forbidden requests are refused and noted. A permitted request that fails is not noted.
 func TestRefusedRequestsAreNoted(t *testing.T) {
 	j := open(t, 1, 1)
 	a := j.join(0)
@@ -166,7 +167,7 @@ func TestRefusedRequestsAreNoted(t *testing.T) {
 	}
 }
 
-// A rank that changes everything all the time, while messages come and go, harms only itself.
+// A rank that overwrites its area all the time, while messages come and go, harms only itself.
 func TestHostileAreaAllTheTime(t *testing.T) {
 	j := open(t, 2, 3)
 	hostile, a, b := j.join(0), j.join(1), j.join(3)
@@ -206,7 +207,7 @@ func TestHostileAreaAllTheTime(t *testing.T) {
 	all.Wait()
 }
 
-// Whatever a rank asks for, it gets an answer, and can go on asking.
+// A rank gets an answer to every request, and can ask again.
 func TestHostileRequests(t *testing.T) {
 	j := open(t, 1, 1)
 	a := j.join(0)
@@ -325,7 +326,7 @@ func TestNonsenseWithoutEnd(t *testing.T) {
 	}
 }
 
-// Frames from other nodes that make no sense change nothing.
+// Malformed frames from other nodes change nothing.
 func TestHostileFrames(t *testing.T) {
 	const job, node = 7, 1
 	secret := Key([]byte("12345678"))
@@ -399,7 +400,7 @@ func appendRank(b []byte, rank uint32) []byte {
 	return append(binary.LittleEndian.AppendUint64(b, uint64(rank)), make([]byte, 16)...)
 }
 
-// Whatever frames another node sends, this one lives. Half of them bear the job's number and key.
+// The node survives all frames from another node. Half of them carry the job's number and key.
 func FuzzFrame(f *testing.F) {
 	for _, kind := range []frame.Kind{frame.Arrived, frame.Released, frame.Acknowledged} {
 		f.Add(frame.New(kind, 7, 0, 1))
@@ -422,7 +423,7 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// A job may end while everything is under way.
+// A job may end with everything in flight.
 func TestCloseMeanwhile(t *testing.T) {
 	for round := range 10 {
 		t.Run(fmt.Sprint("after ", round, " ms"), func(t *testing.T) { closeMeanwhile(t, round) })

@@ -22,7 +22,7 @@ import (
 	"margay/nimble/memory"
 )
 
-// Job is the messages of one job on this node. It is safe for concurrent use.
+// Job has the messages of one job on this node. It is safe for concurrent use.
 type Job struct {
 	engine   *Engine
 	config   JobConfig
@@ -86,7 +86,7 @@ func (j *Job) open(m *memory.Memory) {
 	j.barrier = collective.New(collective.Config{Self: j.self, Members: members, Local: j.config.Local}, j.counters.barrier)
 }
 
-// memberAt returns a node's place in the job, -1 if it has none or is this one.
+// memberAt returns a node's place in the job; -1 if it has none or is this one.
 func (j *Job) memberAt(node id.Node) int {
 	at := slices.Index(j.config.Members, node)
 	if at == j.self {
@@ -117,7 +117,7 @@ func (j *Job) enter() bool {
 	return true
 }
 
-// Close ends the job's messages here and releases everything.
+// Close ends the job's messages on this node and releases everything.
 func (j *Job) Close() {
 	j.engine.remove(j)
 	j.mu.Lock()
@@ -132,10 +132,10 @@ func (j *Job) Close() {
 	}
 	j.running.Wait()
 	j.release()
-	untrusted.Close(held) // with all descriptors in them that were not received
+	untrusted.Close(held) // including all descriptors in them that were not received
 }
 
-// release gives back what the job has.
+// release releases the job's resources.
 func (j *Job) release() {
 	j.cancel()
 	if j.windows != nil {
@@ -153,7 +153,7 @@ func (j *Job) release() {
 	j.receiver.event.Close()
 }
 
-// Waiting returns how many messages wait for a rank of this node, at most.
+// Waiting returns an upper bound on the messages that wait for a rank of this node.
 func (j *Job) Waiting(rank id.Rank) uint32 {
 	r := j.local[rank]
 	if r == nil || !j.enter() {
@@ -177,8 +177,8 @@ func (o *owner) Woken(rank id.Rank) {
 func (o *owner) Held(source id.Rank)   { (*Job)(o).held(source) }
 func (o *owner) Placed(source id.Rank) { (*Job)(o).placed(source) }
 
-// fault reports once that the job cannot continue, and leaves that with the keeper: a node kernel
-// that is started before serve knows reports it once more.
+// fault reports once that the job cannot continue, and leaves the reason with the keeper: a node
+// kernel that starts before serve has received the report repeats it.
 func (j *Job) fault(format string, args ...any) {
 	j.faults.Do(func() {
 		err := fmt.Errorf(format, args...)
@@ -186,7 +186,7 @@ func (j *Job) fault(format string, args ...any) {
 		go func() {
 			j.engine.config.Fault(j.config.Job, err)
 			words, _ := json.Marshal(err.Error())                              // never fails for a string
-			_ = j.config.Keeper.Keep(keep.Item{Name: keptFault, Words: words}) // it fails when the job has ended
+			_ = j.config.Keeper.Keep(keep.Item{Name: keptFault, Words: words}) // fails when the job has ended
 		}()
 	})
 }
@@ -249,8 +249,8 @@ func (j *Job) frame(from id.Node, f *frame.Frame) {
 	}
 }
 
-// resume sends a member everything that it must know, after frames between the two nodes may have
-// been lost.
+// resume sends a member all that it must know after frames between the two nodes may have been
+// lost.
 func (j *Job) resume(member int) {
 	j.sending.Lock()
 	err := j.engine.send(j.context, j.config.Members[member], j.engine.class(), j.question(member))

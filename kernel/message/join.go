@@ -7,8 +7,8 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// join notes that some rank of the job uses messages: from then on all ranks must take part, except
-// for those that have ended. here says that it is a rank of this node, so that the others must be
+// join notes that some rank of the job uses messages. From then on all ranks must take part, except
+// for those that have ended. here is set if that rank is on this node, so that the others must be
 // notified.
 func (j *Job) join(here bool) {
 	j.mu.Lock()
@@ -47,8 +47,8 @@ func (j *Job) news() [][]byte {
 	return frames
 }
 
-// bound returns the lowest number of a barrier on the boards that lacks the part of a rank of this
-// node that has ended, 0 if the rank had none: it was not the leader.
+// bound returns the number of the first barrier on the boards that lacks the part of a rank of this
+// node that has ended; 0 if the rank had no part, because it was not the leader.
 func (j *Job) bound(rank id.Rank) uint64 {
 	if len(j.config.Members) > 1 && rank == j.config.Local[0] {
 		return j.channels.Decided() + 1
@@ -56,8 +56,8 @@ func (j *Job) bound(rank id.Rank) uint64 {
 	return 0
 }
 
-// rankEnded handles the report that a rank elsewhere has ended after entering so many barriers, and
-// from which number on its part of those on the boards is missing.
+// rankEnded handles the report that a rank elsewhere has ended. entered is the number of barriers
+// that it had entered, and bound the number of the first barrier on the boards that lacks its part.
 func (j *Job) rankEnded(number id.Rank, entered, bound uint64) {
 	j.mu.Lock()
 	j.barrier.End(number, entered)
@@ -74,10 +74,17 @@ func (j *Job) demand() {
 	if timeout == 0 {
 		timeout = DefaultInitTimeout
 	}
-	select {
-	case <-time.After(timeout):
-	case <-j.context.Done():
-		return
+	halts := func() uint64 { return 0 }
+	if j.config.Halts != nil {
+		halts = j.config.Halts
+	}
+	for before := ^uint64(0); before != halts() || before%2 == 1; {
+		before = halts()
+		select {
+		case <-time.After(timeout):
+		case <-j.context.Done():
+			return
+		}
 	}
 	for _, r := range j.local {
 		if !r.takesPart() {

@@ -12,7 +12,8 @@ import (
 	"margay/kernel/flow"
 )
 
-// pass has one rank send messages to another, numbered [first, end), and checks that they come, in order, and no others.
+// pass sends messages from one rank to another, numbered [first, end), and checks that these arrive
+// in order, and no others.
 func pass(t testing.TB, from, to *app, first, end int) {
 	t.Helper()
 	target := int(to.header.Rank)
@@ -46,8 +47,8 @@ func (j *testJob) received(at, from int) uint64 {
 	return job.counters.flow.Received[from]
 }
 
-// Messages that were on their way when a connection broke are said to be lost as soon as there is a new one, although no
-// other message follows.
+// Messages in flight when a connection breaks are reported lost as soon as there is a new one,
+// although no other message follows.
 func TestLostMessages(t *testing.T) {
 	for _, from := range []int{0, 1} { // either may be the one that connects
 		t.Run(fmt.Sprint("from node", from), func(t *testing.T) {
@@ -60,7 +61,7 @@ func TestLostMessages(t *testing.T) {
 				a.post(1-from, 1, uint64(i), nil)
 			}
 			check.Await(t, "message on its way", func() bool { return j.sent(from, 1-from) == 8 })
-			j.noFault() // nobody can know yet
+			j.noFault() // the loss cannot be known yet
 			j.lose(0, 1, false)
 			j.fault(fmt.Sprintf("messages between node%d and node%d were lost", from, 1-from), "8 were sent, 5 came")
 			if r, ok := b.next(0); ok {
@@ -70,7 +71,7 @@ func TestLostMessages(t *testing.T) {
 	}
 }
 
-// A message behind lost ones is not delivered, and shows that they were lost.
+// A message behind lost ones is not delivered, and reveals the loss.
 func TestMessageBehindLostOnes(t *testing.T) {
 	j := open(t, 2, 2)
 	a, b, other := j.join(0), j.join(2), j.join(1)
@@ -85,10 +86,11 @@ func TestMessageBehindLostOnes(t *testing.T) {
 	if r, ok := b.next(0); ok {
 		t.Errorf("a message came: %+v", r)
 	}
-	pass(t, a, other, 0, 10) // on one node nothing is lost
+	pass(t, a, other, 0, 10) // between ranks of one node, nothing is lost
 }
 
-// A connection that breaks while nothing is on its way does no harm, and neither does telling everything again at any time.
+// A connection that breaks with nothing in flight does no harm, and neither does resending the
+// state at any time.
 func TestBreaksWithoutLoss(t *testing.T) {
 	const n = 3000
 	j := open(t, 3, 1)
@@ -140,9 +142,9 @@ func TestBreaksWithoutLoss(t *testing.T) {
 	j.noFault()
 }
 
-// Everything but messages is told again when there is a new connection.
+// A new connection resends everything but messages.
 func TestLostFramesAreToldAgain(t *testing.T) {
-	barrier := func(t *testing.T, near, far int) { // nodes of which one is the other's parent
+	barrier := func(t *testing.T, near, far int) { // one of the nodes is the other's parent
 		j := open(t, 4, 1)
 		j.lose(near, far, true)
 		done := make(chan bool, 4)
@@ -172,7 +174,7 @@ func TestLostFramesAreToldAgain(t *testing.T) {
 	t.Run("release", func(t *testing.T) {
 		j := open(t, 2, 1)
 		root, child := j.join(0), j.join(1)
-		// The child has arrived, and then hears nothing more.
+		// The child has arrived, and then receives nothing more.
 		done := make(chan bool, 2)
 		go func() { done <- child.barrier(20 * time.Second) }()
 		check.Await(t, "arrival", func() bool {
@@ -237,14 +239,15 @@ func TestLostFramesAreToldAgain(t *testing.T) {
 		j := openWith(t, 2, 1, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: 10 * time.Millisecond})
 		j.lose(0, 1, true)
 		j.join(0)
-		time.Sleep(20 * time.Millisecond) // rank 1 need not have joined, for all that its node knows
+		time.Sleep(20 * time.Millisecond) // as far as its node knows, rank 1 need not have joined
 		j.noFault()
 		j.lose(0, 1, false)
 		j.fault("rank 1 on node1 has not joined")
 	})
 }
 
-// fill has a rank send to one that does not read until nothing moves any more, and returns how many messages it has posted.
+// fill sends from a rank to one that does not read until nothing moves any more, and returns the
+// number of messages posted.
 func fill(t testing.TB, j *testJob, a *app, target int) (posted int) {
 	t.Helper()
 	payload := make([]byte, 1000)
@@ -259,7 +262,8 @@ func fill(t testing.TB, j *testJob, a *app, target int) (posted int) {
 	return posted
 }
 
-// windowIsClosed reports whether a node can send a message to a rank neither now nor when what is on its way has come.
+// windowIsClosed reports whether a node cannot send a message to a rank, neither now nor once the
+// messages in flight have arrived.
 func (j *testJob) windowIsClosed(from int, target id.Rank, cost uint64) bool {
 	to := int(j.config.Nodes[target])
 	sender, receiver := j.nodes[from].job, j.nodes[to].job

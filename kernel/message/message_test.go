@@ -31,18 +31,18 @@ import (
 type network struct {
 	mu    sync.Mutex
 	ports map[id.Node]*port
-	cut   map[[2]id.Node]bool // from the first to the second
+	cut   map[[2]id.Node]bool // the way from the first to the second
 	held  map[[2]id.Node]hold // the same
 }
 
-// hold has messages wait, and what comes behind them.
+// hold makes messages wait, and all messages behind them.
 type hold struct {
 	waits   chan struct{} // closed when one waits
 	once    *sync.Once
-	release chan struct{} // the test closes it to let them go
+	release chan struct{} // the test closes it to release them
 }
 
-// hold has messages on one way wait.
+// hold makes the messages on one way wait.
 func (n *network) hold(from, to id.Node) hold {
 	h := hold{make(chan struct{}), new(sync.Once), make(chan struct{})}
 	n.mu.Lock()
@@ -51,7 +51,7 @@ func (n *network) hold(from, to id.Node) hold {
 	return h
 }
 
-// pass waits while the way of a frame is held, or until done is closed.
+// pass waits while a frame's way is held, or until done is closed.
 func (n *network) pass(from, to id.Node, b []byte, done chan struct{}) {
 	n.mu.Lock()
 	h, held := n.held[[2]id.Node{from, to}]
@@ -71,7 +71,7 @@ type port struct {
 	net    *network
 	self   id.Node
 	engine *Engine
-	done   chan struct{} // closed by close: what is on the way to it is lost
+	done   chan struct{} // closed by close: messages on their way to the port are lost
 
 	mu      sync.Mutex
 	in      map[id.Node]chan []byte // by sender
@@ -103,7 +103,7 @@ func (p *port) Send(ctx context.Context, to id.Node, _ fabric.Class, frame []byt
 	return nil
 }
 
-// from returns the channel on which frames of a node arrive, nil when none can arrive any more.
+// from returns the channel on which frames of a node arrive; nil when none can arrive any more.
 func (p *port) from(node id.Node) chan []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,7 +144,7 @@ type testNode struct {
 	job     *Job
 }
 
-// keptItems plays the job's init.
+// keptItems stands in for the job's init.
 type keptItems struct {
 	mu    sync.Mutex
 	items map[string]*keep.Item
@@ -179,7 +179,7 @@ func (k *keptItems) Drop(name string) error {
 	return nil
 }
 
-// item returns what is kept under a name; nil: nothing.
+// item returns the item kept under a name; nil: none.
 func (k *keptItems) item(name string) *keep.Item {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -189,7 +189,7 @@ func (k *keptItems) item(name string) *keep.Item {
 // has reports whether something is kept under a name.
 func (k *keptItems) has(name string) bool { return k.item(name) != nil }
 
-// replay returns what is kept, in files of its own, as the next node kernel gets it.
+// replay returns the kept items, with files of their own, as the next node kernel gets them.
 func (k *keptItems) replay(t testing.TB) (items []*keep.Item) {
 	t.Helper()
 	k.mu.Lock()
@@ -208,7 +208,7 @@ func (k *keptItems) replay(t testing.TB) (items []*keep.Item) {
 	return items
 }
 
-// testJob is a job over several nodes.
+// testJob is a job on several nodes.
 type testJob struct {
 	t      testing.TB
 	net    *network
@@ -217,7 +217,8 @@ type testJob struct {
 	faults chan error
 }
 
-// open starts a job with perNode ranks on each of n nodes. When the test is over, nothing of it may be left.
+// open starts a job with perNode ranks on each of n nodes. The test fails if anything of it is left
+// at the end.
 func open(t testing.TB, n, perNode int) *testJob {
 	t.Helper()
 	return openWith(t, n, perNode, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute})
@@ -225,7 +226,7 @@ func open(t testing.TB, n, perNode int) *testJob {
 
 func openWith(t testing.TB, n, perNode int, c JobConfig) *testJob {
 	t.Helper()
-	if _, fuzzing := t.(*testing.F); !fuzzing { // which has goroutines of its own
+	if _, fuzzing := t.(*testing.F); !fuzzing { // fuzzing has goroutines of its own
 		check.Leaks(t)
 	}
 	j := &testJob{t: t, faults: make(chan error, 16), net: &network{
@@ -274,7 +275,7 @@ func (j *testJob) start(i int) {
 	j.net.mu.Unlock()
 }
 
-// kill ends the node kernel of a node as SIGKILL would, as far as that can be seen from outside.
+// kill ends the node kernel of a node as SIGKILL would, as far as this is visible from outside.
 func (j *testJob) kill(i int) {
 	j.t.Helper()
 	n := j.nodes[i]
@@ -285,14 +286,14 @@ func (j *testJob) kill(i int) {
 	}
 }
 
-// restart kills a node kernel and starts it again.
+// restart kills a node kernel and starts the next.
 func (j *testJob) restart(i int) {
 	j.t.Helper()
 	j.kill(i)
 	j.adopt(i)
 }
 
-// adopt starts the node kernel of a node where another one was killed.
+// adopt starts the node kernel of a node whose previous one was killed.
 func (j *testJob) adopt(i int) {
 	j.t.Helper()
 	n := j.nodes[i]
@@ -308,7 +309,8 @@ func (j *testJob) adopt(i int) {
 	}
 }
 
-// lose has all frames between two nodes lost from now on, or no longer; in that case both are told, as by a transport.
+// lose starts or stops losing all frames between two nodes. When it stops, both are notified, as by
+// a transport.
 func (j *testJob) lose(a, b int, lost bool) {
 	j.net.mu.Lock()
 	for _, way := range [][2]id.Node{{id.Node(a), id.Node(b)}, {id.Node(b), id.Node(a)}} {
@@ -404,7 +406,7 @@ func (j *testJob) join(rank int) *app {
 	return a
 }
 
-// perNodeOf is how many ranks of a job are on each node.
+// perNodeOf returns how many ranks of a job are on each node.
 func perNodeOf(c JobConfig) int { return len(c.Nodes) / len(c.Members) }
 
 func (a *app) ask(q wire.Request, give *os.File) (wire.Reply, []*os.File) {
@@ -453,7 +455,7 @@ func (a *app) post(target int, handler uint16, arg uint64, payload []byte) bool 
 	return ok
 }
 
-// next returns the next message, if one comes in time. It polls, so nobody need ring.
+// next returns the next message, if one comes in time. It polls, so it needs no ring.
 func (a *app) next(wait time.Duration) (wire.Record, bool) { return a.nextOf(a.receive, wait) }
 
 // nextUpcall is next for the upcall ring.
@@ -501,7 +503,7 @@ func (a *app) barrier(wait time.Duration) bool {
 	return true
 }
 
-// fault waits for the job to be reported as faulty and checks what is said.
+// fault waits for the job to be reported as faulty and checks the reason.
 func (j *testJob) fault(says ...string) {
 	j.t.Helper()
 	select {
@@ -516,7 +518,7 @@ func (j *testJob) fault(says ...string) {
 	}
 }
 
-// noFault fails the test when the job has been reported as faulty.
+// noFault fails the test if the job was reported as faulty.
 func (j *testJob) noFault() {
 	j.t.Helper()
 	select {
@@ -589,7 +591,8 @@ func TestBarrier(t *testing.T) {
 	j.noFault()
 }
 
-// holdsBarrier checks that nobody is let out of a barrier before what is held on a way has come, and then everybody is.
+// holdsBarrier checks that no rank leaves a barrier before the messages held on a way have arrived,
+// and that then all leave.
 func (j *testJob) holdsBarrier(apps []*app, way hold) {
 	j.t.Helper()
 	time.Sleep(100 * time.Millisecond)
@@ -604,7 +607,8 @@ func (j *testJob) holdsBarrier(apps []*app, way hold) {
 	}
 }
 
-// A barrier is complete only when messages from before it have come, though nothing but they go the way that is held.
+// A barrier completes only after earlier messages have arrived, even if nothing else takes the way
+// that is held.
 func TestBarrierAwaitsMessages(t *testing.T) {
 	for _, restart := range []int{-1, 1, 3} {
 		t.Run(fmt.Sprint("restart ", restart), func(t *testing.T) {
@@ -633,7 +637,7 @@ func TestBarrierAwaitsMessages(t *testing.T) {
 	}
 }
 
-// A rank is let out of a barrier behind the messages for which its ring had no room.
+// A rank leaves a barrier only behind messages that did not fit into its ring.
 func TestBarrierBehindWaitingMessages(t *testing.T) {
 	j := open(t, 2, 2)
 	var apps []*app

@@ -12,18 +12,19 @@ import (
 	"margay/kernel/channel"
 )
 
-// awaitPath bounds how long a new extension waits for other nodes to send all messages through this node kernel.
+// awaitPath bounds how long a new extension waits for other nodes to send all messages through this
+// node kernel.
 const awaitPath = time.Second
 
-// askEach is after how many calls of Tend a question that was not answered is repeated.
+// askEach is the number of calls of Tend after which an unanswered question is repeated.
 const askEach = 10
 
-// mirroring is what a job's mirrored channels need of the node kernels.
+// mirroring is the state of the node kernels for a job's mirrored channels.
 type mirroring struct {
 	path  uint64   // number of the last path that was published: odd if mirrored channels to this node's ranks are allowed
-	seen  []uint64 // by member: the number that it obeys
+	seen  []uint64 // by member: the number of the path that it obeys
 	open  []bool   // by member: it allows them to its ranks
-	asked []bool   // by member: it was asked what is settled, and has not answered
+	asked []bool   // by member: it was asked which messages are settled, and has not answered
 	tends bool     // there is a goroutine that tends them
 }
 
@@ -46,13 +47,13 @@ func (j *Job) remotes() map[int]bool {
 	return members
 }
 
-// publish notifies the members with which there are mirrored channels whether such channels to ranks of this node are allowed. The
-// caller holds Job.pathing.
+// publish notifies the members with which there are mirrored channels whether such channels to
+// ranks of this node are allowed. The caller holds Job.pathing.
 func (j *Job) publish(allowed bool) {
 	if j.config.Remote == nil {
 		return
 	}
-	number := uint64(time.Now().UnixNano()) &^ 1 // another one than those of an earlier node kernel
+	number := uint64(time.Now().UnixNano()) &^ 1 // differs from the numbers of earlier node kernels
 	if allowed {
 		number++
 	}
@@ -122,8 +123,8 @@ func (j *Job) pathSeen(member int, number uint64) {
 	j.changed.Broadcast()
 }
 
-// speakFar notes that a rank sends a message to a rank of another node through the node kernels, and makes mirrored channels between
-// them if there are none.
+// speakFar notes that a rank sends a message to a rank of another node through the node kernels,
+// and makes mirrored channels between them if there are none.
 func (r *rank) speakFar(target id.Rank) {
 	j := r.job
 	if j.config.Remote == nil {
@@ -136,8 +137,9 @@ func (r *rank) speakFar(target id.Rank) {
 	r.spoken[target] = true
 }
 
-// introduce makes the mirrored channels by which a leader completes barriers (package wire, "The board"), in the last barrier before
-// these: its messages about barriers need no node kernel then, and a killed one loses none.
+// introduce makes the mirrored channels through which a leader completes barriers (package wire,
+// "The board"), in the last barrier that does not use them: from then on the leader's messages
+// about barriers need no node kernel, and a killed one loses none.
 func (r *rank) introduce() {
 	j := r.job
 	if r.leads || r.seen < wire.Untried || r.index != 0 || !j.config.Meets || j.config.Remote == nil {
@@ -154,7 +156,8 @@ func (r *rank) introduce() {
 	}
 }
 
-// passedFar notes that the messages of speakFar have been sent, and asks whether they are settled. The caller holds Job.sending.
+// passedFar notes that the messages of speakFar have been sent, and asks whether they are settled.
+// The caller holds Job.sending.
 func (r *rank) passedFar() {
 	j := r.job
 	if len(r.spoken) == 0 {
@@ -170,7 +173,8 @@ func (r *rank) passedFar() {
 	clear(r.spoken)
 }
 
-// askSettled asks a member which messages are settled, unless it was asked and again is not set. The caller holds Job.sending.
+// askSettled asks a member which messages are settled, unless it was already asked and again is not
+// set. The caller holds Job.sending.
 func (j *Job) askSettled(member int, again bool) {
 	j.mu.Lock()
 	asked := j.mirroring.asked[member]
@@ -181,7 +185,8 @@ func (j *Job) askSettled(member int, again bool) {
 	}
 }
 
-// settle answers a member that asks which of its messages are settled. It does not answer while messages wait for room in a ring.
+// settle answers a member that asks which of its messages are settled. It does not answer while
+// messages wait for room in a ring.
 func (j *Job) settle(member int) {
 	for _, r := range j.local {
 		if n, _ := r.endpoint.Overflow(); n > 0 {
@@ -202,7 +207,8 @@ func (j *Job) settled(member int, number uint64) {
 	j.mu.Unlock()
 }
 
-// meet describes a local rank's end of mirrored channels, which it makes if need be, to the node of the other rank.
+// meet describes a local rank's end of mirrored channels to the node of the other rank. It makes
+// the channels if there are none.
 func (j *Job) meet(local int, target id.Rank) {
 	own, complete, ok := j.channels.Meet(local, target)
 	if !ok {
@@ -220,7 +226,7 @@ func (j *Job) meet(local int, target id.Rank) {
 	}
 }
 
-// meeting handles what a member says about its rank's end of mirrored channels.
+// meeting handles a member's description of its rank's end of mirrored channels.
 func (j *Job) meeting(member int, m frame.Meeting) {
 	r := j.local[m.Target]
 	if j.config.Remote == nil || r == nil || int(m.Source) >= len(j.place) || j.place[m.Source] != member {
@@ -246,7 +252,7 @@ func (j *Job) meeting(member int, m frame.Meeting) {
 	}
 }
 
-// tend looks after mirrored channels until the job ends.
+// tend tends mirrored channels until the job ends.
 func (j *Job) tend() {
 	tick := time.NewTicker(channel.TendEach)
 	defer tick.Stop()
@@ -266,7 +272,8 @@ func (j *Job) tend() {
 	}
 }
 
-// remind asks again which messages are settled: a member does not answer while messages wait for room.
+// remind asks again which messages are settled: a member does not answer while messages wait for
+// room.
 func (j *Job) remind() {
 	members := make(map[int]bool)
 	for _, rank := range j.channels.UnsettledFar() {
@@ -279,7 +286,8 @@ func (j *Job) remind() {
 	}
 }
 
-// sendLast notifies the nodes of ranks on which to returns true of what a local rank that has ended had received from these.
+// sendLast sends how many bytes a local rank that has ended had received from each rank that to
+// selects, to that rank's node.
 func (j *Job) sendLast(r *rank, to func(id.Rank) bool) {
 	for _, last := range j.channels.LastOf(r.index) {
 		if to(last.Rank) {
@@ -288,7 +296,7 @@ func (j *Job) sendLast(r *rank, to func(id.Rank) bool) {
 	}
 }
 
-// last handles what a member says about the messages that its rank had received when it ended.
+// last handles a member's report of the bytes that its rank had received when it ended.
 func (j *Job) last(member int, f *frame.Frame) {
 	if r := j.local[f.Other]; r != nil && int(f.Rank) < len(j.place) && j.place[f.Rank] == member {
 		j.channels.LastFar(r.index, channel.Last{Rank: f.Rank, Bytes: f.Number})

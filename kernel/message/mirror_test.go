@@ -17,7 +17,7 @@ import (
 	"margay/kernel/extension/extensiontest"
 )
 
-// farRank is a rank with mirrored channels to one rank of another node, as a library has them.
+// farRank is a rank with mirrored channels to one rank of another node, as in a library.
 type farRank struct {
 	*neighbour
 	end     *mirror.End
@@ -85,7 +85,7 @@ func (f *farRank) ready() bool {
 	return f.out.Closed().Load() == 0 && f.out.Settled().Load() >= f.area.SendProducer().Position()
 }
 
-// emit sends what is due.
+// emit sends the datagrams that are due.
 func (f *farRank) emit() {
 	to := &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: int(f.own.Port)}
 	for b := f.end.Emit(nil, time.Since(f.start)); len(b) > 0; b = f.end.Emit(nil, time.Since(f.start)) {
@@ -95,7 +95,7 @@ func (f *farRank) emit() {
 	}
 }
 
-// poll takes datagrams and sends what is due.
+// poll takes datagrams and sends those that are due.
 func (f *farRank) poll() {
 	if f.fetch(); f.end == nil || f.dormant {
 		return
@@ -151,8 +151,9 @@ func (f *farRank) expect(source int, number uint64, others ...*farRank) {
 	})
 }
 
-// Messages between ranks of two nodes pass the node kernels until there are mirrored channels, and while there is an extension or a
-// recording on either node, and are handled in order whatever comes between, also while there are no node kernels.
+// Messages between ranks of two nodes pass the node kernels until there are mirrored channels, and
+// while there is an extension or a recording on either node. They are handled in order across all
+// changes of path, also while there are no node kernels.
 func TestMirroredChannels(t *testing.T) {
 	j, a, b := openFar(t)
 	number := uint64(0)
@@ -225,7 +226,8 @@ func TestMirroredChannels(t *testing.T) {
 	j.noFault()
 }
 
-// The node kernel of a rank that does not call its library sends lost datagrams and acknowledgements for it.
+// The node kernel of a rank that does not call its library sends lost datagrams and
+// acknowledgements for it.
 func TestCare(t *testing.T) {
 	j, a, b := openFar(t)
 	a.losing = true
@@ -238,11 +240,12 @@ func TestCare(t *testing.T) {
 	j.noFault()
 }
 
-// A message that a rank of another node has not received before it ended is a fault; one that it had not handled is none.
+// A message that a rank of another node did not receive before it ended is a fault. A message that
+// it received and did not handle is not.
 func TestFarRankEnds(t *testing.T) {
 	j, a, b := openFar(t)
 	b.dormant = true
-	a.send(1, 1, 1) // it has come to the socket
+	a.send(1, 1, 1) // has reached the socket
 	j.nodes[1].job.Ended(1)
 	check.Await(t, "acknowledgement", func() bool { a.poll(); return a.end.Quiet() })
 	check.Await(t, "closed channel", func() bool { return a.out.Closed().Load() == wire.ChannelEnded })
@@ -251,7 +254,8 @@ func TestFarRankEnds(t *testing.T) {
 	j.fault("rank 0 has sent a message to rank 1 on node1, which has ended")
 }
 
-// A rank that computes does not know that its messages have arrived when their receiver ends: nothing is lost.
+// A rank that computes does not know that its messages have arrived when their receiver ends:
+// nothing is lost.
 func TestFarRankEndsUnseen(t *testing.T) {
 	j, a, b := openFar(t)
 	a.dormant = true
@@ -282,7 +286,7 @@ func TestLostToFarRank(t *testing.T) {
 	j.fault("rank 0 has sent a message to rank 1 on node1, which has ended")
 }
 
-// What a rank that has ended had sent arrives, also if it was lost on its way.
+// The last messages of a rank that has ended arrive, even if they were lost on their way at first.
 func TestLastWords(t *testing.T) {
 	j, a, b := openFar(t)
 	a.losing = true
@@ -297,8 +301,8 @@ func TestLastWords(t *testing.T) {
 	j.noFault()
 }
 
-// In the second barrier of a job the leaders of its nodes, and no other ranks, get mirrored channels, also if a node kernel is killed
-// in it. So their messages about barriers need no node kernel.
+// In the second barrier of a job, only the leaders of its nodes get mirrored channels, even if a
+// node kernel is killed in that barrier. Their messages about barriers then need no node kernel.
 func TestIntroduction(t *testing.T) {
 	here := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	j := openWith(t, 2, 2, JobConfig{
@@ -330,8 +334,8 @@ func TestIntroduction(t *testing.T) {
 	j.noFault()
 }
 
-// When a leader has ended, no rank completes barriers on the boards in which its part is missing. Restarted node kernels and later
-// reports take that back no more than ranks of other nodes can.
+// After a leader has ended, no rank completes barriers on the boards that lack its part. Neither
+// restarted node kernels, nor later reports, nor ranks of other nodes can undo this.
 func TestBound(t *testing.T) {
 	j, a, b := openFar(t)
 	if n := a.area.Bound().Load(); n != 0 {
@@ -389,7 +393,7 @@ func TestNoBound(t *testing.T) {
 	}
 }
 
-// What a rank writes into its mirrored channels harms no node kernel.
+// No value that a rank writes into its mirrored channels harms a node kernel.
 func TestHostileMirrors(t *testing.T) {
 	j, a, b := openFar(t)
 	for _, w := range []uint64{1<<64 - 1, 1<<64 - 8, 1 << 63, 4} {

@@ -12,8 +12,8 @@ import (
 	"margay/nimble/memory"
 )
 
-// The names under which a job's init keeps what belongs to the job's messages, besides the
-// endpoints of its ranks, and its extensions and regions.
+// The names under which a job's init keeps the state of the job's messages, except for the
+// endpoints of its ranks, its extensions and its regions.
 const (
 	keptCounters = "ledger"
 	keptFault    = "fault" // why the job cannot continue
@@ -49,7 +49,7 @@ func (j *Job) create() error {
 	return err
 }
 
-// adopt continues with what the previous node kernel has left with the keeper.
+// adopt continues with the state that the previous node kernel left with the keeper.
 func (j *Job) adopt(items []*keep.Item) error {
 	byName := make(map[string]*keep.Item)
 	for _, item := range items {
@@ -84,7 +84,7 @@ func (j *Job) adopt(items []*keep.Item) error {
 	return nil
 }
 
-// reportAgain reports the fault that the previous node kernel has found.
+// reportAgain reports the fault that the previous node kernel found.
 func (j *Job) reportAgain(kept *keep.Item) error {
 	if kept == nil {
 		return nil
@@ -97,7 +97,7 @@ func (j *Job) reportAgain(kept *keep.Item) error {
 	return nil
 }
 
-// mend completes what the previous node kernel was killed in, and finds what was lost with it.
+// mend completes the steps in which the previous node kernel was killed, and finds losses.
 func (j *Job) mend() {
 	c := j.counters
 	if sent, came := c.flow.Sent[j.self], c.flow.Received[j.self]; sent != came {
@@ -116,7 +116,7 @@ func (j *Job) mend() {
 	}
 }
 
-// rejoin makes an adopted job known to its other nodes again. It waits for the transport.
+// rejoin announces an adopted job to its other nodes. It waits for the transport.
 func (j *Job) rejoin() {
 	if slices.Contains(j.counters.joined, 1) {
 		j.running.Go(func() { j.join(true) })

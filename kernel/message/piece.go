@@ -10,19 +10,20 @@ import (
 	"margay/kernel/flow"
 )
 
-// longHops is how often a long message may be forwarded. Its target puts together one message at a
-// time from each source and each rank to which that has sent it; on two ways from there, pieces of
-// two messages could mix.
+// longHops is how often a long message may be forwarded. Its target assembles one message at a time
+// from each source and each rank to which that source has sent it. If a message took two ways from
+// there, pieces of two messages could mix.
 const longHops = 1
 
-// stream is the pieces of long messages from a rank to another that come to a rank of this node.
+// stream is the pieces of long messages from one rank to another that arrive for a rank of this
+// node.
 type stream struct {
 	source  id.Rank
-	sent    uint32 // the rank that the source has sent them to
+	sent    uint32 // the rank to which the source has sent them
 	arrived id.Rank
 }
 
-// decision is what becomes of the pieces of a long message.
+// decision is the verdict about the pieces of a long message.
 type decision struct {
 	verdict     slot.Verdict
 	target      id.Rank
@@ -32,11 +33,11 @@ type decision struct {
 // continues reports whether a piece is the next one of the message.
 func (d *decision) continues(p *wire.Piece) bool { return p.Total == d.total && p.Offset == d.next }
 
-// judgePiece returns what becomes of a piece of a long message. The extensions decide when the first
-// one comes, about the message; the others share its fate, and are delivered if this node kernel
-// does not know any: the first one took a channel, or this node kernel was started after it, and
-// then the rank can tell. The source may have written anything; the error wraps wire.ErrPiece. The
-// caller holds receiver.mu.
+// judgePiece returns the verdict about a piece of a long message. The extensions decide about the
+// message when its first piece comes; the other pieces share its verdict. Without a known verdict,
+// because the first piece took a channel or this node kernel started after it, a piece is
+// delivered: the rank can detect an incomplete message. The source may have written anything; the
+// error wraps wire.ErrPiece. The caller holds receiver.mu.
 func (j *Job) judgePiece(o flow.Origin, m *frame.Message) (decision, error) {
 	in := &j.receiver
 	p, err := wire.ParsePiece(m.Args, m.Payload, len(j.place))
@@ -65,7 +66,7 @@ func (j *Job) judgePiece(o flow.Origin, m *frame.Message) (decision, error) {
 		d.total, d.next = p.Total, p.Offset+len(p.Data)
 		in.pieces[s] = d
 	} else {
-		delete(in.pieces, s) // or it is that of a message that was given up
+		delete(in.pieces, s) // possibly the verdict about an abandoned message
 	}
 	return d, nil
 }

@@ -14,7 +14,8 @@ import (
 	"margay/kernel/record"
 )
 
-// byTotal answers what the message's handler says, and makes a fault for handler 9, if the message has 5000 bytes.
+// byTotal returns the message's handler as its verdict, and faults for handler 9, if the message
+// has 5000 bytes.
 var byTotal = extensiontest.Message("bytotal",
 	"ldxdw r2, [r1+1064]",
 	"mov r0, 0",
@@ -24,7 +25,7 @@ var byTotal = extensiontest.Message("bytotal",
 	"ldxdw r0, [r1-8]",
 	"exit")
 
-// long is a message of 5000 bytes, in pieces.
+// long returns a message of 5000 bytes, in pieces.
 func long(target int, handler uint16, arg uint64) (pieces []wire.Record) {
 	const total, limit = 5000, wire.MaxPayload
 	whole := binary.LittleEndian.AppendUint64(nil, arg)
@@ -61,7 +62,7 @@ func (a *app) push(records ...wire.Record) {
 	}
 }
 
-// whole returns the next message, put together if it has come in pieces.
+// whole returns the next message, assembled if it has come in pieces.
 func (a *app) whole(pieces *wire.Assembler) wire.Record {
 	a.t.Helper()
 	for {
@@ -105,7 +106,7 @@ func isLong(t *testing.T, r wire.Record, source int, handler uint16, arg uint64)
 	}
 }
 
-// undecided checks that a node remembers no verdict about a long message.
+// undecided checks that a node has no verdict about a long message.
 func (j *testJob) undecided(node int) {
 	j.t.Helper()
 	in := &j.nodes[node].job.receiver
@@ -116,8 +117,8 @@ func (j *testJob) undecided(node int) {
 	}
 }
 
-// An extension sees a long message once, and decides about all of it; to interrupt, the message would have to be whole. Messages
-// that were given up change nothing.
+// An extension sees a long message once, and decides about all of it. The message cannot interrupt,
+// because only a whole one could. Abandoned messages change nothing.
 func TestLongVerdicts(t *testing.T) {
 	for name, target := range map[string]int{"on the same node": 1, "on another node": 2} {
 		t.Run(name, func(t *testing.T) {
@@ -128,7 +129,7 @@ func TestLongVerdicts(t *testing.T) {
 			runs := uint64(0)
 			for i, v := range []slot.Verdict{slot.Deliver, slot.Consume, slot.Upcall, slot.Drop, 9, slot.Consume} {
 				if i%2 == 0 {
-					a.push(long(target, uint16(v), 77)[:2]...) // and no more of it
+					a.push(long(target, uint16(v), 77)[:2]...) // and the rest never follows
 					runs++
 				}
 				a.push(long(target, uint16(v), uint64(i))...)
@@ -161,7 +162,7 @@ func TestLongForward(t *testing.T) {
 			var pieces wire.Assembler
 			for i := range 20 {
 				if i%5 == 0 {
-					a.push(long(c.first, uint16(i), uint64(c.second))[:3]...) // and no more of it
+					a.push(long(c.first, uint16(i), uint64(c.second))[:3]...) // and the rest never follows
 				}
 				a.push(long(c.first, uint16(i), uint64(c.second))...)
 				a.push(long(c.second, uint16(100+i), uint64(c.second))...) // on another way
@@ -196,8 +197,8 @@ func TestLongForward(t *testing.T) {
 	})
 }
 
-// A long message goes on when a node kernel is started again in its middle. Of one that the kernel had decided to consume, the rest
-// comes without its beginning, which a rank reports.
+// A long message continues when a node kernel restarts in its middle. If the previous kernel was
+// consuming it, the rest arrives without its beginning, which a rank reports.
 func TestLongRestart(t *testing.T) {
 	j := open(t, 2, 1)
 	a, b := j.join(0), j.join(1)
@@ -231,7 +232,8 @@ func TestLongRestart(t *testing.T) {
 	j.noFault()
 }
 
-// The verdict about a message that its source gave up is not for the rest of one whose beginning took a channel.
+// The verdict about an abandoned message does not apply to the rest of a message whose beginning
+// took a channel.
 func TestLongFromChannel(t *testing.T) {
 	j := open(t, 1, 2)
 	a, b := j.join(0), j.join(1)
@@ -281,7 +283,7 @@ func TestLongRecorded(t *testing.T) {
 	}
 }
 
-// Parts of messages that make no sense end their own job.
+// Malformed pieces of messages end their own job.
 func TestHostilePieces(t *testing.T) {
 	for name, change := range map[string]func(r *wire.Record){
 		"another's target": func(r *wire.Record) { r.Args[1] ^= 1 },
@@ -302,7 +304,7 @@ func TestHostilePieces(t *testing.T) {
 			j.undecided(0)
 		})
 	}
-	t.Run("verdicts", func(t *testing.T) { // a verdict is remembered for each two ranks at most
+	t.Run("verdicts", func(t *testing.T) { // at most one verdict is kept for each two ranks
 		j := open(t, 1, 2)
 		a, b := j.join(0), j.join(1)
 		b.insert(extensiontest.Object(t, byTotal))

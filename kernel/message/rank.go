@@ -23,15 +23,15 @@ type rank struct {
 	endpoint *endpoint.Endpoint
 	counts   counts
 
-	// Of pump, or of the spinner while that sends for it.
+	// For pump, or for the spinner while the spinner sends.
 	batches batches
 	costs   map[flow.Channel]uint64 // bytes of the messages in batches
-	seen    uint64                  // barriers entered when all messages before were sent
-	met     map[id.Rank]bool        // ranks of other nodes that this one has spoken with
-	spoken  map[id.Rank]bool        // those with messages in batches
+	seen    uint64                  // barriers entered when all earlier messages were sent
+	met     map[id.Rank]bool        // ranks of other nodes that meet was called for
+	spoken  map[id.Rank]bool        // ranks of other nodes with messages in batches
 	leads   bool                    // it has mirrored channels for barriers, if any
 
-	stirred chan struct{} // something may have to be done; capacity 1
+	stirred chan struct{} // there may be work; capacity 1
 	ending  chan struct{} // closed when the process has ended
 	pumped  chan struct{} // closed when all its messages have been sent after that
 	endOnce sync.Once
@@ -102,8 +102,8 @@ func (r *rank) takesPart() bool {
 	return r.job.counters.joined[r.index] != 0
 }
 
-// pump sends the messages in the send ring, until the rank has ended and all is sent. While there
-// is a spinner, the spinner does it.
+// pump sends the messages in the send ring until the rank has ended and all are sent. While there
+// is a spinner, the spinner sends them.
 func (r *rank) pump() {
 	defer close(r.pumped)
 	r.introduce()
@@ -122,11 +122,11 @@ func (r *rank) pump() {
 }
 
 // step sends the messages in the send ring. It reports whether there were any, and whether there
-// will never be any more. It waits for credits only if it may.
+// will never be more. It waits for credits only if mayWait is set.
 func (r *rank) step(mayWait bool) (did, over bool) {
 	j := r.job
 	ending := r.isEnding()
-	entered := r.endpoint.Entered() // what was sent before that is in the ring
+	entered := r.endpoint.Entered() // messages sent before that are in the ring
 	n, blocked, err := r.drain(mayWait)
 	if err != nil {
 		j.fault("rank %d on node%d: %v", r.number, j.engine.config.Self, err)
@@ -153,7 +153,7 @@ func (r *rank) isEnding() bool {
 	}
 }
 
-// sleep waits until the rank rings, unless there is something to do already.
+// sleep waits until the rank rings, unless there is work already.
 func (r *rank) sleep() {
 	sent := r.endpoint.Sent()
 	if !sent.Wait() {
@@ -170,8 +170,8 @@ func (r *rank) sleep() {
 	}
 }
 
-// drain sends all messages that are in the send ring and returns how many there were. Where credits
-// are missing it waits, or is blocked if it may not wait.
+// drain sends all messages in the send ring and returns how many there were. If credits are missing
+// it waits, or reports blocked if it may not wait.
 func (r *rank) drain(mayWait bool) (n int, blocked bool, err error) {
 	defer r.flush()
 	sent := r.endpoint.Sent()
@@ -194,7 +194,7 @@ func (r *rank) drain(mayWait bool) (n int, blocked bool, err error) {
 		}
 		channel, cost := flow.Of(&m), m.Cost()
 		if !r.job.reserve(channel, cost) {
-			// It goes back into the ring, where it outlives this node kernel.
+			// It goes back into the ring, which outlives this node kernel.
 			sent.Unread()
 			r.flush()
 			if !mayWait || !r.job.awaitCredit(channel, cost) {
@@ -212,9 +212,9 @@ func (r *rank) drain(mayWait bool) (n int, blocked bool, err error) {
 	}
 }
 
-// flush sends the batches. A message is counted first, then its room in the ring is given back, and
-// then it is sent: whenever the node kernel is killed in between, the counters show a missing or a
-// second message.
+// flush sends the batches. It first counts a message, then gives back its room in the ring, and
+// then sends it. If the node kernel is killed in between, the counters show a missing or a second
+// message.
 func (r *rank) flush() {
 	j := r.job
 	j.sending.Lock()
@@ -242,7 +242,7 @@ func (r *rank) rung() {
 	r.stir()
 }
 
-// stir makes pump look around.
+// stir makes pump check for work.
 func (r *rank) stir() {
 	select {
 	case r.stirred <- struct{}{}:
@@ -250,8 +250,8 @@ func (r *rank) stir() {
 	}
 }
 
-// Ended reports that the process of a rank has ended. What it had sent before is still sent. It may
-// be called again.
+// Ended reports that the process of a rank has ended. The messages that it sent before are still
+// sent. Ended may be called again.
 func (j *Job) Ended(number id.Rank) {
 	r := j.local[number]
 	if r == nil {
@@ -284,7 +284,7 @@ func (r *rank) farewell() {
 	j.channels.Bound(j.bound(r.number))
 	j.leaves(r)
 	j.gather()
-	if inUse { // otherwise the news follow when a rank begins to use messages (Job.join)
+	if inUse { // otherwise the report follows when a rank begins to use messages (Job.join)
 		j.sendLast(r, func(id.Rank) bool { return true })
 		j.sendAll(frame.Ended, uint64(r.number), entered, j.bound(r.number))
 	}

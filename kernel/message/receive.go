@@ -15,7 +15,7 @@ import (
 	"margay/nimble/memory"
 )
 
-// receiver hands the messages for ranks of this node to extensions and ranks, one after the other.
+// receiver passes the messages for ranks of this node to extensions and ranks, one after the other.
 type receiver struct {
 	mu       sync.Mutex     // held while messages are handled
 	event    *memory.Memory // a slot.MessageContext
@@ -26,14 +26,14 @@ type receiver struct {
 	returns  returns
 }
 
-// arrival is the target and the origin of a message that has come.
+// arrival is the target and the origin of a message that has arrived.
 type arrival struct {
-	rank   *rank // nil: the message is for none here
+	rank   *rank // nil: the message is for no rank here
 	origin flow.Origin
 }
 
-// returns collects what the flow of a job asks for, until it can be sent without locks. It is an
-// endpoint.Taker.
+// returns collects the actions that the flow of a job asks for, until they can be carried out
+// without locks. It is an endpoint.Taker.
 type returns struct {
 	job     *Job
 	actions flow.Actions
@@ -47,7 +47,7 @@ func (b *returns) Take(o flow.Origin) {
 	b.wake()
 }
 
-// wake wakes those that wait for credits. The caller holds Job.mu.
+// wake wakes goroutines that wait for credits. The caller holds Job.mu.
 func (b *returns) wake() {
 	if b.actions.Room {
 		b.actions.Room = false
@@ -55,7 +55,7 @@ func (b *returns) wake() {
 	}
 }
 
-// send sends what was collected.
+// send carries out the collected actions.
 func (b *returns) send() {
 	j, a := b.job, b.actions
 	b.actions = flow.Actions{}
@@ -95,8 +95,8 @@ func (j *Job) credits(member int, credits []frame.Credit) {
 	back.send()
 }
 
-// receive handles messages from a member, in the order in which they were sent. The first one has
-// that number. Without messages, the member asks for an acknowledgement.
+// receive handles messages from a member, in the order of sending. number is the number of the
+// first one. Without messages, the member asks for an acknowledgement.
 func (j *Job) receive(member int, number uint64, messages []frame.Message) {
 	in := &j.receiver
 	in.mu.Lock()
@@ -120,9 +120,9 @@ func (j *Job) receive(member int, number uint64, messages []frame.Message) {
 	in.returns.send()
 }
 
-// admit counts messages that have come, up to the first that exceeds the sender's credits, and
-// returns their number. It describes them in receiver.arrivals. The messages behind are dropped,
-// and so are all later frames of that member, because their numbers do not continue. It reports
+// admit counts messages that have arrived, up to the first that exceeds the sender's credits, and
+// returns their number. It describes them in receiver.arrivals. It drops the messages behind, and
+// with them all later frames of that member, because their numbers do not continue. It reports
 // false if the numbers do not continue here. The caller holds receiver.mu.
 func (j *Job) admit(member int, number uint64, messages []frame.Message) (n int, ok bool) {
 	in := &j.receiver
@@ -159,8 +159,8 @@ func (j *Job) lost(member int, sent, came uint64) {
 		j.config.Members[member], j.engine.config.Self, sent, came)
 }
 
-// target checks the source of a message and returns the rank that it is for, nil if it must be
-// ignored.
+// target checks the source of a message and returns the rank that the message is for; nil if it
+// must be ignored.
 func (j *Job) target(member int, m *frame.Message) *rank {
 	if int(m.Source) >= len(j.place) || j.place[m.Source] != member && m.Hops == 0 {
 		j.engine.log.Printf("job %d: node%d sends a message of rank %d, which it does not have", j.config.Job, j.config.Members[member], m.Source)
@@ -173,8 +173,8 @@ func (j *Job) target(member int, m *frame.Message) *rank {
 	return r
 }
 
-// handle lets the extensions decide about a message, and does what they say. The caller holds
-// receiver.mu.
+// handle lets the extensions decide about a message, and carries out their verdict. The caller
+// holds receiver.mu.
 func (j *Job) handle(a arrival, m *frame.Message) {
 	in := &j.receiver
 	begin := j.recorder().Begin()
@@ -192,7 +192,7 @@ func (j *Job) handle(a arrival, m *frame.Message) {
 			return
 		}
 		verdict, target = d.verdict, d.target
-	case m.Handler < wire.MaxHandlers: // others are the libraries'
+	case m.Handler < wire.MaxHandlers: // higher ones are the libraries'
 		verdict, target = j.judge(a.origin, m, len(m.Payload), slot.MaxHops)
 	}
 	a.rank.recordArrived(begin, a.origin, m, verdict)
@@ -208,10 +208,10 @@ func (j *Job) handle(a arrival, m *frame.Message) {
 	}
 }
 
-// judge returns the verdict of the extensions about a message with that many bytes of payload, or
-// its beginning, which may have been forwarded hops times at most, and the target that they name.
-// It sends what they send for the message, and changes the message as they do. The caller holds
-// receiver.mu.
+// judge returns the verdict of the extensions about a message, and the target that they name. m is
+// the message or its beginning, total is the number of bytes of its payload, and hops the most
+// times that it may have been forwarded. judge sends the messages that the extensions send for it,
+// and applies their changes. The caller holds receiver.mu.
 func (j *Job) judge(o flow.Origin, m *frame.Message, total int, hops uint8) (slot.Verdict, id.Rank) {
 	if j.config.Set.Empty() {
 		return slot.Deliver, m.Target
@@ -263,7 +263,7 @@ func (j *Job) forward(o flow.Origin, m frame.Message, target id.Rank) {
 	j.passOnSoon()
 }
 
-// passOnSoon wakes passOn, and starts it first if need be. The caller holds Job.mu.
+// passOnSoon wakes passOn, and starts it first if it does not run. The caller holds Job.mu.
 func (j *Job) passOnSoon() {
 	if !j.forwarding {
 		j.forwarding = true

@@ -14,8 +14,9 @@ import (
 // counts counts the messages of a rank.
 type counts struct{ sent, arrived atomic.Uint64 }
 
-// Counts returns how many messages a rank of this node has sent, and how many have come for it,
-// since this node kernel has the job; through channels, since the job began.
+// Counts returns how many messages a rank of this node has sent, and how many have arrived for it.
+// It counts messages through this node kernel since the kernel has the job, and through channels
+// since the job began.
 func (j *Job) Counts(rank id.Rank) (sent, arrived uint64) {
 	r := j.local[rank]
 	if r == nil {
@@ -29,7 +30,7 @@ func (j *Job) Counts(rank id.Rank) (sent, arrived uint64) {
 	return sent + r.counts.sent.Load(), arrived + r.counts.arrived.Load()
 }
 
-// wholeSize returns the bytes of the message that m is, or that it begins. The other pieces of a
+// wholeSize returns the bytes of the message that m is, or that m begins. The other pieces of a
 // long message are neither counted nor recorded.
 func wholeSize(m *frame.Message) (size uint32, first bool) {
 	return wire.WholeSize(m.Handler, m.Args, len(m.Payload))

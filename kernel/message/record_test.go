@@ -11,7 +11,7 @@ import (
 	"margay/kernel/record"
 )
 
-// recorded reads what a node has recorded of some kinds.
+// recorded returns the events of some kinds that a node has recorded.
 func (j *testJob) recorded(node int, kinds ...record.Kind) (events []record.Event) {
 	j.t.Helper()
 	b := j.nodes[node].events.Read(record.Cursor{}, 1<<24, func(e *record.Event) bool {
@@ -29,7 +29,7 @@ func (j *testJob) recorded(node int, kinds ...record.Kind) (events []record.Even
 	return events
 }
 
-// Each message is recorded where it is sent and where it comes, under the same number.
+// Each message is recorded under the same number where it is sent and where it arrives.
 func TestRecorded(t *testing.T) {
 	for _, target := range []int{1, 2} { // on the same node, on another
 		j := open(t, 2, 2)
@@ -98,7 +98,7 @@ func TestRecorded(t *testing.T) {
 	}
 }
 
-// A message that must wait for room is recorded when it gets it.
+// A message that must wait for room is recorded when it gets room.
 func TestRecordedLate(t *testing.T) {
 	j := open(t, 1, 2)
 	a, b := j.join(0), j.join(1)
@@ -144,7 +144,7 @@ func TestRecordedBarrier(t *testing.T) {
 		if len(events) != 3 {
 			t.Fatalf("node %d: %+v", node, events)
 		}
-		var released id.Time // from the one before
+		var released id.Time // of the previous barrier
 		for i, e := range events {
 			if e.Number != uint64(i+1) || e.Job != 7 || e.Rank != id.Rank(node) || e.Took <= 0 || e.Time < released {
 				t.Errorf("barrier %d of node %d is %+v", i, node, e)
@@ -154,7 +154,8 @@ func TestRecordedBarrier(t *testing.T) {
 	}
 }
 
-// A message that is forwarded is recorded where that happens, under the number by which it comes to the next node.
+// A forwarded message is recorded at the node that forwards it, under the number by which it
+// arrives at the next node.
 func TestRecordedForward(t *testing.T) {
 	j := open(t, 3, 1)
 	a, b, c := j.join(0), j.join(1), j.join(2)

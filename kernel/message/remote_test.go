@@ -66,8 +66,8 @@ func le(numbers ...uint64) (b []byte) {
 	return b
 }
 
-// Random requests about a window change it as they change a copy, in order, without its rank, which
-// neither polls nor gets a message; and no room stays taken.
+// Random requests about a window change it as they change a copy, in order, without its rank: the
+// rank neither polls nor gets a message. No room stays taken.
 func TestRemote(t *testing.T) {
 	seed := check.Seed(t)
 	for name, target := range map[string]int{"on the same node": 1, "on another node": 2} {
@@ -129,7 +129,7 @@ func TestRemote(t *testing.T) {
 	}
 }
 
-// What is not in a window is refused, and changes nothing.
+// A request outside a window is refused, and changes nothing.
 func TestOutsideWindow(t *testing.T) {
 	j := open(t, 2, 1)
 	a, b := j.join(0), j.join(1)

@@ -43,7 +43,7 @@ func (j *Job) serve(begin id.Time, a arrival, m *frame.Message) bool {
 	return true
 }
 
-// put carries out a put of an extension, which awaits no answer.
+// put carries out a put of an extension, which expects no answer.
 func (j *Job) put(q wire.Remote, m *frame.Message) {
 	if q.Kind != wire.RemotePut {
 		j.fault("an extension on node%d has sent rank %d a message: %w", j.config.Nodes[m.Source], m.Target, wire.ErrRemote)

@@ -14,8 +14,8 @@ const maxBatch = 32 << 10
 // as they are.
 type batch struct {
 	frame    []byte          // without its number, which is set when it is sent
-	own      []frame.Message // instead, for this node
-	payloads []byte          // of those
+	own      []frame.Message // for this node, instead of frame
+	payloads []byte          // of the messages in own
 	size     int             // bytes of the messages
 	first    uint64          // number of the first message, once it is counted
 	count    uint64
@@ -39,7 +39,7 @@ func (b *batch) add(m *frame.Message) {
 // full reports whether the batch must be sent before another message is added.
 func (b *batch) full() bool { return b.size >= maxBatch }
 
-// batches has the messages for each member of a job, nil where there was none yet.
+// batches has the messages for each member of a job; nil for a member without messages so far.
 type batches []*batch
 
 // of returns the batch for the node of a rank.
@@ -84,7 +84,7 @@ func (bs batches) send(j *Job) {
 	}
 }
 
-// sendMessages sends a frame of messages, and waits while much is queued for that node already. The
+// sendMessages sends a frame of messages, and waits while the queue for that node is long. The
 // caller holds Job.sending.
 func (j *Job) sendMessages(member int, b []byte) {
 	if err := j.engine.send(j.context, j.config.Members[member], j.engine.class(), b); err != nil && j.context.Err() == nil {

@@ -18,14 +18,15 @@ import (
 	"margay/kernel/keep"
 )
 
-// byHandler answers what the message's handler says, and makes a fault for handler 9.
+// byHandler returns the message's handler as its verdict, and faults for handler 9.
 var byHandler = extensiontest.Message("byhandler",
 	"ldxw r0, [r1+16]",
 	"jne r0, 9, +1",
 	"ldxdw r0, [r1-8]",
 	"exit")
 
-// What an extension consumes or drops reaches no rank and gives its room back to the sender; the rest is delivered, in order.
+// Messages that an extension consumes or drops reach no rank, and give their room back to the
+// sender. The others are delivered, in order.
 func TestVerdicts(t *testing.T) {
 	for name, target := range map[string]int{"on the same node": 1, "on another node": 2} {
 		t.Run(name, func(t *testing.T) {
@@ -35,7 +36,7 @@ func TestVerdicts(t *testing.T) {
 			if reply.Status != wire.StatusOK {
 				t.Fatalf("insert: %+v", reply)
 			}
-			const n = 2000 // several windows, while nobody reads
+			const n = 2000 // several windows, while no rank reads
 			for i := range n {
 				verdict := slot.Consume
 				if i%4 == 0 {
@@ -86,7 +87,8 @@ func TestLibraryMessages(t *testing.T) {
 	j.noFault()
 }
 
-// A message on which an extension faults is delivered; after so many faults the extension is gone, and nothing was lost.
+// A message on which an extension faults is delivered. After a number of faults the extension is
+// removed, and nothing was lost.
 func TestFaultsFallBack(t *testing.T) {
 	j := open(t, 2, 1)
 	a, b := j.join(0), j.join(1)
@@ -115,7 +117,8 @@ func TestFaultsFallBack(t *testing.T) {
 	j.noFault()
 }
 
-// Whoever schedules the ranks is told of each message that comes for one, and of no others.
+// The scheduler of the ranks is notified of each message that arrives for one of them, and of no
+// others.
 func TestArrived(t *testing.T) {
 	type arrival struct {
 		rank    id.Rank
@@ -152,7 +155,8 @@ func TestArrived(t *testing.T) {
 	}
 }
 
-// Whoever schedules the ranks is told of each that is woken up for another reason than a message.
+// The scheduler of the ranks is notified of each rank that is woken for a reason other than a
+// message.
 func TestWoken(t *testing.T) {
 	var woken [2]atomic.Bool
 	j := openWith(t, 2, 1, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute,
@@ -178,7 +182,7 @@ func TestWoken(t *testing.T) {
 	reset()
 	sent := 0
 	payload := make([]byte, wire.MaxPayload)
-	for full := false; !full; { // until there is room neither in the ring of rank 1 nor in that of rank 0
+	for full := false; !full; { // until the rings of rank 1 and rank 0 have no room
 		for a.post(1, uint16(slot.Deliver), 0, payload) {
 			sent++
 		}
@@ -198,7 +202,7 @@ func TestWoken(t *testing.T) {
 	j.noFault()
 }
 
-// The context of a message says who sent it and what it holds, and nothing of the message before it.
+// The context of a message has its source and contents, and nothing of the message before it.
 func TestContext(t *testing.T) {
 	j := open(t, 2, 2)
 	job := j.nodes[1].job
@@ -226,7 +230,7 @@ func TestContext(t *testing.T) {
 	}
 }
 
-// A rank cannot choose whom its messages come from: what it writes there is not looked at.
+// A rank cannot choose the source of its messages: the value that it writes there is ignored.
 func TestSourceIsTrue(t *testing.T) {
 	j := open(t, 2, 1)
 	a, b := j.join(0), j.join(1)
@@ -239,8 +243,8 @@ func TestSourceIsTrue(t *testing.T) {
 	}
 }
 
-// A receiver that does not read stops those who send to it, each at its window, and nothing else; when it reads, all comes,
-// in order.
+// A receiver that does not read stops its senders, each at its window, and nothing else. When it
+// reads, all messages arrive, in order.
 func TestWindow(t *testing.T) {
 	j := open(t, 2, 3)
 	var apps []*app
@@ -271,7 +275,7 @@ func TestWindow(t *testing.T) {
 	for _, from := range []int{local, remote} {
 		pass(t, apps[from], apps[deaf], 0, 1000)
 		again := fill(t, j, apps[from], deaf)
-		if again < posted[from]-3 { // what is left at the end of a ring
+		if again < posted[from]-3 { // the unusable end of a ring
 			t.Errorf("rank %d could send %d messages, and then only %d", from, posted[from], again)
 		}
 		for i := range again {
@@ -283,7 +287,7 @@ func TestWindow(t *testing.T) {
 	j.noFault()
 }
 
-// Another job on the same nodes does not notice a job that does not read, or one that has ended.
+// A job that does not read, or one that has ended, does not affect another job on the same nodes.
 func TestJobsApart(t *testing.T) {
 	j := open(t, 2, 1)
 	a, b := j.join(0), j.join(1)
@@ -315,12 +319,13 @@ func TestJobsApart(t *testing.T) {
 			t.Fatalf("message %d came as %v %v", i, ok, r.Args)
 		}
 	}
-	// What still comes for the other job is nobody's.
+	// Late frames for the other job belong to no job.
 	j.nodes[0].engine.Frame(id.Node(1), frame.New(frame.Released, 8, Key([]byte("87654321")), 1))
 	j.noFault()
 }
 
-// What a rank sent before it ended arrives; what is sent to it afterwards is a fault that names both.
+// Messages that a rank sent before it ended arrive. A message sent to it afterwards is a fault that
+// names both ranks.
 func TestEndedRank(t *testing.T) {
 	for name, from := range map[string]int{"on the same node": 1, "on another node": 2} {
 		t.Run(name, func(t *testing.T) {
@@ -330,7 +335,7 @@ func TestEndedRank(t *testing.T) {
 				ending.post(from, 1, uint64(i), make([]byte, 1000))
 			}
 			j.nodes[0].job.Ended(0)
-			j.nodes[0].job.Ended(0)  // may be said again
+			j.nodes[0].job.Ended(0)  // may be reported again
 			j.nodes[0].job.Ended(3)  // is not here
 			j.nodes[0].job.Ended(99) // is nowhere
 			for i := range 100 {
@@ -348,7 +353,7 @@ func TestEndedRank(t *testing.T) {
 	}
 }
 
-// Messages that have no room when their rank ends will never have any.
+// Messages that have no room when their rank ends never get any.
 func TestEndWithMessagesWaiting(t *testing.T) {
 	j := open(t, 2, 1)
 	a := j.join(0)
@@ -362,7 +367,8 @@ func TestEndWithMessagesWaiting(t *testing.T) {
 	j.fault("rank 0 has sent a message to rank 1 on node1, which has ended")
 }
 
-// A barrier that a rank cannot enter any more fails, and says who has ended and who waits.
+// A barrier that a rank can no longer enter fails. The fault names the rank that has ended and the
+// rank that waits.
 func TestBarrierWithEndedRank(t *testing.T) {
 	for _, c := range []struct{ ends, waits int }{{0, 1}, {1, 0}, {0, 3}, {3, 0}, {2, 4}} {
 		t.Run(fmt.Sprintf("rank %d ends, rank %d waits", c.ends, c.waits), func(t *testing.T) {
@@ -389,7 +395,7 @@ func TestBarrierWithEndedRank(t *testing.T) {
 	}
 }
 
-// Ranks may end at the barrier that they have all left, at different times.
+// Ranks may end at different times in a barrier that all of them have left.
 func TestEndAfterBarrier(t *testing.T) {
 	j := open(t, 3, 1)
 	apps := []*app{j.join(0), j.join(1), j.join(2)}
@@ -420,7 +426,7 @@ func TestEndAfterBarrier(t *testing.T) {
 	j.noFault()
 }
 
-// When one rank uses messages all must, but those that have ended.
+// When one rank uses messages, all must, except for those that have ended.
 func TestWhoMustTakePart(t *testing.T) {
 	const short = 10 * time.Millisecond
 	config := JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: short}

@@ -14,9 +14,9 @@ import (
 // spinner is a thread on a core of its own that only handles messages: it polls the send rings of
 // all ranks of the node, and receives the messages from other nodes. While it runs, no rank rings.
 //
-// It never waits: messages without credits stay in their rank's ring, and frames for another node
-// are queued however many they are (fabric.Prompt), which the credits bound. So two nodes never
-// wait for each other.
+// The spinner never waits: messages without credits stay in their rank's ring, and any number of
+// frames for another node is queued (fabric.Prompt); the credits bound it. So two nodes never wait
+// for each other.
 type spinner struct {
 	guests   chan *guest
 	work     chan func()
@@ -24,14 +24,14 @@ type spinner struct {
 	ended    chan struct{}
 }
 
-// guest is a rank whose send ring the spinner looks into.
+// guest is a rank whose send ring the spinner polls.
 type guest struct {
 	rank *rank
-	left chan bool // gets whether the rank has ended and all of its messages are sent
+	left chan bool // receives whether the rank has ended and all of its messages are sent
 }
 
-// Spin starts a thread on a CPU that handles all messages, until Rest. No other thread should run
-// on that CPU.
+// Spin starts a thread on a CPU that handles all messages until Rest. No other thread should run on
+// that CPU.
 func (e *Engine) Spin(cpu id.CPU) error {
 	e.spinning.Lock()
 	defer e.spinning.Unlock()
@@ -40,7 +40,7 @@ func (e *Engine) Spin(cpu id.CPU) error {
 	}
 	s := &spinner{guests: make(chan *guest), work: make(chan func()), ended: make(chan struct{})}
 	// A goroutine that sends may wait for a node whose spinner would wait for this one. From now on
-	// none waits, and the loop waits for those that began before.
+	// no sender waits, and the loop waits for those that began before.
 	e.prompt.Store(true)
 	jobs := e.all()
 	for _, j := range jobs {
@@ -134,8 +134,8 @@ func (s *spinner) run(cpu id.CPU, started chan<- error) {
 	}
 }
 
-// attend lets the spinner send a rank's messages. It returns when the spinner ends, or with true
-// when all is sent that the rank will ever send.
+// attend lets the spinner send a rank's messages. It returns false when the spinner ends, and true
+// when all messages that the rank will ever send are sent.
 func (s *spinner) attend(r *rank) bool {
 	g := &guest{rank: r, left: make(chan bool, 1)}
 	select {
@@ -158,8 +158,8 @@ func (s *spinner) do(f func()) bool {
 	}
 }
 
-// look sends what the rank has put into its ring, without waiting. It reports whether the rank will
-// never send any more.
+// look sends the messages in the rank's ring, without waiting. It reports whether the rank will
+// never send more.
 func (r *rank) look() (over bool) {
 	if !r.endpoint.Sent().Ready() && r.endpoint.Entered() == r.seen && !r.isEnding() && r.job.context.Err() == nil {
 		return false

@@ -13,14 +13,14 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// cpu is the CPU that this goroutine runs on now.
+// cpu returns the CPU that this goroutine runs on now.
 func cpu() id.CPU {
 	var n uint32
 	unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&n)), 0, 0)
 	return id.CPU(n)
 }
 
-// lastCPU is a CPU that this process may use.
+// lastCPU returns a CPU that this process may use.
 func lastCPU(t *testing.T) id.CPU {
 	t.Helper()
 	var set unix.CPUSet
@@ -36,7 +36,7 @@ func lastCPU(t *testing.T) id.CPU {
 	return last
 }
 
-// exchange has every rank send n messages to all ranks and checks that all come, in order.
+// exchange sends n messages from every rank to all ranks and checks that all arrive, in order.
 func exchange(apps []*app, n int) {
 	var all sync.WaitGroup
 	for _, a := range apps {
@@ -69,7 +69,7 @@ func exchange(apps []*app, n int) {
 	all.Wait()
 }
 
-// While there is a spinner, all messages are handled by its thread, on its CPU, and no rank need ring.
+// While there is a spinner, its thread handles all messages, on its CPU, and no rank needs to ring.
 func TestSpinner(t *testing.T) {
 	want := lastCPU(t)
 	var spinning atomic.Bool
@@ -115,7 +115,8 @@ func TestSpinner(t *testing.T) {
 	j.noFault()
 }
 
-// Spinners come and go under full load, and no message is lost, doubled or late. What ranks send last is sent.
+// Spinners start and stop under full load, and no message is lost, duplicated or late. The last
+// messages of ranks are sent.
 func TestSpinnerComesAndGoes(t *testing.T) {
 	cpu := lastCPU(t)
 	j := open(t, 3, 2)
@@ -166,7 +167,7 @@ func TestSpinnerComesAndGoes(t *testing.T) {
 	j.noFault()
 }
 
-// A CPU that is not there is refused, and all goes on as before.
+// A CPU that does not exist is refused, and everything continues as before.
 func TestSpinNowhere(t *testing.T) {
 	j := open(t, 1, 2)
 	a, b := j.join(0), j.join(1)

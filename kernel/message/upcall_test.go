@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	deliver = uint16(slot.Deliver) // handlers for which byHandler answers that
+	deliver = uint16(slot.Deliver) // handlers to which byHandler gives this verdict
 	upcall  = uint16(slot.Upcall)
 )
 
@@ -26,7 +26,7 @@ var upcallsAlone = extensiontest.Message("upcallsalone",
 	"mov r0, 4",
 	"exit")
 
-// insertEverywhere has all nodes run an extension.
+// insertEverywhere inserts an extension on all nodes.
 func (j *testJob) insertEverywhere(p extensiontest.Program) {
 	j.t.Helper()
 	for _, n := range j.nodes {
@@ -36,7 +36,7 @@ func (j *testJob) insertEverywhere(p extensiontest.Program) {
 	}
 }
 
-// nudges returns how many bytes wait in a rank's alarm, and takes them.
+// nudges takes the bytes that wait in a rank's alarm, and returns their number.
 func (a *app) nudges() int {
 	n, _, err := unix.Recvfrom(int(a.alarm.Fd()), make([]byte, 64), unix.MSG_DONTWAIT)
 	if err != nil {
@@ -53,7 +53,8 @@ func (a *app) postAll(n, target int, handler uint16, payload []byte) {
 	}
 }
 
-// Upcalls come by a ring of their own, and a rank that has armed is nudged once for as many as come before it arms again.
+// Upcalls arrive in a ring of their own. An armed rank is nudged once for all upcalls that arrive
+// before it arms again.
 func TestUpcall(t *testing.T) {
 	for name, target := range map[string]int{"on the same node": 1, "on another node": 2} {
 		t.Run(name, func(t *testing.T) {
@@ -72,7 +73,7 @@ func TestUpcall(t *testing.T) {
 					if r, ok := b.next(10 * time.Second); !ok || r.Args[0] != uint64(i) || r.Handler != deliver {
 						t.Fatalf("message %d came as %v %+v", i, ok, r)
 					}
-					// It was sent before the one that has just come.
+					// It was sent before the one that has just arrived.
 					r, ok := b.nextUpcall(0)
 					if !ok || r.Args[0] != uint64(i) || r.Handler != upcall || string(r.Payload) != "upcall" || r.Peer != 0 || r.Node != 0 {
 						t.Fatalf("upcall %d came as %v %+v", i, ok, r)
@@ -87,7 +88,7 @@ func TestUpcall(t *testing.T) {
 	}
 }
 
-// A rank that has not armed is not nudged; one that sleeps in its library is woken by the bell.
+// A rank that has not armed is not nudged. A rank that sleeps in its library is woken by the bell.
 func TestUpcallWhileMasked(t *testing.T) {
 	j := open(t, 1, 2)
 	j.insertEverywhere(byHandler)
@@ -114,7 +115,7 @@ func TestUpcallWhileMasked(t *testing.T) {
 	j.noFault()
 }
 
-// Upcalls pass messages that wait for room, but no message passes upcalls that do.
+// Upcalls overtake messages that wait for room, but no message overtakes upcalls that wait.
 func TestUpcallsAndFullRings(t *testing.T) {
 	payload := make([]byte, 1000)
 	const ring = wire.RingSize / 1000 // more than it has room for
@@ -166,7 +167,8 @@ func TestUpcallsAndFullRings(t *testing.T) {
 	})
 }
 
-// A node kernel that was started again nudges, since the one before may have been about to; the messages are in the ring.
+// A restarted node kernel nudges, since the previous one may have been about to. The messages are
+// in the ring.
 func TestUpcallAndRestart(t *testing.T) {
 	j := open(t, 2, 1)
 	j.insertEverywhere(byHandler)
@@ -191,7 +193,7 @@ func TestUpcallAndRestart(t *testing.T) {
 	j.noFault()
 }
 
-// Upcalls for which there is no room are not forgotten by a node kernel that is killed.
+// Upcalls that wait for room survive the end of their node kernel by SIGKILL.
 func TestUpcallsWaitAndRestart(t *testing.T) {
 	j := open(t, 2, 1)
 	j.insertEverywhere(byHandler)

@@ -16,7 +16,7 @@ import (
 	"margay/kernel/flow"
 )
 
-// heldFor returns the bytes of messages for a rank that its node has in memory of its own.
+// heldFor returns the bytes of messages for a rank that its node holds in memory of its own.
 func (j *testJob) heldFor(rank id.Rank) (bytes uint64) {
 	job := j.nodes[j.config.Nodes[rank]].job
 	_, bytes = job.local[rank].endpoint.Overflow()
@@ -25,7 +25,7 @@ func (j *testJob) heldFor(rank id.Rank) (bytes uint64) {
 	return bytes + job.flow.Held(rank)
 }
 
-// flood has node 1 send a message to node 0 as often as 4 MiB allow, whatever the window.
+// flood sends a message from node 1 to node 0 as often as fits into 4 MiB, whatever the window.
 func (j *testJob) flood(m frame.Message) {
 	number := j.sent(1, 0)
 	for sent := uint64(0); sent < 4<<20; {
@@ -39,7 +39,8 @@ func (j *testJob) flood(m frame.Message) {
 	}
 }
 
-// A node that sends more than the window has room for is named in the job's fault, and what is beyond the window is dropped.
+// The job's fault names a node that sends more than the window has room for. Messages beyond the
+// window are dropped.
 func TestFlood(t *testing.T) {
 	const sender, target, far = 2, 0, 4 // ranks on nodes 1, 0 and 2
 	big := make([]byte, 1000)
@@ -63,7 +64,7 @@ func TestFlood(t *testing.T) {
 		}},
 		"after a restart": {message: frame.Message{Payload: big}, limit: flow.Window, before: func(j *testJob) {
 			pass(t, j.join(sender), j.join(target), 0, 2000)
-			j.lose(0, 1, true) // what node 1 really has sent would be less than the flood
+			j.lose(0, 1, true) // node 1 has really sent less than the flood
 			j.restart(0)
 		}},
 	} {
@@ -88,8 +89,8 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// byHandlerAround answers what the message's handler says, and forwards a message from one rank of so many to the next until it
-// has come to the one that its first argument names.
+// byHandlerAround returns the message's handler as its verdict, and forwards a message from one of
+// the ranks to the next until it reaches the rank in its first argument.
 func byHandlerAround(ranks int) extensiontest.Program {
 	return extensiontest.Message("byhandleraround",
 		"ldxw r0, [r1+16]",
@@ -106,9 +107,10 @@ func byHandlerAround(ranks int) extensiontest.Program {
 		"exit")
 }
 
-// Messages of all kinds go everywhere, forwarded or not, past ranks that do not read for a while, over connections that break
-// and node kernels that are started again. No node is ever taken for one that sends more than it may, and when all is read, what
-// came through each window is what was sent and taken.
+// Messages of all kinds are sent between all ranks, forwarded or not, past ranks that do not read
+// for a while, over connections that break, and across restarts of node kernels. No node is ever
+// taken for one that exceeds its window. When all messages are read, the messages through each
+// window equal those sent and those taken.
 func TestHonestNodesKeepToWindows(t *testing.T) {
 	const nodes, perNode, rounds = 3, 2, 6
 	random := rand.New(rand.NewPCG(check.Seed(t), 1))
@@ -141,7 +143,8 @@ func TestHonestNodesKeepToWindows(t *testing.T) {
 	j.noFault()
 }
 
-// playRound has a rank send messages, most to a favourite, read in some of the time, and enter a barrier.
+// playRound sends messages from a rank, most of them to a favourite, reads some of the time, and
+// enters a barrier.
 func playRound(t *testing.T, apps []*app, rank, favourite int, random *rand.Rand) {
 	a := apps[rank]
 	read := func() (any bool) {
@@ -182,7 +185,7 @@ func playRound(t *testing.T, apps []*app, rank, favourite int, random *rand.Rand
 	}
 }
 
-// breakUntil has connections break, on which nothing is lost.
+// breakUntil breaks connections on which nothing is lost, until over is closed.
 func (j *testJob) breakUntil(over chan struct{}, random *rand.Rand) {
 	for {
 		select {
@@ -197,7 +200,7 @@ func (j *testJob) breakUntil(over chan struct{}, random *rand.Rand) {
 	}
 }
 
-// windowsAgree reports whether through each window as much has come, and was taken, as was sent.
+// windowsAgree reports whether as much has arrived through each window, and was taken, as was sent.
 func (j *testJob) windowsAgree() bool {
 	for rank, node := range j.config.Nodes {
 		for from := range j.nodes {

@@ -23,7 +23,7 @@ func (j *Job) windowConfig() window.Config {
 }
 
 // windowPort returns the port at which this node kernel takes requests about windows from ranks of
-// other nodes, and makes it if need be; 0: there is none.
+// other nodes, and opens it if there is none yet; 0: it cannot be opened.
 func (j *Job) windowPort() uint16 {
 	j.opening.Lock()
 	defer j.opening.Unlock()
@@ -58,8 +58,8 @@ func (j *Job) admitClients() {
 	}
 }
 
-// adoptWindows takes up the server of an earlier node kernel, which may begin when all regions are
-// taken up.
+// adoptWindows takes over the server of an earlier node kernel. The server may start only after all
+// regions are taken over.
 func (j *Job) adoptWindows(items map[string]*keep.Item) (err error) {
 	if j.config.Remote == nil {
 		return nil

@@ -1,8 +1,10 @@
 package pid1
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -22,15 +24,15 @@ type Hosted struct {
 
 var hostedDevices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 
-// SetUp builds a root of its own, so that the node sees nothing of the host's files, and configures
-// the network.
+// SetUp builds a root of its own, so that the node sees nothing of the host's files but programs
+// and configuration for jobs that ask for them, and configures the network.
 func (h Hosted) SetUp(log func(format string, args ...any)) (node.Config, error) {
 	go h.watchLifeline()
 	config, err := node.Read(h.Config)
 	if err != nil {
 		return config, err
 	}
-	if err := h.makeRoot(); err != nil {
+	if err := h.makeRoot(log); err != nil {
 		return config, err
 	}
 	text, err := config.Encode()
@@ -56,7 +58,7 @@ func (h Hosted) watchLifeline() {
 	os.Exit(1)
 }
 
-func (h Hosted) makeRoot() error {
+func (h Hosted) makeRoot(log func(format string, args ...any)) error {
 	steps := []mount{
 		{"", "/", "", unix.MS_REC | unix.MS_PRIVATE, ""},
 		{"node", h.Root, "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=755"},
@@ -78,6 +80,9 @@ func (h Hosted) makeRoot() error {
 	}
 	if err := bindProgram(h.JobInit, filepath.Join(h.Root, node.JobInit)); err != nil {
 		return err
+	}
+	if err := bindHost(filepath.Join(h.Root, node.HostRoot)); err != nil {
+		log("jobs cannot have the files of this host (--root host): %v", err)
 	}
 	proc := filepath.Join(h.Root, "proc")
 	if err := unix.Mount("proc", proc, "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
@@ -105,6 +110,62 @@ func bindFile(source, target string) error {
 		return fmt.Errorf("bind %s: %w", source, err)
 	}
 	return nil
+}
+
+// bindHost makes node.HostRoot at a path: read-only mounts of folders of the host, without devices
+// and without programs that change their user. If that fails, the path is empty.
+func bindHost(path string) (err error) {
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = unix.Unmount(path, unix.MNT_DETACH)
+		}
+	}()
+	if err := unix.Mount("host", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755,size=64k"); err != nil {
+		return fmt.Errorf("mount %s: %w", path, err)
+	}
+	for _, name := range node.HostFolders {
+		source, target := filepath.Join("/", name), filepath.Join(path, name)
+		info, err := os.Lstat(source)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err == nil && info.IsDir():
+			err = bindFolder(source, target)
+		case err == nil && info.Mode().Type() == fs.ModeSymlink:
+			err = copyLink(source, target)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bindFolder binds a folder with all that is mounted in it. Mounts of the host's that are missing
+// would show what they hide.
+func bindFolder(source, target string) error {
+	if err := os.Mkdir(target, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(source, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("bind %s: %w", source, err)
+	}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
+	if err := unix.MountSetattr(unix.AT_FDCWD, target, unix.AT_RECURSIVE, &attr); err != nil {
+		return fmt.Errorf("make the mount of %s read-only: %w", source, err)
+	}
+	return nil
+}
+
+func copyLink(source, target string) error {
+	to, err := os.Readlink(source)
+	if err != nil {
+		return err
+	}
+	return os.Symlink(to, target)
 }
 
 // bindProgram binds a program of the host, so that the node can run it and not write to it. The

@@ -46,6 +46,9 @@ func (t *Task) Stop(on bool, processes ...int) error {
 	if t.Group != "" {
 		return t.freeze(on)
 	}
+	if !on && t.Halted != nil && t.Halted() {
+		return nil
+	}
 	sig := unix.SIGCONT
 	if on {
 		sig = unix.SIGSTOP

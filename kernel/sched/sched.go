@@ -37,6 +37,11 @@ type Task struct {
 	// Waiting returns the number of pending messages now. nil: only Arrived reports them.
 	Waiting func() uint32
 
+	// Halted reports whether the whole job is stopped by signals; nil: it never is. Stop then
+	// resumes nothing that signals hold. What continues the job also resumes tasks that the
+	// enforcer holds by signals; they run until it decides next.
+	Halted func() bool
+
 	// Untouched says that no enforcer has left the task stopped or with a priority. Add then does
 	// not resume it: a signal of its user may have stopped it.
 	Untouched bool

@@ -318,7 +318,7 @@ func (c *Container) Give(folder string, digests []archive.Digest, files []*os.Fi
 	return nil
 }
 
-// Unpack has the zstd-compressed tar archive that r gives unpacked into the job's root.
+// Unpack has the archive that r gives unpacked into the job's root.
 func (c *Container) Unpack(ctx context.Context, r io.Reader) error {
 	buf := make([]byte, link.MaxPayload)
 	for {
@@ -351,6 +351,9 @@ func (c *Container) Signal(rank int, sig unix.Signal) error {
 	return c.put(link.New(Signal, SignalBody{Rank: rank, Signal: sig}))
 }
 
+// Resize gives the terminal of the job another size, if it has one.
+func (c *Container) Resize(size Size) error { return c.put(link.New(Resize, size)) }
+
 // Input gives a rank a piece of its standard input; offset counts the bytes before it. The handler
 // receives the position that the rank has taken, and a piece must end less than 256 KiB after that.
 func (c *Container) Input(rank id.Rank, offset uint64, data []byte, eof bool) error {
@@ -378,6 +381,15 @@ func (c *Container) Finish() error { return c.put(link.New(Finish, nil)) }
 
 // Rewind resends every unacknowledged record and all input positions.
 func (c *Container) Rewind() error { return c.put(link.New(Rewind, nil)) }
+
+// Collect ends all processes of the job and has the archive of the files that they have written at
+// the paths (package archive) written to a pipe, which stays the caller's. The reader sees its end
+// when the init is done, or has ended. A later call begins again; the archive is the same.
+func (c *Container) Collect(ctx context.Context, paths [][]byte, pipe *os.File) error {
+	m := link.New(Collect, CollectBody{paths})
+	m.Files = []*os.File{pipe}
+	return c.ask(ctx, m)
+}
 
 // Unkept returns the files that have vanished with the job. It may be called after End.
 func (c *Container) Unkept() Unkept { return c.unkept }
@@ -523,6 +535,10 @@ func (c *Container) lost(op string, err error) error {
 func (c *Container) ask(ctx context.Context, m link.Message) error {
 	c.asking.Lock()
 	defer c.asking.Unlock()
+	select {
+	case <-c.replies: // to a request whose time was over, or an error of a message that is not answered
+	default:
+	}
 	if err := c.out.Send(ctx, m); err != nil {
 		return c.failed(ctx, m.Kind, err)
 	}

@@ -63,7 +63,7 @@ func TestSurroundings(t *testing.T) {
 		want := []string{
 			"[/bin /dev /etc /home /proc /tmp] <nil>",
 			"[/proc/1 /proc/2] <nil>",
-			"[/dev/fd /dev/full /dev/null /dev/random /dev/shm /dev/stderr /dev/stdin /dev/stdout /dev/tty /dev/urandom /dev/zero] <nil>",
+			"[/dev/fd /dev/full /dev/null /dev/ptmx /dev/pts /dev/random /dev/shm /dev/stderr /dev/stdin /dev/stdout /dev/tty /dev/urandom /dev/zero] <nil>",
 			"host node0 <nil>",
 			"interface lo true",
 			"interfaces 1 <nil>",

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/task"
 )
 
@@ -76,6 +77,23 @@ func TestTooLongStrings(t *testing.T) {
 	s = spec(1, "strings", "a\x00b")
 	if _, err := task.New(ctx, host(t), s, newEvents()); err == nil || !strings.Contains(err.Error(), `"a\x00b" has a NUL byte`) {
 		t.Errorf("with a NUL: %v", err)
+	}
+}
+
+// Each rank has the program of its part.
+func TestParts(t *testing.T) {
+	s, err := task.CreateBody{Arguments: 1, Variables: 1, Parts: []task.PartBody{{First: 2, Arguments: 2}, {First: 5, Arguments: 1, Variables: 1}}}.Unpack(
+		[]byte("/a\x00/d\x00a\x00V=1\x00/b\x00b\x00x\x00/c\x00c\x00V=2\x00"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rank, want := range []string{"/a [a] []", "/a [a] []", "/b [b x] []", "/b [b x] []", "/b [b x] []", "/c [c] [V=2]", "/c [c] [V=2]"} {
+		if path, argv, env := s.Program(id.Rank(rank)); fmt.Sprint(path, " ", argv, " ", env) != want {
+			t.Errorf("rank %d: %s %v %v", rank, path, argv, env)
+		}
+	}
+	if _, err := (task.CreateBody{Parts: []task.PartBody{{First: 1, Arguments: 2}}}).Unpack([]byte("/a\x00/d\x00/b\x00b\x00")); err == nil {
+		t.Error("a part lacks an argument")
 	}
 }
 

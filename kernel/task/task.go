@@ -42,6 +42,7 @@ type Spec struct {
 	RAMDisk int64 // bytes of the job's root file system
 	Pids    int   // processes and threads; 0: no bound
 	Small   bool  // decline huge pages for programs that do not ask for them
+	Host    bool  // the ranks see the programs and the configuration of the node's host, which a hosted node has at node.HostRoot
 	Rlimits bool  // no control group enforces the bounds: let resource limits do what they can
 
 	PMI        *pmi.Config // its ranks find each other by PMI 1, at descriptor PMIFD; nil: they do not
@@ -58,7 +59,14 @@ type Rank struct {
 	Cores []id.CPU // the CPUs it may run on; none: wherever the job may
 	Env   []string // added to the job's environment
 	Stdin bool     // has a standard input that is fed by Stdin; otherwise /dev/null
+
+	// Terminal makes its standard streams a terminal of this size, the controlling one of its
+	// session. All that it writes is Stdout then. nil: they are pipes.
+	Terminal *Size `json:",omitempty"`
 }
+
+// Size is the size of a terminal in characters.
+type Size struct{ Rows, Columns uint16 }
 
 // PMIFD is the descriptor of a rank's connection to the process management interface.
 const PMIFD = 4
@@ -88,6 +96,7 @@ type Record struct {
 	Open   bool   `json:",omitempty"` // of an end: processes that the rank has left behind may still write for it
 	Last   bool   `json:",omitempty"` // every rank of the node has ended, and nothing can be written any more
 	Acked  uint64 `json:",omitempty"` // every record up to this one had been acknowledged when this one was sent
+	Unkept Unkept `json:",omitzero"`  // with Last: files that vanish with the job
 }
 
 // Status is how a rank ended.
@@ -160,14 +169,16 @@ const (
 	Strings  = "strings"  // payload: a piece of the job's Exec, before Create; not answered
 	Create   = "create"   // CreateBody -> (empty)
 	Contents = "contents" // ContentsBody and files that the node has already, before Unpack; not answered
-	Unpack   = "unpack"   // payload: a piece of the zstd-compressed tar archive of the job's files; not answered
+	Unpack   = "unpack"   // payload: a piece of the archive of the job's files (package archive); not answered
 	Unpacked = "unpacked" // the archive is complete -> (empty)
 	Start    = "start"    // run the ranks -> (empty)
 	Signal   = "signal"   // SignalBody; not answered
+	Resize   = "resize"   // Size of the terminal; not answered
 	Input    = "input"    // InputBody and payload; returned when written
 	Ack      = "ack"      // AckBody; not answered
 	Rewind   = "rewind"   // send all unacknowledged records and input positions again; not answered
 	Finish   = "finish"   // end what the ranks, which have all ended, have left behind; not answered, but output ends
+	Collect  = "collect"  // CollectBody and a pipe -> (empty), and the archive of the files into the pipe; ends all processes of the job
 	Resync   = "resync"   // from a new node kernel -> the kept items, then Resync with State, then each Process
 	Process  = "process"  // from the init: ProcessBody and a pidfd of a running rank; sent at its start and after a Resync
 	Content  = "content"  // from the init: ContentsBody and a file that was unpacked
@@ -190,6 +201,7 @@ type State struct {
 	Spec    Spec      // without its Exec
 	Loaded  bool      // the job's files have been unpacked, all of them
 	Started bool      // the ranks have been started, all of them
+	Halted  bool      // the job is stopped: SIGSTOP was sent to AllRanks, and no SIGCONT since
 	Running []id.Rank // the ranks that have not ended
 }
 
@@ -228,6 +240,9 @@ type ContentsBody struct {
 	Digests []archive.Digest
 	Folder  string // where the node has the files mounted, under the names of their digests; empty: nowhere
 }
+
+// CollectBody names files and folders that ranks may have written: absolute paths.
+type CollectBody struct{ Paths [][]byte }
 
 // AckBody acknowledges every record up to Seq.
 type AckBody struct{ Seq uint64 }

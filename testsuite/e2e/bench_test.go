@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// Each way in which a message gets to its handler is measured, and nothing disturbs what computes meanwhile.
+// Each path from a message to its handler is measured, and nothing disturbs the ranks that compute
+// in the meantime.
 func TestBenchSched(t *testing.T) {
 	use(t, "hosted") // or it is skipped
 	r := start(t, nil, "bench", "sched", "--substrate", "hosted", "--messages", "6", "--rounds", "1", "--json").wait()
@@ -60,7 +61,7 @@ func TestBenchSched(t *testing.T) {
 	}
 }
 
-// The example prints a table, and says when its ranks are not where they have to be.
+// The example prints a table, and reports ranks that are not where they have to be.
 func TestLatency(t *testing.T) {
 	m := use(t, "hosted")
 	program := filepath.Join(bin, "latency")
@@ -80,10 +81,11 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// fabricCases reach every place, an operation that sockets do not have, and messages that are too long for UDP.
+// fabricCases cover every place, an operation that sockets do not have, and messages too long for
+// UDP.
 const fabricCases = "roundtrip-64,rate-1048576,barrier,put-8"
 
-// Messages are measured on every place, and the figures of JSON and of the page are the same.
+// Messages are measured on every place. The figures in JSON equal those on the page.
 func TestBenchFabric(t *testing.T) {
 	use(t, "hosted")
 	page := filepath.Join(t.TempDir(), "page.md")
@@ -139,7 +141,7 @@ type fabricResult struct {
 	Absent, Error                string
 }
 
-// check demands figures, or a reason why there are none.
+// check requires figures, or a reason for their absence.
 func (f fabricResult) check(t *testing.T) {
 	t.Helper()
 	slower := f.P99 >= f.Median
@@ -158,7 +160,52 @@ func (f fabricResult) check(t *testing.T) {
 	}
 }
 
-// A measurement of messages that is killed leaves nothing either.
+// Launches are measured. The figures in JSON equal those on the page.
+func TestBenchLaunch(t *testing.T) {
+	use(t, "hosted")
+	page := filepath.Join(t.TempDir(), "page.md")
+	text := "# Figures\n<!-- begin: written by margay bench launch -->\n<!-- end: written by margay bench launch -->\nend\n"
+	if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, nil, "bench", "launch", "--quick", "--json", "--nodes", "2", "--into", page).wait()
+	if r.code != 0 {
+		t.Fatal(r)
+	}
+	var figures struct {
+		Results []struct {
+			Nodes, Jobs, Failed int
+			Contender           string
+			Median              float64            `json:"median_ms"`
+			Speed               map[string]float64 `json:"speed_to"`
+		}
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &figures); err != nil {
+		t.Fatalf("%v\n%v", err, r)
+	}
+	got := make(map[string]bool)
+	for _, f := range figures.Results {
+		if f.Nodes != 2 || f.Jobs != 1 || f.Failed != 0 || f.Median <= 0 || f.Contender == "Margay" && f.Speed["MPICH hydra"] <= 0 {
+			t.Errorf("%+v", f)
+		}
+		got[f.Contender] = true
+	}
+	for _, want := range []string{"Margay", "Margay, back to back", "MPICH hydra", "fork and exec"} {
+		if !got[want] {
+			t.Errorf("%s is not measured: %v", want, r)
+		}
+	}
+	written, err := os.ReadFile(page)
+	if err != nil || !strings.Contains(string(written), fmt.Sprintf("\n| 2 | %.1f (", figures.Results[0].Median)) {
+		t.Errorf("%v\n%s", err, written)
+	}
+	left, err := filepath.Glob(filepath.Join(scratch, "m", "bench-launch-*"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// A killed measurement of messages leaves nothing behind.
 func TestBenchFabricKilled(t *testing.T) {
 	use(t, "hosted")
 	c := start(t, nil, "bench", "fabric", "--against", "none", "--place", "same-node", "--time", "1h")
@@ -172,7 +219,7 @@ func TestBenchFabricKilled(t *testing.T) {
 	eventually(t, "end of the machine", func() bool { _, err := os.Stat(machine); return os.IsNotExist(err) }, c.stderr.String)
 }
 
-// Who interrupts a measurement leaves nothing of it.
+// An interrupted measurement leaves nothing behind.
 func TestBenchSchedInterrupted(t *testing.T) {
 	use(t, "hosted")
 	c := start(t, nil, "bench", "sched", "--substrate", "hosted", "--messages", "1000000")

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Files that a job has brought stay on its nodes for later jobs, over a restart of the node kernel, too, and what a job writes to its
-// copies changes nothing.
+// Files that a job has brought stay on its nodes for later jobs, across a restart of the node
+// kernel, too. A job's writes to its copies do not change them.
 func TestContentsStay(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		file := filepath.Join(t.TempDir(), "data")
@@ -44,8 +44,8 @@ func TestContentsStay(t *testing.T) {
 	})
 }
 
-// A job executes the node's copy of a program that an earlier job has brought. Its ranks can change the program neither then nor in
-// the job that brings it.
+// A job executes the node's copy of a program that an earlier job has brought. Its ranks cannot
+// change the program, neither then nor in the job that brings it.
 func TestCodeIsShared(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		shell := filepath.Join(t.TempDir(), "shell") // which no node has

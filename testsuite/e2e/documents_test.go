@@ -13,9 +13,9 @@ import (
 	"margay/testsuite/documents"
 )
 
-// TestDocuments runs every command of the documents: one copy of the tree and one shell for each page, the commands in their order.
-// The comment in front of a block lists what may differ in its output; TestPages in testsuite/documents lists the blocks that are
-// not run.
+// TestDocuments runs every command of the documents: one copy of the tree and one shell for each
+// page, the commands in their order. The comment in front of a block lists the parts of its output
+// that may differ. TestPages in testsuite/documents lists the blocks that are not run.
 func TestDocuments(t *testing.T) {
 	pages := func(substrate, kind string, pages ...string) {
 		t.Run(substrate, func(t *testing.T) {
@@ -32,8 +32,9 @@ func TestDocuments(t *testing.T) {
 	pages("qemu", "own virtual", "README.md", "docs/operating.md", "docs/netboot.md")
 }
 
-// readersMargay replaces the command margay: it selects the substrate of the test, gives nodes longer to come up, and waits for late
-// nodes before it runs a job, since a late node gets no ranks and other tests load the host.
+// readersMargay replaces the command margay. It selects the substrate of the test, gives nodes
+// longer to come up, and waits for late nodes before it runs a job, since a late node gets no ranks
+// and other tests load the host.
 const readersMargay = `margay() {
 	case "$1 ${2-}" in
 	"machine up") set -- "$@" --substrate "$substrate" --boot-timeout 5m ;;
@@ -47,7 +48,8 @@ const readersMargay = `margay() {
 }
 `
 
-// nodeStartedAgain matches the lines of margay machine up about a virtual node that was restarted, which docs/operating.md allows.
+// nodeStartedAgain matches the lines of margay machine up about a virtual node that was restarted,
+// which docs/operating.md allows.
 var nodeStartedAgain = regexp.MustCompile(`(?m)^node\d+: .*started once more.*\n| on boot \d`)
 
 func readPage(t *testing.T, substrate, page string) {
@@ -60,7 +62,7 @@ func readPage(t *testing.T, substrate, page string) {
 		t.Fatal(err)
 	}
 	tree := copyOfTree(t)
-	base, err := os.MkdirTemp(scratch, "r") // two readers call their machines the same
+	base, err := os.MkdirTemp(scratch, "r") // two readers give their machines the same name
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +73,7 @@ func readPage(t *testing.T, substrate, page string) {
 	t.Cleanup(func() {
 		down := exec.Command(filepath.Join(tree, "bin", "margay"), "machine", "down")
 		down.Env = s.Env
-		_ = down.Run() // a page that was read to its end has done so itself
+		_ = down.Run() // a page read to its end has done so itself
 	})
 	commands, err := s.Script(examples, substrate)
 	if err != nil {
@@ -89,7 +91,8 @@ func readPage(t *testing.T, substrate, page string) {
 	}
 }
 
-// readersEnvironment is the environment of this test without what a make above it says to those below: a reader's make has none.
+// readersEnvironment returns the environment of this test without the variables that an outer make
+// sets for inner ones: a reader's make has no outer one.
 func readersEnvironment() []string {
 	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")
@@ -97,7 +100,8 @@ func readersEnvironment() []string {
 	})
 }
 
-// copyOfTree makes a copy of the tree that the reader of a page may fill with files, and returns its folder.
+// copyOfTree makes a copy of the tree, which the reader of a page may fill with files, and returns
+// its folder.
 func copyOfTree(t *testing.T) string {
 	t.Helper()
 	entries, err := os.ReadDir("../..")

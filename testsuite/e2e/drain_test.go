@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A node is taken out of service while it has a job, through a kill of serve, and into service again.
+// A node is drained while it has a job, across a kill of serve, and put back into service.
 func TestDrain(t *testing.T) {
 	m := up(t, "hosted", 2, 2)
 	job := strings.TrimSpace(m.run(0, "--detach", "-w", "node1", probe(), "sleep").stdout)

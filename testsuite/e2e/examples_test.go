@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The examples that a newcomer runs end well each time, with more ranks than the host has CPUs.
+// The examples for newcomers succeed each time, with more ranks than the host has CPUs.
 func TestExamples(t *testing.T) {
 	examples(t, 20)
 }
@@ -56,7 +56,8 @@ func examples(t *testing.T, times int) {
 	inTurns(t, tests...)
 }
 
-// So does the one that measures, which shares cores and inserts extensions: four jobs of three ranks at once.
+// So does the example that measures, which shares cores and inserts extensions: four jobs of three
+// ranks at once.
 func TestLatencyEndsWell(t *testing.T) {
 	latencyEndsWell(t, 3)
 }
@@ -70,7 +71,7 @@ func latencyEndsWell(t *testing.T, rounds int) {
 			jobs = append(jobs, m.start("run", "-n", "3", "--per-core", "2", filepath.Join(bin, "latency"), "2", "20"))
 		}
 		for _, job := range jobs {
-			// What a switch costs is a line more, unless that is lost in noise.
+			// The cost of a switch is one more line, unless it is lost in noise.
 			if r := job.wait(); r.code != 0 || strings.Count(r.stdout, "\n")-strings.Count(r.stdout, "two that compute, ") != 7 || !strings.Contains(r.stdout, " results of computing, 0 not those of an undisturbed run") {
 				t.Errorf("round %d: %v", round, r)
 			}
@@ -78,7 +79,8 @@ func latencyEndsWell(t *testing.T, rounds int) {
 	}
 }
 
-// The example that make run runs says only why its machine did not come up, and passes on flags for that.
+// The example that make run runs prints only why its machine did not come up, and passes on flags
+// for that machine.
 func TestDemoWithoutMachine(t *testing.T) {
 	text := filepath.Join(scratch, "few.txt")
 	if err := os.WriteFile(text, []byte("few words\n"), 0o644); err != nil {

@@ -14,8 +14,8 @@ import (
 	"margay/kernel/abi/node"
 )
 
-// On fabrics of datagrams a job counts what a sequential program does, and passes barriers. Nothing is
-// lost while a node kernel stands still for two seconds.
+// On datagram fabrics, a job counts the same as a sequential program, and passes barriers. Nothing
+// is lost while a node kernel stands still for two seconds.
 func TestDatagramFabrics(t *testing.T) {
 	text := filepath.Join(bin, "..", "ARCHITECTURE.md")
 	plain, err := exec.Command(filepath.Join(bin, "plain"), text).Output()
@@ -45,8 +45,9 @@ func TestDatagramFabrics(t *testing.T) {
 	inTurns(t, tests...)
 }
 
-// Nothing is lost, doubled or reordered while nodes lose a fifth of their datagrams, and none arrives for three seconds: neither
-// messages, nor operations, nor while node kernels are killed.
+// Nothing is lost, duplicated or reordered while nodes lose a fifth of their datagrams, and all of
+// them for three seconds. This holds for messages and operations, and while node kernels are
+// killed.
 func TestLossyWire(t *testing.T) {
 	inC, inGo := operationPrograms(t)
 	var tests []turnOf
@@ -71,7 +72,7 @@ func TestLossyWire(t *testing.T) {
 	inTurns(t, tests...)
 }
 
-// lose has each hosted node lose some of the datagrams that arrive: those on which an expression of nft is true.
+// lose makes each hosted node lose the arriving datagrams that match an nft expression.
 func (m *machine) lose(which string) {
 	m.t.Helper()
 	rules := fmt.Sprintf(`
@@ -93,8 +94,9 @@ table ip lossy {
 	}
 }
 
-// killedMeanwhile kills node kernels while messages go to and fro. On a trusted wire they pass none,
-// once there are mirrored channels, and none is lost; a lost message ends the job.
+// killedMeanwhile kills node kernels while messages are exchanged. On a trusted wire, messages
+// bypass the node kernels once there are mirrored channels, and none is lost. A lost message ends
+// the job.
 func (m *machine) killedMeanwhile() {
 	m.t.Helper()
 	if !node.TrustsWire(m.listNodes()[0].Info.Fabric) {
@@ -115,8 +117,9 @@ func (m *machine) killedMeanwhile() {
 	}
 }
 
-// Operations on windows of other nodes take effect exactly once while the node kernels are killed
-// that carry them out, again and again. A job that cannot know it about one of them ends.
+// Operations on windows of other nodes take effect exactly once while the node kernels that carry
+// them out are killed, again and again. A job that cannot know whether one of them took effect
+// ends.
 func TestOperationsOutliveNodeKernels(t *testing.T) {
 	_, inGo := operationPrograms(t)
 	seed := check.Seed(t)
@@ -148,8 +151,9 @@ func (m *machine) operationsAndKills(program string, seed uint64) result {
 	return c.wait()
 }
 
-// What a rank tries with the socket of its mirrored channels is refused, and what it sends by it harms neither the job beside it nor
-// the node kernels. A rank that writes nonsense into its mirrored channels harms its own job.
+// A rank's abuse of the socket of its mirrored channels is refused, and datagrams that it sends
+// through the socket harm neither the job beside it nor the node kernels. A rank that writes
+// nonsense into its mirrored channels harms its own job.
 func TestAttackerOfWire(t *testing.T) {
 	inTurns(t, turnOf{"wire", expect("own"), func(t *testing.T, _ *machine) {
 		m := up(t, "hosted", 2, 2, "--fabric", "udp-trusted")
@@ -176,7 +180,8 @@ func TestAttackerOfWire(t *testing.T) {
 	}})
 }
 
-// socketTries are what a rank tries with the socket of its mirrored channels, and why that fails.
+// socketTries are a rank's attempts to abuse the socket of its mirrored channels, and the errors
+// that they get.
 var socketTries = []string{
 	"move a socket to another port: refused: invalid argument",
 	"move a socket that was disconnected: refused: invalid argument",
@@ -187,7 +192,7 @@ var socketTries = []string{
 	"open a raw socket: refused: operation not permitted",
 }
 
-// standStill stops one node kernel for two seconds while messages go to and fro.
+// standStill stops one node kernel for two seconds while messages are exchanged.
 func (m *machine) standStill() {
 	m.t.Helper()
 	const rounds = 100

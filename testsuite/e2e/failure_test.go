@@ -23,7 +23,8 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// countJob starts a job that prints numbered lines for a while, and returns a check that none is missing or there twice.
+// countJob starts a job that prints numbered lines for a while, and returns a check that none is
+// missing or duplicated.
 func countJob(t *testing.T, m *machine, ranks, lines, pause int) (c *command, complete func(r result)) {
 	t.Helper()
 	c = m.start("run", "-n", fmt.Sprint(ranks), probe(), "count", fmt.Sprint(lines), fmt.Sprint(pause))
@@ -56,7 +57,7 @@ func countJob(t *testing.T, m *machine, ranks, lines, pause int) (c *command, co
 
 func TestServeKilled(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
-		kills := 1 // virtual nodes are slow, and what serve does is the same for them
+		kills := 1 // virtual nodes are slow, and serve does the same for them
 		if m.hosted() {
 			kills = 3
 		}
@@ -82,7 +83,8 @@ func TestServeKilled(t *testing.T) {
 	})
 }
 
-// A serve that is stopped for longer than a node may be silent takes no node for dead, and goes on.
+// A serve that is stopped for longer than a node may be silent declares no node dead, and
+// continues.
 func TestServeStopped(t *testing.T) {
 	ownMachine(t, "own")
 	const dead = 3 * time.Second
@@ -106,7 +108,7 @@ func TestServeStopped(t *testing.T) {
 	m.usable()
 }
 
-// A serve that is killed while jobs are launched, at whatever moment, costs no job.
+// A serve that is killed while jobs are launched, at any moment, costs no job.
 func TestServeKilledAtLaunch(t *testing.T) {
 	m := use(t, "hosted")
 	for delay := 0; delay < 100; delay += 15 {
@@ -120,14 +122,14 @@ func TestServeKilledAtLaunch(t *testing.T) {
 	}
 }
 
-// The same while files are copied, of which the nodes have taken some: margay run sends them again. So it does when it is a node kernel
-// that is killed.
+// The same while files are copied and the nodes have taken some of them: margay run sends the files
+// again. So it does when a node kernel is killed instead.
 func TestKilledWhileFilesAreCopied(t *testing.T) {
 	m := use(t, "hosted")
 	large := filepath.Join(t.TempDir(), "large")
 	_, serve := m.status()
 	for name, victim := range map[string]int{"serve": serve, "node kernel": m.nodeKernels()[1]} {
-		content := make([]byte, 96<<20) // which does not become smaller, and which no node has
+		content := make([]byte, 96<<20) // incompressible, and on no node
 		rand.NewChaCha8([32]byte{byte(len(name))}).Read(content)
 		if err := os.WriteFile(large, content, 0o600); err != nil {
 			t.Fatal(err)
@@ -143,7 +145,7 @@ func TestKilledWhileFilesAreCopied(t *testing.T) {
 	m.usable()
 }
 
-// A launch that loses a node goes on without it, and says so; without a retry the job fails.
+// A launch that loses a node continues without it, and reports this. Without a retry the job fails.
 func TestNodeLostAtLaunch(t *testing.T) {
 	ownMachine(t, "own")
 	m := up(t, "hosted", 3, 1)
@@ -211,7 +213,8 @@ func TestNodeKernelKilled(t *testing.T) {
 	m.usable()
 }
 
-// Node kernels that are killed with standard input on the way, and its end at last, cost ranks none of it, and double none.
+// Killing node kernels while standard input and then its end are on the way makes ranks lose none
+// of the input and get none twice.
 func TestNodeKernelKilledWithInput(t *testing.T) {
 	m := use(t, "hosted")
 	in, feed, err := os.Pipe()
@@ -245,8 +248,8 @@ func TestNodeKernelKilledWithInput(t *testing.T) {
 	m.usable()
 }
 
-// nodeKernels returns the pids of the machine's hosted node kernels. It waits for those that are being started: one that was killed
-// often is started again later each time.
+// nodeKernels returns the pids of the machine's hosted node kernels. It waits for those that are
+// starting: the delay before a restart grows with the number of kills.
 func (m *machine) nodeKernels() (found []int) {
 	m.t.Helper()
 	holder, _ := m.status()
@@ -257,7 +260,7 @@ func (m *machine) nodeKernels() (found []int) {
 	return found
 }
 
-// nodeKernelsOf returns the grandchildren of a holder called kernel.
+// nodeKernelsOf returns the grandchildren of a holder that are called kernel.
 func nodeKernelsOf(t testing.TB, holder int) (found []int) {
 	t.Helper()
 	for _, pid := range pids(t, "/proc/self/exe kernel") {
@@ -293,9 +296,9 @@ func TestNodeKernelRestartedInVM(t *testing.T) {
 	m.usable()
 }
 
-// A restarted node kernel continues with the messages where they were. If one was under way, the job
-// ends with that reason. In every other job messages are hardly ever under way, so that not all of
-// them can be lost.
+// A restarted node kernel continues with the messages where they were. If one was in flight, the
+// job ends with that reason. In every other job messages are rarely in flight, so not all jobs can
+// lose one.
 func TestNodeKernelKilledUnderMessages(t *testing.T) {
 	m := use(t, "hosted")
 	m.killUnderMessages(func(often bool) (*command, func(result) bool) {
@@ -311,8 +314,8 @@ func TestNodeKernelKilledUnderMessages(t *testing.T) {
 	})
 }
 
-// killUnderMessages starts jobs that send messages, often or seldom, and kills a node kernel of each.
-// A job must either be whole or end because it lost a message, and some must be whole.
+// killUnderMessages starts jobs that send messages, often or seldom, and kills a node kernel of
+// each. A job must either complete or end because it lost a message, and some jobs must complete.
 func (m *machine) killUnderMessages(start func(often bool) (c *command, whole func(result) bool)) {
 	m.t.Helper()
 	whole, lost := 0, 0
@@ -339,8 +342,9 @@ func (m *machine) killUnderMessages(start func(often bool) (c *command, whole fu
 	m.usable()
 }
 
-// Ranks of one node speak past their node kernel: they lose nothing when it is killed, as often as that may be. When one of them is
-// killed, the other, which waits for it, ends with it.
+// Messages between ranks of one node bypass the node kernel: none is lost when the node kernel is
+// killed, however often. When one of the ranks is killed, the other, which waits for it, ends with
+// it.
 func TestKilledBetweenNeighbours(t *testing.T) {
 	m := use(t, "hosted")
 	m.killNodeKernels()
@@ -363,8 +367,8 @@ func TestKilledBetweenNeighbours(t *testing.T) {
 	m.usable()
 }
 
-// killNodeKernels kills all node kernels and waits until the nodes are up again. A node kernel in which a scheduler was inserted once
-// sees all messages from then on; its successor does not.
+// killNodeKernels kills all node kernels and waits until the nodes are up again. Once a scheduler
+// was inserted in a node kernel, the kernel sees all messages from then on; its successor does not.
 func (m *machine) killNodeKernels() {
 	m.t.Helper()
 	for _, kernel := range m.nodeKernels() {
@@ -374,7 +378,8 @@ func (m *machine) killNodeKernels() {
 	m.awaitUp()
 }
 
-// ranks returns the pids of the ranks on the machine's hosted nodes that run the probe in a mode, by rank.
+// ranks returns the pids of the ranks on the machine's hosted nodes that run the probe in a mode,
+// by rank.
 func (m *machine) ranks(mode string) (found []int) {
 	m.t.Helper()
 	below := m.processes()
@@ -395,8 +400,9 @@ func (m *machine) ranks(mode string) (found []int) {
 	return found
 }
 
-// Ranks of several nodes meet without their node kernels: killed ones hold up no barrier and lose none. When a rank is killed, be it
-// the leader of its node or not, the others, which wait for it, end with it.
+// Ranks of several nodes meet in barriers without their node kernels: killing these holds up no
+// barrier and loses none. When a rank is killed, whether or not it is the leader of its node, the
+// ranks that wait for it end with it.
 func TestKilledWhileRanksMeet(t *testing.T) {
 	m := use(t, "hosted")
 	m.killNodeKernels()
@@ -473,7 +479,7 @@ func TestTerminalClosed(t *testing.T) {
 }
 
 // terminal makes a pseudo terminal.
-func terminal(t *testing.T) (master, slave *os.File) {
+func terminal(t testing.TB) (master, slave *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -497,9 +503,11 @@ func terminal(t *testing.T) (master, slave *os.File) {
 func TestOrphansEndWithTheJob(t *testing.T) {
 	m := use(t, "hosted")
 	m.run(0, "-n", "8", probe(), "orphan")
-	if left := pids(t, "/proc/self/exe sleep 3600 orphan"); len(left) > 0 {
-		t.Errorf("processes %v are left", left)
-	}
+	var left []int
+	eventually(t, "end of what ranks have left behind", func() bool {
+		left = pids(t, "/proc/self/exe sleep 3600 orphan")
+		return len(left) == 0
+	}, func() string { return fmt.Sprintf("processes %v are left", left) })
 }
 
 // A node that is stopped for a while is late, and loses nothing.
@@ -524,7 +532,8 @@ func TestVMStoppedForAWhile(t *testing.T) {
 	complete(c.wait())
 }
 
-// A node that is silent for too long is given up with its jobs; it is taken back when it speaks again.
+// A node that is silent for too long is given up with its jobs. It is taken back when it sends
+// again.
 func TestVMStoppedForGood(t *testing.T) {
 	m := use(t, "mortal")
 	c := m.start("run", "-n", m.all(), probe(), "sleep")
@@ -545,7 +554,8 @@ func TestVMStoppedForGood(t *testing.T) {
 	m.usable()
 }
 
-// The end of a virtual machine ends its node at once, and the jobs on it; the others go on. The node is started once more.
+// The end of a virtual machine ends its node and the jobs on it at once. The other jobs continue.
+// The node is started once more.
 func TestVMKilled(t *testing.T) {
 	m := use(t, "mortal")
 	other := m.start("run", "-n", "1", probe(), "count", "60", "100")
@@ -570,8 +580,9 @@ func TestVMKilled(t *testing.T) {
 	}
 }
 
-// A node that ends is started again a few times, with a root, a RAM disk and connections to others that are new. Then it stays dead until
-// an order. An order for a node with a job needs force, and ends the job.
+// A node that ends is restarted a few times, with a new root, RAM disk and connections to other
+// nodes. Then it stays dead until it is restarted by an order. An order for a node with a job needs
+// force, and ends the job.
 func TestReboot(t *testing.T) {
 	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 1)
@@ -612,7 +623,8 @@ func TestReboot(t *testing.T) {
 	m.usable()
 }
 
-// A node that boots and never registers is named, with what its console shows, and nothing is left of the machine.
+// The error names a node that boots and never registers, and shows its console. Nothing is left of
+// the machine.
 func TestNodeNeverRegisters(t *testing.T) {
 	ownMachine(t, "own")
 	program := filepath.Join(scratch, "hang")
@@ -625,7 +637,7 @@ func TestNodeNeverRegisters(t *testing.T) {
 	m.gone()
 }
 
-// gone demands that nothing is left of a machine.
+// gone requires that nothing is left of a machine.
 func (m *machine) gone() {
 	m.t.Helper()
 	if _, err := os.Stat(m.file()); !os.IsNotExist(err) {
@@ -671,7 +683,7 @@ func TestRankNeverJoins(t *testing.T) {
 
 func TestRankLeavesOthersInABarrier(t *testing.T) {
 	m := use(t, "hosted")
-	for _, rank := range []string{"4", "5"} { // the leader of its node, and another one
+	for _, rank := range []string{"4", "5"} { // the leader of its node, and another rank
 		r := m.run(125, "-n", "6", probe(), "leave", rank)
 		if !strings.Contains(r.stderr, "rank "+rank+" on node2 has ended, but rank ") {
 			t.Error(r)
@@ -688,7 +700,8 @@ func TestMachineTwice(t *testing.T) {
 	m.usable()
 }
 
-// Nothing survives the holder. What it leaves on disk is recognised and removed by the next machine of that name.
+// Nothing survives the holder. The next machine of that name recognises and removes the files that
+// it leaves on disk.
 func TestHolderKilled(t *testing.T) {
 	onOwn(t, func(t *testing.T, substrate string) {
 		m := up(t, substrate, 1, 2)
@@ -736,7 +749,8 @@ func TestDownEndsEverything(t *testing.T) {
 	}
 }
 
-// Whatever watches or uses a machine when it goes down ends with it, says so in words for people, and looks for no other serve.
+// Commands that watch or use a machine when it goes down end with it, print a message for people,
+// and do not look for another serve.
 func TestDownEndsCommands(t *testing.T) {
 	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 2)
@@ -777,7 +791,7 @@ func TestDownEndsCommands(t *testing.T) {
 	}
 }
 
-// Two jobs that run side by side, and many one after the other, leave nothing behind.
+// Two concurrent jobs, and many sequential ones, leave nothing behind.
 func TestManyJobs(t *testing.T) {
 	m := use(t, "hosted")
 	var all sync.WaitGroup
@@ -794,7 +808,7 @@ func TestManyJobs(t *testing.T) {
 	m.awaitIdle()
 }
 
-// Of two who make a machine of the same name at the same moment, one gets it.
+// When two commands make a machine of the same name at once, one of them gets it.
 func TestMachineTwiceAtOnce(t *testing.T) {
 	ownMachine(t, "own")
 	m := &machine{t: t, name: "twice", nodes: 2, cores: 1}

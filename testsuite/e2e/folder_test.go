@@ -8,12 +8,13 @@ import (
 	"testing"
 )
 
-// in has a command take its machines from a folder.
+// in sets the folder from which a command takes its machines.
 func in(dir string) func(*exec.Cmd) {
 	return func(c *exec.Cmd) { c.Env = append(os.Environ(), "MARGAY_DIR="+dir) }
 }
 
-// A machine is made in a folder full of other things, which stay as they are, and in which no name is taken for a machine's.
+// A machine is made in a folder full of other files. These stay as they are, and no name of them is
+// taken for a machine's.
 func TestFolderOfOthers(t *testing.T) {
 	ownMachine(t, "own")
 	dir := filepath.Join(scratch, "home")
@@ -33,7 +34,7 @@ func TestFolderOfOthers(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		// That of the folder itself changes with the machine in it.
+		// The folder's own line changes with the machine in it.
 		_, rest, _ := strings.Cut(string(out), "\n")
 		return rest
 	}

@@ -14,7 +14,8 @@ import (
 
 func attacker() string { return filepath.Join(scratch, "attacker") }
 
-// What an application tries by Linux, and what it is told on a node that has a Linux of its own.
+// An application's attempts through Linux, and the errors that it gets on a node with a Linux of
+// its own.
 const systemTries = `signal PID 1: operation not permitted
 signal PID 1 by a descriptor: operation not permitted
 signal any other process: there is none
@@ -89,15 +90,18 @@ connect to 10.66.0.1:7117: network is unreachable
 connect to 10.66.1.0:7118: network is unreachable
 `
 
-// hostMay is what the Linux of a host may give to everybody, and a hosted node cannot take away for its jobs alone. None of it
-// reaches anything of the node or of another job.
+// hostMay lists the attempts that the Linux of a host may permit to every user, and that a hosted
+// node cannot forbid for its jobs alone. None of them reaches anything of the node or of another
+// job.
 var hostMay = []string{"leave its cores", "be root in a user namespace", "leave a key behind", "reach the host by vsock"}
 
-// ordinaryMay is what Linux gives a job on a hosted node of an ordinary user, besides: there it is the same user as its own init.
+// ordinaryMay lists the further attempts that Linux permits to a job on a hosted node of an
+// ordinary user: there the job is the same user as its own init.
 var ordinaryMay = []string{"signal PID 1", "signal PID 1 by a descriptor", "limit PID 1", "read /proc/1/fd", "write /etc/passwd"}
 
-// What an application asks its node kernel for, what it is told, and what the log of extensions says about it; in the log V is the
-// victim's extension. Where nothing is said, the try has reached nothing but the application's own.
+// An application's requests to its node kernel, the answers, and the lines in the log of
+// extensions, where V is the victim's extension. An attempt without a line has reached only the
+// application's own objects.
 var nodeTries = []struct{ name, told, logged string }{
 	{"insert a trusted extension", "only the machine has trusted extensions", "(attack): refused: the extension is refused: only the machine has trusted"},
 	{"insert into slot boot", "slot boot takes only", "(attack): refused: the extension is refused: slot boot takes only"},
@@ -127,8 +131,9 @@ var nodeTries = []struct{ name, told, logged string }{
 	{"shrink what the node kernel maps", "operation not permitted", ""},
 }
 
-// An application that tries to get at the node, and at the job beside it, is refused each single thing, what it asks the node kernel
-// for is logged, and the other job has noticed nothing. Linux itself says no to the rest, and the node is not told of that.
+// An application that attacks the node and the job beside it is refused each attempt. Its requests
+// to its node kernel are logged, and the other job is not affected. Linux itself refuses the other
+// attempts, and the node is not notified of these.
 func TestAttacker(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		victim := m.start("run", attacker(), "victim")
@@ -167,7 +172,7 @@ func TestAttacker(t *testing.T) {
 		if r := m.run(125, attacker(), "ring"); !strings.Contains(r.stderr, "the area was written over") {
 			t.Error(r)
 		}
-		// The rank beside it has met nonsense in its channel.
+		// The rank beside it has found nonsense in its channel.
 		if r := m.run(2, "-n", "2", "-N", "1", attacker(), "channels"); !strings.Contains(r.stderr, "channel from rank 0") || !strings.Contains(r.stderr, "written over") {
 			t.Error(r)
 		}
@@ -179,7 +184,8 @@ func TestAttacker(t *testing.T) {
 	})
 }
 
-// A job that has damaged what the next node kernel finds of it ends, and harms neither that one nor the job beside it.
+// A job that has damaged the state that the next node kernel adopts ends, and harms neither that
+// kernel nor the job beside it.
 func TestAttackerOfNextKernel(t *testing.T) {
 	m := use(t, "hosted")
 	victim := m.start("run", attacker(), "victim")
@@ -221,12 +227,13 @@ func TestAttackerOfNextKernel(t *testing.T) {
 	m.usable()
 }
 
-// What an application gives to its node kernel that would take an hour to close holds up nobody: the job ends, and others go on.
+// A descriptor from an application that would take an hour to close holds up nothing: the job ends,
+// and others continue.
 func TestAttackerHoldsUp(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		ways := []string{"request", "doorbell"}
 		if m.hosted() {
-			ways = append(ways, ways...) // who is faster is not said
+			ways = append(ways, ways...) // which side is faster is not certain
 		}
 		for _, way := range ways {
 			m.run(0, attacker(), "hold", way)
@@ -236,8 +243,8 @@ func TestAttackerHoldsUp(t *testing.T) {
 	})
 }
 
-// checkSystem holds what an application was told against systemTries. Where there are things that it may, Linux is free to refuse the
-// others for other reasons.
+// checkSystem compares the results that an application got with systemTries. Where some attempts
+// are permitted, Linux may refuse the others for other reasons.
 func checkSystem(t *testing.T, may []string, said string) {
 	t.Helper()
 	lines, wants := strings.Split(said, "\n"), strings.Split(systemTries, "\n")
@@ -262,8 +269,9 @@ func checkSystem(t *testing.T, may []string, said string) {
 	}
 }
 
-// Whatever an application leaves behind ends with it: processes that hide, hold its memory and sockets, and will not go; extensions,
-// regions, mounts. It does not matter how the application ends.
+// All remains of an application end with it: processes that hide, hold its memory and sockets, and
+// resist termination; extensions, regions, mounts. This holds for each way in which the application
+// ends.
 func TestNothingIsLeft(t *testing.T) {
 	type end = func(m *machine, c *command)
 	everywhere := map[string]end{
@@ -277,7 +285,7 @@ func TestNothingIsLeft(t *testing.T) {
 				m.margay("kill", "-s", "KILL", "--rank", rank, job)
 			}
 		},
-		"init killed": func(m *machine, _ *command) { // in a guest nobody can reach it
+		"init killed": func(m *machine, _ *command) { // in a guest it cannot be reached
 			for _, pid := range pids(m.t, attacker()+" stay wait") {
 				if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); strings.HasPrefix(string(name), "attacker") {
 					kill(m.t, parent(pid))
@@ -286,7 +294,7 @@ func TestNothingIsLeft(t *testing.T) {
 		},
 	}
 	onBoth(t, func(t *testing.T, m *machine) {
-		m.run(0, "-n", m.all(), attacker(), "remains") // what is made once is there
+		m.run(0, "-n", m.all(), attacker(), "remains") // objects that are made only once exist now
 		before := m.remains()
 		ends := maps.Clone(everywhere)
 		if m.hosted() {
@@ -322,21 +330,24 @@ func TestNothingIsLeft(t *testing.T) {
 	})
 }
 
-// leftovers are what there is of jobs on a machine, or on node0 of one.
+// leftovers counts the objects of jobs on a machine, or on its node0.
 type leftovers struct {
 	processes, mounts, memories int // of hosted nodes
 	threads, groups, shared     int // of the Linux of a guest; shared memory in KiB
 }
 
-// within reports whether nothing has been added. Linux counts the memory of a guest for each processor, and adds that up now and
-// then; it keeps some dead groups whose memory a processor has put aside for the next use; a node kernel has now and then a thread
-// more, and has started a job init ahead or not yet. What one of the jobs here leaves, or all that only look, is more than that.
+// within reports whether nothing has been added. Some counts vary without a leak: Linux counts the
+// memory of a guest for each processor, and adds the counts up now and then; it keeps some dead
+// groups whose memory a processor has set aside for reuse; a node kernel sometimes has one more
+// thread, and may or may not have started a job init ahead. The remains of one job that leaks here,
+// or of all jobs that only look, exceed this.
 func (l leftovers) within(before leftovers) bool {
 	return l.processes <= before.processes && l.threads <= before.threads+9 && l.mounts <= before.mounts && l.memories <= before.memories &&
 		l.groups <= before.groups+16 && l.shared <= before.shared+256
 }
 
-// remains looks for what is left: on the host for what the processes of hosted nodes have, in a guest by what Linux counts.
+// remains counts leftovers: on the host by the processes of hosted nodes, in a guest by the counts
+// of its Linux.
 func (m *machine) remains() (l leftovers) {
 	m.t.Helper()
 	if !m.hosted() {

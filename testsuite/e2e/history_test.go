@@ -28,7 +28,8 @@ func (m *machine) past(flags ...string) (records []ledger.Record) {
 	return records
 }
 
-// The history has each job that was said to have ended, and how, while serve is killed and when the machine is gone.
+// The history has each job that was reported ended, and how it ended, while serve is killed and
+// after the machine is gone.
 func TestHistory(t *testing.T) {
 	m := up(t, "hosted", 2, 2)
 	hello := filepath.Join(bin, "hello-c")
@@ -92,7 +93,8 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// Jobs that the history cannot take are reported by margay run and by machine down, and counted by the next life of the machine.
+// margay run and machine down report jobs that the history cannot take, and the next life of the
+// machine counts them.
 func TestHistoryLacks(t *testing.T) {
 	m := up(t, "hosted", 1, 1)
 	jobs := filepath.Join(os.Getenv("MARGAY_STATE"), "history", m.name, "jobs.jsonl")

@@ -10,7 +10,7 @@ import (
 	"margay/cluster/provision"
 )
 
-// maxImage is how large a node image may be, in bytes.
+// maxImage is the largest size of a node image, in bytes.
 const maxImage = 8 << 20
 
 // buildImage builds the node image with the cache in a folder and returns its bytes.
@@ -25,7 +25,7 @@ func buildImage(t *testing.T, cache string) []byte {
 	return image
 }
 
-// The node image is small, and two who build it of the same parts have the same bytes.
+// The node image is small, and two builds from the same parts have the same bytes.
 func TestImage(t *testing.T) {
 	ownMachine(t, "own")
 	shared, err := provision.CacheDir()
@@ -36,10 +36,10 @@ func TestImage(t *testing.T) {
 	if len(want) == 0 || len(want) > maxImage {
 		t.Errorf("the image has %d bytes, want at most %d", len(want), maxImage)
 	}
-	// With a cache of its own each build is a build. The kernel, which was fetched, they share.
+	// With a cache of its own, each build is a full build. The fetched kernel is shared.
 	for range 2 {
 		cache := t.TempDir()
-		if err := os.Chmod(cache, 0o700); err != nil { // a cache is its owner's, whatever the umask says
+		if err := os.Chmod(cache, 0o700); err != nil { // a cache is its owner's, whatever the umask
 			t.Fatal(err)
 		}
 		if err := os.Symlink(filepath.Join(shared, "kernel"), filepath.Join(cache, "kernel")); err != nil {
@@ -54,7 +54,7 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// A node is content with little memory, and has room for an application in it.
+// A node needs little memory, and has room for an application in it.
 func TestSmallNode(t *testing.T) {
 	ownMachine(t, "own virtual")
 	m := up(t, "qemu", 1, 1, "--memory", "256")

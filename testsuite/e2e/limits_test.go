@@ -15,9 +15,11 @@ import (
 	"testing"
 )
 
-// What follows is bounded by control groups, so it is tested where nodes have them. A second job goes on all the time.
+// Control groups enforce the following limits, so they are tested where nodes have control groups.
+// A second job runs all the time.
 
-// beside starts a job of one rank that other jobs must not harm, and returns a check that they have not.
+// beside starts a job of one rank that other jobs must not harm, and returns a check that it is
+// unharmed.
 func beside(t *testing.T, m *machine) (unharmed func()) {
 	t.Helper()
 	boots := make(map[int]int) // a node may have needed a second one to come up
@@ -28,7 +30,7 @@ func beside(t *testing.T, m *machine) (unharmed func()) {
 	c.awaitOutput("out 0 3\n")
 	ended := false
 	t.Cleanup(func() {
-		if !ended { // or tests to come would lack its core
+		if !ended { // or later tests would lack its core
 			c.signal(15)
 			c.wait()
 		}
@@ -63,8 +65,8 @@ func TestJobEatsMemory(t *testing.T) {
 	unharmed()
 }
 
-// The memory that a job has when it asks for no limit is less than its node can give: who eats all of it comes to the job's limit, and
-// not to where Linux has no page left for the node itself.
+// The memory of a job without a limit of its own is less than its node can give: a job that uses
+// all of it reaches the job's limit before Linux runs out of pages for the node itself.
 func TestJobEatsAllMemory(t *testing.T) {
 	m := use(t, "qemu")
 	for range 3 {
@@ -79,7 +81,8 @@ func TestJobEatsAllMemory(t *testing.T) {
 	m.usable()
 }
 
-// A rank has its limit of memory from its first instruction on, and so have all processes that it starts.
+// A rank has its memory limit from its first instruction on, and so have all processes that it
+// starts.
 func TestChildrenAreLimited(t *testing.T) {
 	m := use(t, "hosted")
 	const ranks, children = 64, 3
@@ -124,7 +127,7 @@ func TestJobFillsRAMDisk(t *testing.T) {
 	unharmed()
 }
 
-// An input that is larger than the memory of the job's nodes is refused before it travels.
+// An input that is larger than the memory of the job's nodes is refused before it is sent.
 func TestInputTooLarge(t *testing.T) {
 	m := use(t, "qemu")
 	big := filepath.Join(scratch, "big")
@@ -144,13 +147,13 @@ func TestInputTooLarge(t *testing.T) {
 	m.usable()
 }
 
-// A job finds on its node nothing that is not its own.
+// A job finds only its own objects on its node.
 func TestJobIsAlone(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		unharmed := beside(t, m)
 		want := "sees 2 processes\n"
 		if m.hosted() {
-			want += "CAN leave its cores\n" // without control groups only good manners keep it there, as margay nodes says
+			want += "CAN leave its cores\n" // without control groups it could leave them, as margay nodes reports
 		}
 		if r := m.run(0, "-n", "1", probe(), "snoop"); r.stdout != want {
 			t.Error(r)
@@ -198,8 +201,8 @@ func TestAffinityOfHosted(t *testing.T) {
 	}
 }
 
-// Nothing that a rank touches has to come from a disk. What it allocates is in huge pages when it was asked for, and where Linux
-// lets the node give them.
+// No page that a rank touches has to come from a disk. The rank's allocations are in huge pages if
+// these were requested and Linux lets the node give them.
 func TestPages(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		const mib = 16
@@ -229,13 +232,13 @@ func TestPages(t *testing.T) {
 	})
 }
 
-// misbehaving compiles one of the extensions that do what they must not.
+// misbehaving compiles one of the extensions that do forbidden things.
 func misbehaving(t testing.TB, do int) string {
 	t.Helper()
 	return extension(t, "misbehave", fmt.Sprint(do))
 }
 
-// extension compiles an extension of testdata; what is its DO.
+// extension compiles an extension of testdata with DO set.
 func extension(t testing.TB, name, what string) string {
 	t.Helper()
 	object := filepath.Join(t.TempDir(), name+what+".o")
@@ -267,7 +270,7 @@ func patched(t *testing.T, object string, at int, instruction uint64) string {
 	return out
 }
 
-// Extensions that cannot be run are refused at insertion, with the instruction.
+// Extensions that cannot run are refused at insertion, with the instruction.
 func TestExtensionsRefused(t *testing.T) {
 	good := misbehaving(t, 0)
 	cases := map[string]struct{ object, says string }{
@@ -293,8 +296,9 @@ func TestExtensionsRefused(t *testing.T) {
 	})
 }
 
-// Extensions that go wrong when they run are stopped and told apart; messages are delivered all the same. After too many
-// faults the extension is gone, and the list and the log say why.
+// Extensions that fail while running are stopped, and the list shows how each failed. Messages are
+// delivered regardless. After too many faults the extension is removed, and the list and the log
+// state why.
 func TestExtensionsStopped(t *testing.T) {
 	cases := []struct {
 		name string
@@ -313,7 +317,8 @@ func TestExtensionsStopped(t *testing.T) {
 				m.t = t
 				object := misbehaving(t, c.do)
 				r := m.run(0, "--with", object, probe(), "extension", object)
-				// It is removed beside the messages, of which some more may pass before the rank finds it gone.
+				// It is removed concurrently with the messages. Some more may pass before the rank
+				// finds it gone.
 				var sent, delivered int
 				if _, err := fmt.Sscanf(r.stdout, "after %d messages the extension is gone; all %d were delivered;", &sent, &delivered); err != nil ||
 					sent < 16 || delivered != sent {
@@ -329,8 +334,8 @@ func TestExtensionsStopped(t *testing.T) {
 	})
 }
 
-// An extension that is run again and again and takes all the fuel that it may does not keep the node kernel from its heartbeat,
-// nor from anything else.
+// An extension that runs all the time and uses all its fuel does not keep the node kernel from its
+// heartbeat, nor from any other work.
 func TestExtensionHog(t *testing.T) {
 	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 2, "--dead-after", "3s")
@@ -352,7 +357,7 @@ func TestExtensionHog(t *testing.T) {
 	}
 }
 
-// An extension calls another one, and prints what came of it.
+// An extension calls another one, and prints the result.
 func TestExtensionCallsExtension(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		caller, callee := extension(t, "caller", "0"), extension(t, "callee", "0")

@@ -1,4 +1,5 @@
-// Package e2e tests machines the way their users use them: by the margay command, on nodes of both substrates.
+// Package e2e tests machines as their users use them: through the margay command, on nodes of both
+// substrates.
 package e2e
 
 import (
@@ -33,7 +34,7 @@ var bin = func() string {
 	return dir
 }()
 
-// scratch is the folder of this run of the tests: machines, and programs that only tests need.
+// scratch is the folder of this test run: machines, and programs that only tests need.
 var scratch string
 
 func TestMain(m *testing.M) {
@@ -49,7 +50,7 @@ func run(m *testing.M) int {
 		}
 	}
 	var err error
-	// The names of sockets are short, so the folder is, too.
+	// Socket paths are limited in length, so the folder's name is short.
 	if scratch, err = os.MkdirTemp("/tmp", "mg"); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		return 1
@@ -70,32 +71,33 @@ func run(m *testing.M) int {
 			return 1
 		}
 	}
-	// Beside the nodes among them there must be a job init.
+	// The job init must be beside the nodes among them.
 	if err := os.Symlink(filepath.Join(bin, "jobinit"), filepath.Join(scratch, "jobinit")); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		return 1
 	}
 	defer turns.endAll()
 	flag.Parse()
-	if err := flag.Set("test.parallel", "1000"); err != nil { // turns says how many tests run
+	if err := flag.Set("test.parallel", "1000"); err != nil { // turns limits how many tests run
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		return 1
 	}
 	return m.Run()
 }
 
-// listen has the programs that tests start take signals that this process was started to ignore, as nohup and shells do for what is to
-// run in the background: margay would ignore them as well, and tests send them.
+// listen resets ignored signals for the programs that tests start. nohup and shells start
+// background programs with such signals ignored; margay would ignore them as well, and tests send
+// them.
 func listen() {
 	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} {
 		if signal.Ignored(sig) {
-			signal.Notify(make(chan os.Signal, 1), sig) // which a program that is started finds at its default
+			signal.Notify(make(chan os.Signal, 1), sig) // a new program finds it at its default
 		}
 	}
 }
 
-// cleanLater starts a process that ends what machines are left, and removes scratch, when this process has ended, however
-// that came. The function that it returns waits for that at a good end.
+// cleanLater starts a process that ends the remaining machines and removes scratch after this
+// process has ended in any way. The function that it returns waits for this after a successful run.
 func cleanLater() (cleaned func(), err error) {
 	os.Setenv("MARGAY_DIR", filepath.Join(scratch, "m"))
 	os.Setenv("MARGAY_STATE", filepath.Join(scratch, "s"))
@@ -107,7 +109,7 @@ for base in "$1"/m "$1"/r*; do
 done
 rm -rf "$1"`,
 		filepath.Join(bin, "margay"), scratch)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is not for it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C must not reach it
 	lifeline, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -123,7 +125,7 @@ rm -rf "$1"`,
 
 // build compiles one of the programs that only tests need.
 func build(name string) error {
-	// Half of a Go program is what debuggers need, and it would go to the nodes with each job.
+	// Half of a Go program is data for debuggers, which would be sent to the nodes with each job.
 	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(scratch, name), "margay/testsuite/programs/"+name)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -134,10 +136,11 @@ func build(name string) error {
 
 func probe() string { return filepath.Join(scratch, "probe") }
 
-// commandTimeout bounds one margay command, also one that goes on beside others for the length of a test.
+// commandTimeout bounds one margay command, also one that runs beside others for the length of a
+// test.
 const commandTimeout = 4 * time.Minute
 
-// result is what a command did.
+// result is the result of a command.
 type result struct {
 	stdout, stderr string
 	code           int
@@ -148,7 +151,7 @@ func (r result) String() string {
 	return fmt.Sprintf("status %d after %v\n--- stdout\n%s--- stderr\n%s", r.code, r.took.Round(time.Millisecond), r.stdout, r.stderr)
 }
 
-// command is a margay command that runs.
+// command is a running margay command.
 type command struct {
 	t              testing.TB
 	cmd            *exec.Cmd
@@ -158,7 +161,7 @@ type command struct {
 	result         result
 }
 
-// start starts margay with arguments. change may change the command before it is started.
+// start starts margay with arguments. change may change the command before it starts.
 func start(t testing.TB, change func(*exec.Cmd), args ...string) *command {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
@@ -173,7 +176,7 @@ func start(t testing.TB, change func(*exec.Cmd), args ...string) *command {
 		cancel()
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // of a test that has failed a job may be left, which would take cores from those to come
+	t.Cleanup(func() { // a failed test may leave a job, which would take cores from later ones
 		cancel()
 		<-c.done
 	})
@@ -218,7 +221,7 @@ func (c *command) signal(sig syscall.Signal) {
 	}
 }
 
-// awaitOutput waits until the standard output has a text in it.
+// awaitOutput waits until the standard output contains a text.
 func (c *command) awaitOutput(text string) {
 	c.t.Helper()
 	eventually(c.t, "output "+text, func() bool { return strings.Contains(c.stdout.String(), text) }, func() string {
@@ -226,7 +229,7 @@ func (c *command) awaitOutput(text string) {
 	})
 }
 
-// awaitRanks waits until each of so many ranks has said a text.
+// awaitRanks waits until each of the ranks has printed a text.
 func (c *command) awaitRanks(text string, ranks int) {
 	c.t.Helper()
 	for rank := range ranks {
@@ -234,7 +237,8 @@ func (c *command) awaitRanks(text string, ranks int) {
 	}
 }
 
-// eventually waits until ok holds. How long that takes is not known where the host is busy; commandTimeout bounds what hangs.
+// eventually waits until ok holds. On a busy host the time is not predictable; commandTimeout
+// bounds a hang.
 func eventually(t testing.TB, what string, ok func() bool, state func() string) {
 	t.Helper()
 	for deadline := time.Now().Add(commandTimeout); ; {
@@ -245,7 +249,7 @@ func eventually(t testing.TB, what string, ok func() bool, state func() string) 
 		if time.Now().After(deadline) {
 			t.Fatalf("no %s within %v:\n%s", what, commandTimeout, state())
 		}
-		// A look that takes a command must not keep from the processors what it waits for.
+		// A check that runs a command must not take the processors from the work that it waits for.
 		time.Sleep(min(max(10*time.Millisecond, 3*time.Since(begin)), 250*time.Millisecond))
 	}
 }
@@ -270,7 +274,7 @@ func up(t testing.TB, substrate string, nodes, cores int, flags ...string) *mach
 	return upAs(t, nil, substrate, nodes, cores, flags...)
 }
 
-// upAs makes a machine by a command that was changed.
+// upAs makes a machine with a modified command.
 func upAs(t testing.TB, change func(*exec.Cmd), substrate string, nodes, cores int, flags ...string) *machine {
 	t.Helper()
 	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber.Add(1)), substrate: substrate, nodes: nodes, cores: cores}
@@ -297,7 +301,8 @@ func (m *machine) up(substrate string, flags ...string) result {
 	return r
 }
 
-// repeats logs which nodes had to be started again before they were up. The summary of make test lists them.
+// repeats logs the nodes that had to be started again before they were up. The summary of make test
+// lists them.
 func repeats(t testing.TB, r result) {
 	t.Helper()
 	for line := range strings.Lines(r.stderr) {
@@ -307,13 +312,14 @@ func repeats(t testing.TB, r result) {
 	}
 }
 
-// upArgs are the arguments of a command that makes the machine. Its nodes may come up beside other tests, which takes them longer.
+// upArgs returns the arguments of a command that makes the machine. Its nodes may come up beside
+// other tests, which slows them down.
 func (m *machine) upArgs(substrate string, flags ...string) []string {
 	return append([]string{"-m", m.name, "machine", "up", "--substrate", substrate, "--nodes", strconv.Itoa(m.nodes),
 		"--cores", strconv.Itoa(m.cores), "--boot-timeout", "3m"}, flags...)
 }
 
-// logs shows the machine's logs when its test has failed.
+// logs prints the machine's logs if its test has failed.
 func (m *machine) logs() {
 	if !m.t.Failed() {
 		return
@@ -326,13 +332,13 @@ func (m *machine) logs() {
 	}
 }
 
-// file is a file of the machine's folder.
+// file returns the path of a file in the machine's folder.
 func (m *machine) file(parts ...string) string {
 	return filepath.Join(append([]string{os.Getenv("MARGAY_DIR"), m.name}, parts...)...)
 }
 
-// awaitConsole waits until the console of node0 has a text, and returns what it has. It comes there by a pipe, whose reader no job waits
-// for.
+// awaitConsole waits until the console of node0 contains a text, and returns its contents. They
+// arrive through a pipe, and no job waits for the pipe's reader.
 func (m *machine) awaitConsole(text string) (all string) {
 	m.t.Helper()
 	eventually(m.t, fmt.Sprintf("%q on the console of node0", text), func() bool {
@@ -358,7 +364,7 @@ func (m *machine) start(args ...string) *command {
 	return start(m.t, nil, append([]string{"-m", m.name}, args...)...)
 }
 
-// run runs a program on the machine and demands a status.
+// run runs a program on the machine and requires an exit status.
 func (m *machine) run(want int, args ...string) result {
 	m.t.Helper()
 	r := m.margay(append([]string{"run"}, args...)...)
@@ -368,7 +374,7 @@ func (m *machine) run(want int, args ...string) result {
 	return r
 }
 
-// usable demands that all cores of the machine can be used at once.
+// usable requires that all cores of the machine can be used at once.
 func (m *machine) usable() {
 	m.t.Helper()
 	m.awaitUp()
@@ -379,10 +385,10 @@ func (m *machine) usable() {
 	}
 }
 
-// all is how many ranks have a core each.
+// all returns how many ranks have a core each.
 func (m *machine) all() string { return strconv.Itoa(m.nodes * m.cores) }
 
-// awaitUp waits until all nodes are up, as they are soon after their node kernels have been killed.
+// awaitUp waits until all nodes are up, which they are soon after their node kernels were killed.
 func (m *machine) awaitUp() {
 	m.t.Helper()
 	eventually(m.t, "machine with all nodes up", func() bool {
@@ -424,8 +430,9 @@ func (m *machine) awaitHealth(node int, health string) nodeState {
 	return n
 }
 
-// writeProgram writes a program that is executed at once. Linux refuses that while any process has it open to write, as one has that
-// another test forks meanwhile: so none is.
+// writeProgram writes a program that is executed at once. Linux refuses that while any process has
+// the file open for writing, such as a process that another test forks at the same time.
+// writeProgram holds off forks while it writes.
 func writeProgram(t *testing.T, path string, text []byte) {
 	t.Helper()
 	syscall.ForkLock.RLock()
@@ -456,7 +463,7 @@ func pids(t testing.TB, part string) []int {
 	return found
 }
 
-// status is machine status --json.
+// status returns the pids in machine status --json.
 func (m *machine) status() (holder, serve int) {
 	m.t.Helper()
 	r := m.margay("machine", "status", "--json")
@@ -473,7 +480,8 @@ func (m *machine) status() (holder, serve int) {
 	return s.HolderPid, s.ServePid
 }
 
-// kill kills a process and waits until it is dead: a host with much else to do lets killed processes live on for a while.
+// kill kills a process and waits until it is dead: on a busy host, killed processes live on for a
+// while.
 func kill(t testing.TB, pid int) {
 	t.Helper()
 	fd, err := unix.PidfdOpen(pid, 0)

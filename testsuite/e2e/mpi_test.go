@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// compileMPI compiles an example of MPI with MPICH.
+// compileMPI compiles an MPI example with MPICH.
 func compileMPI(t *testing.T, name string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
@@ -26,7 +26,7 @@ func sorted(text string) []string {
 	return lines
 }
 
-// underMPIExec returns what a program prints under MPICH's own launcher.
+// underMPIExec returns the output of a program under MPICH's own launcher.
 func underMPIExec(t *testing.T, program string) []string {
 	t.Helper()
 	out, err := exec.Command("mpiexec.mpich", "-n", "4", program).Output()
@@ -36,8 +36,7 @@ func underMPIExec(t *testing.T, program string) []string {
 	return sorted(string(out))
 }
 
-// A program of MPICH prints on nodes what it prints under MPICH's launcher, and no library adds a
-// word.
+// An MPICH program prints the same on nodes as under MPICH's launcher, and no library adds output.
 func TestMPI(t *testing.T) {
 	m := use(t, "hosted")
 	program := compileMPI(t, "allreduce")
@@ -60,8 +59,9 @@ func TestMPIVirtual(t *testing.T) {
 	ranksOnTwoNodes(t, m, program, underMPIExec(t, program))
 }
 
-// ranksOnTwoNodes runs a program on two nodes until all ranks have printed their line. MPICH may hang
-// in MPI_Finalize there, under its own launcher too (docs/mpi.md), which is none of this test's.
+// ranksOnTwoNodes runs a program on two nodes until all ranks have printed their line. MPICH may
+// hang in MPI_Finalize there, under its own launcher too (docs/mpi.md); this test does not cover
+// that.
 func ranksOnTwoNodes(t *testing.T, m *machine, program string, want []string) {
 	t.Helper()
 	c := m.start("run", "-n", "4", "--ppn", "2", program)
@@ -82,8 +82,8 @@ func ranksOnTwoNodes(t *testing.T, m *machine, program string, want []string) {
 	c.wait()
 }
 
-// What is wrong is answered with an error, and harms nobody; a rank that dies, whenever it does, ends
-// the job with its status.
+// A wrong request gets an error, and harms no other rank. A rank that dies at any time ends the job
+// with its status.
 func TestPMI(t *testing.T) {
 	m := use(t, "hosted")
 	for what, want := range map[string]struct {
@@ -115,8 +115,8 @@ func TestPMI(t *testing.T) {
 	m.usable()
 }
 
-// A rank that asks without end and reads no answer holds up nobody: the rank beside it is answered, its
-// job init takes signals, and jobs on other nodes go on.
+// A rank that sends requests without end and reads no answer holds up no other: the rank beside it
+// gets answers, its job init takes signals, and jobs on other nodes continue.
 func TestPMIFlood(t *testing.T) {
 	m := use(t, "hosted")
 	c := m.start("run", "-n", "2", "--mpi=pmi1", probe(), "pmi", "flood")
@@ -134,8 +134,8 @@ func TestPMIFlood(t *testing.T) {
 	m.usable()
 }
 
-// Ranks that wait in a barrier do not notice that node kernels are killed: the exchange goes on with
-// the next ones.
+// Killing node kernels does not affect ranks that wait in a barrier: the next kernels continue the
+// exchange.
 func TestPMINodeKernelsKilled(t *testing.T) {
 	m := use(t, "hosted")
 	c := m.start("run", "-n", "4", "--ppn", "1", "--mpi=pmi1", probe(), "pmi", "late")
@@ -154,8 +154,8 @@ func TestPMINodeKernelsKilled(t *testing.T) {
 	m.usable()
 }
 
-// The networks of jobs have the same addresses, and none sees a packet of another, nor one that a rank
-// forges with the socket of its mirrored channels.
+// The networks of jobs have the same addresses. None receives a packet of another, nor one that a
+// rank forges with the socket of its mirrored channels.
 func TestJobNetwork(t *testing.T) {
 	m := use(t, "hosted")
 	victim := m.start("run", "-n", "2", "-N", "2", "--network", probe(), "network")
@@ -167,7 +167,7 @@ func TestJobNetwork(t *testing.T) {
 	if strings.Count(r.stdout, "\n") != 10 || !strings.Contains(r.stdout, "from another job: <nil>\n") {
 		t.Error(r)
 	}
-	// Of its own job's other node alone there is an entry.
+	// The only entry is the other node of its own job.
 	if !strings.Contains(r.stdout, "neighbours: 1\n") {
 		t.Error(r)
 	}

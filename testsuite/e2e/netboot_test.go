@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Nodes boot from their network card, one of them again after its virtual machine was killed while it did, and run an application. serve is
-// killed meanwhile.
+// Nodes boot from their network card, and run an application. The virtual machine of one is killed
+// during its boot, and boots again. serve is killed as well.
 func TestNetboot(t *testing.T) {
 	ownMachine(t, "own virtual")
 	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber.Add(1)), substrate: "qemu", nodes: 2, cores: 1}

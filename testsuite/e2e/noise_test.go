@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// noise is what margay nodes --noise --json shows.
+// noise is the output of margay nodes --noise --json.
 type noise struct {
 	Cores []struct {
 		Node, Core int
@@ -24,7 +24,7 @@ type noise struct {
 	}
 }
 
-// compute is a program in C that computes for so many seconds, or until SIGTERM.
+// compute compiles a C program that computes for a number of seconds, or until SIGTERM.
 func compute(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "compute")
@@ -34,8 +34,9 @@ func compute(t *testing.T) string {
 	return program
 }
 
-// Nothing interrupts a computation on an isolated core: not one row of /proc/interrupts moves. What the start of a process
-// leaves behind may still come in the first seconds, so each core may have its quiet time in one of four reports.
+// Nothing interrupts a computation on an isolated core: no row of /proc/interrupts changes.
+// Deferred work from the start of a process may still come in the first seconds, so each core may
+// have its quiet time in any of four reports.
 func TestNoInterruptsWhileComputing(t *testing.T) {
 	m := use(t, "qemu")
 	cores := m.nodes * m.cores
@@ -43,7 +44,7 @@ func TestNoInterruptsWhileComputing(t *testing.T) {
 	eventually(t, "computation", func() bool { return strings.Count(c.stdout.String(), "computing\n") == cores }, func() string {
 		return c.stdout.String() + c.stderr.String()
 	})
-	// What prints is what people read; the same as JSON is what is checked.
+	// Print the report for people, and check it as JSON.
 	r := m.margay("nodes", "--noise=100ms")
 	if r.code != 0 || !strings.Contains(r.stdout, "PER SECOND") || strings.Count(r.stdout, "\n") != 1+cores {
 		t.Error(r)
@@ -66,13 +67,13 @@ func TestNoInterruptsWhileComputing(t *testing.T) {
 	if len(quiet) != cores {
 		t.Errorf("%d of %d cores are quiet", len(quiet), cores)
 	}
-	c.signal(unix.SIGTERM) // and they have computed until now
+	c.signal(unix.SIGTERM) // they have computed until now
 	if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "computed ") != cores {
 		t.Error(r)
 	}
 }
 
-// On hosted nodes, whose cores are the host's, the same report says what there is.
+// On hosted nodes, whose cores are the host's, the same report has an entry for each core.
 func TestNoiseOfSharedCores(t *testing.T) {
 	m := use(t, "hosted")
 	r := m.margay("nodes", "--noise=100ms", "--json")

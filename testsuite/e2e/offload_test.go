@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// An all-reduce in the node kernels gives the results of the library's, in C and in Go, with ranks that have
-// cores of their own and ranks that share them, and leaves no extension behind.
+// An all-reduce in the node kernels gives the same results as the library's, in C and in Go, for
+// ranks with cores of their own and ranks that share them. It leaves no extension behind.
 func TestOffload(t *testing.T) {
 	inTurns(t, turnOf{"hosted", expect("hosted"), func(t *testing.T, m *machine) {
 		for _, args := range [][]string{{"-n", "4"}, {"-n", "10", "--ppn", "5"}} {

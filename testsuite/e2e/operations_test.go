@@ -42,7 +42,7 @@ func (o operations) run(code int, mode string, n int, first string) result {
 	return o.machine.run(code, "-n", "4", "--with", o.inC, "--with", o.inGo, "sh", "-c", script)
 }
 
-// check makes so many collective calls and accesses to windows, and compares their results.
+// check makes a number of collective calls and accesses to windows, and compares their results.
 func (o operations) check(calls, accesses int) {
 	o.t.Helper()
 	r := o.run(0, "collect", calls, ":")
@@ -55,8 +55,8 @@ func (o operations) check(calls, accesses int) {
 }
 
 // Ranks in C and in Go make random collective calls together, and use each other's windows, on
-// their node and on others, and all get the same results; and when one ends instead, the job ends
-// and says so.
+// their own node and on others. All get the same results. If one ends instead, the job ends and
+// reports it.
 func TestOperations(t *testing.T) {
 	inC, inGo := operationPrograms(t)
 	seed := check.Seed(t)

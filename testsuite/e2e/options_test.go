@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// threads is a program whose threads say on which cores they are.
+// threads is a program whose threads print the cores that they run on.
 const threads = `
 #define _GNU_SOURCE
 #include <omp.h>
@@ -35,8 +35,8 @@ int main(void) {
 }
 `
 
-// A rank with two cores runs two threads of OpenMP, and no other job gets one of the cores. hosted nodes may have fewer processors than
-// cores, so where the threads are is for people.
+// A rank with two cores runs two OpenMP threads, and no other job gets one of the cores. Hosted
+// nodes may have fewer processors than cores, so the placement of the threads is only printed.
 func TestCoresEach(t *testing.T) {
 	source, program := filepath.Join(t.TempDir(), "threads.c"), filepath.Join(t.TempDir(), "threads")
 	if err := os.WriteFile(source, []byte(threads), 0o600); err != nil {
@@ -87,7 +87,7 @@ func TestChosenNodes(t *testing.T) {
 	}
 }
 
-// awaitJobs waits until so many jobs run.
+// awaitJobs waits until this many jobs run.
 func (m *machine) awaitJobs(n int) {
 	m.t.Helper()
 	var last string
@@ -97,14 +97,15 @@ func (m *machine) awaitJobs(n int) {
 	}, func() string { return last })
 }
 
-// awaitErrors waits until the standard error has a text in it.
+// awaitErrors waits until the standard error contains a text.
 func (c *command) awaitErrors(text string) {
 	c.t.Helper()
 	eventually(c.t, "message "+text, func() bool { return strings.Contains(c.stderr.String(), text) }, c.stderr.String)
 }
 
-// A time limit ends a job, also one that nobody waits for and through a restart of serve; margay wait has its status. A job that waits
-// for the cores runs then, and one behind it has its turn after it.
+// A time limit ends a job, even one that no command waits for, and across a restart of serve.
+// margay wait returns its status. A job that waits for the cores runs then, and the next in the
+// queue runs after it.
 func TestTimeLimitAndQueue(t *testing.T) {
 	m := up(t, "hosted", 1, 2)
 	if r := m.run(124, "-n", "2", "--time", "1s", "--stdin", "none", probe(), "sleep"); !strings.Contains(r.stderr, "was ended at its time limit of 1s (--time)") {

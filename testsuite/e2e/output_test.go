@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// All that a rank has written comes, also when its reader stands still while the rank ends. The sizes are those at which the node's
-// journal is just full then: a mebibyte, and what the pipes of the reader hold.
+// All output of a rank arrives, even if its reader stands still while the rank ends. The sizes just
+// fill the node's journal then: a mebibyte, and the capacity of the reader's pipes.
 func TestReaderStandsStill(t *testing.T) {
 	m := use(t, "hosted")
 	for size := 1_110_000; size < 1_180_000; size += 9_000 {
@@ -42,7 +42,8 @@ func TestReaderStandsStill(t *testing.T) {
 	}
 }
 
-// What children of a rank write comes while ranks run, however late, and they are ended with the last rank.
+// The output of a rank's children arrives while ranks run, however late. The children are ended
+// with the last rank.
 func TestChildrenWriteLate(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		r := m.run(0, "-n", "2", probe(), "late")
@@ -75,7 +76,7 @@ func TestLongLines(t *testing.T) {
 	}
 }
 
-// Files that ranks write are named when they vanish, once, by margay run, logs and ps.
+// Files that ranks write and that vanish are named once by margay run, logs and ps.
 func TestFilesAreNotKept(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		dir := t.TempDir()
@@ -104,7 +105,8 @@ func TestFilesAreNotKept(t *testing.T) {
 	})
 }
 
-// The output of a detached job that fills the disk of the machine's folder is never complete in silence.
+// The output of a detached job that fills the disk of the machine's folder is never silently
+// incomplete.
 func TestDiskIsFull(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounting a small disk needs root")

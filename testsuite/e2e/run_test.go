@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A program finds on the nodes what it would find here.
+// A program finds the same surroundings on the nodes as here.
 func TestSurroundings(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		dir := filepath.Join(scratch, "work dir")
@@ -234,7 +234,7 @@ func TestStdin(t *testing.T) {
 		if r = start(t, feed, "-m", m.name, "run", "-n", "3", "--stdin", "all", probe(), "stdin").wait(); r.code != 0 || said(r) != 3 {
 			t.Error(r)
 		}
-		// Nobody reads, and the job ends all the same.
+		// No rank reads, but the job still ends.
 		if r = start(t, feed, "-m", m.name, "run", "-n", "2", "--stdin", "all", probe(), "exit", "0").wait(); r.code != 0 {
 			t.Error(r)
 		}
@@ -266,8 +266,8 @@ func TestInterrupt(t *testing.T) {
 	if r := c.wait(); r.code != 130 {
 		t.Error(r)
 	}
-	// Ranks that ignore it are ended by the second one. A busy host may need longer for the first than both may be apart, and then
-	// it takes another.
+	// The second signal ends ranks that ignore the first. On a busy host the first may take longer
+	// than the two may be apart, and then another signal is needed.
 	c = m.start("run", "-n", "8", probe(), "sleep", "3600", "stubborn")
 	c.awaitRanks("sleeping", 8)
 	for pressed, ending := 1, false; !ending; pressed++ {
@@ -336,7 +336,8 @@ func TestHistogram(t *testing.T) {
 	})
 }
 
-// Ranks that share cores get their messages, their node's share of memory and their ends as others do.
+// Ranks that share cores receive their messages and their node's share of memory, and end, like
+// others.
 func TestSharedCores(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		c := m.start("run", "-n", "8", "--ppn", "4", probe(), "sleep")
@@ -384,7 +385,7 @@ func TestSharedCores(t *testing.T) {
 	})
 }
 
-// Pointers into a fixed region are good in all ranks of a node, those that share a core among them.
+// Pointers into a fixed region are valid in all ranks of a node, including those that share a core.
 func TestFixedRegion(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		r := m.run(0, "-n", "8", "--ppn", "4", probe(), "pointers")
@@ -396,7 +397,8 @@ func TestFixedRegion(t *testing.T) {
 	})
 }
 
-// What cores do is changed beside running jobs, but not under them, and a node kernel that is started again keeps to it.
+// The duties of cores change beside running jobs, but not under them, and a restarted node kernel
+// keeps them.
 func TestDuties(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		cores := func(want int, says string, flags ...string) {
@@ -417,7 +419,7 @@ func TestDuties(t *testing.T) {
 		want := histogram()
 		c := m.start("run", "-n", each, "--ppn", "1", probe(), "sleep") // on the first core of each node
 		c.awaitRanks("sleeping", m.nodes)
-		cores(0, "", "--message-core", "on", "--node", "0") // the processors of the host would do nothing else if all looked all the time
+		cores(0, "", "--message-core", "on", "--node", "0") // if all polled all the time, the processors of the host would do nothing else
 		if nodes := m.margay("nodes"); !strings.Contains(nodes.stdout, "node0 handles messages on core 2, which does nothing else\n") {
 			t.Error(nodes)
 		}

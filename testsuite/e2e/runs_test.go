@@ -10,14 +10,15 @@ import (
 	"testing"
 )
 
-// runsOfCI is how many jobs TestManyRuns runs unless MARGAY_RUNS has another number. A fifth of them warm the machine up.
+// runsOfCI is the number of jobs that TestManyRuns runs unless MARGAY_RUNS sets another. A fifth of
+// them warm the machine up.
 const runsOfCI = 150
 
-// collected is about what a process has, in KiB, that has collected its garbage once.
+// collected is about the memory, in KiB, of a process that has collected its garbage once.
 const collected = 20 << 10
 
-// Many jobs, one after the other, leave no memory, descriptor or thread with the processes of the machine. Every other one has
-// an extension, a region and upcalls, and is killed with them.
+// Many sequential jobs leave no memory, descriptor or thread in the processes of the machine. Every
+// other job has an extension, a region and upcalls, and is killed with them.
 func TestManyRuns(t *testing.T) {
 	ownMachine(t, "own")
 	runs := runsOfCI
@@ -65,22 +66,23 @@ func TestManyRuns(t *testing.T) {
 	}
 	for name, a := range after {
 		b := before[name]
-		// Go starts a thread now and then when one is held up in Linux, and keeps it. It collects garbage first when there are 16 MiB
-		// of it (GOGC=400), and serve remembers 1000 jobs, with less than 4 KiB for each. What grows with the runs is more than that.
+		// Go sometimes starts a thread when one is blocked in Linux, and keeps it. It first
+		// collects garbage at 16 MiB (GOGC=400), and serve remembers 1000 jobs, with less than 4
+		// KiB for each. A leak that grows with the runs exceeds this.
 		if a.memories > b.memories || a.threads > b.threads+4 || a.memory > max(b.memory, collected)+4096+4*(runs-warm) {
 			t.Errorf("%s: %v after %d runs, %v after %d", name, b, warm, a, runs)
 		}
 	}
 }
 
-// weight is what a process has.
+// weight is the resources of a process.
 type weight struct{ memory, threads, descriptors, memories int } // memory of its own in KiB
 
 func (w weight) String() string {
 	return fmt.Sprintf("%d KiB, %d threads, %d descriptors, %d of memory", w.memory, w.threads, w.descriptors, w.memories)
 }
 
-// weigh returns what the processes of a machine with one node have.
+// weigh returns the resources of the processes of a machine with one node.
 func (m *machine) weigh() map[string]weight {
 	m.t.Helper()
 	_, serve := m.status()

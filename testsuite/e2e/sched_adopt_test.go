@@ -17,9 +17,10 @@ import (
 	"margay/cluster/rates"
 )
 
-// Ranks that share a core go on when their node kernel is killed, and the next one shares the core as the one before did, by the
-// same extension, after a while in which all of them run as Linux likes. So does the rank that is left at last. How large their shares
-// are is looked at on hosted nodes, as in TestSchedulers.
+// Ranks that share a core continue when their node kernel is killed. After a while in which Linux
+// alone schedules them, the next node kernel shares the core as before, by the same extension. The
+// last remaining rank continues too. The sizes of the shares are checked on hosted nodes, as in
+// TestSchedulers.
 func TestNodeKernelKilledWhileSharing(t *testing.T) {
 	restart := func(m *machine) {
 		if r := m.margay("machine", "restart", "0"); r.code != 0 {
@@ -41,7 +42,7 @@ func TestNodeKernelKilledWhileSharing(t *testing.T) {
 				m = up(t, "hosted", 1, 1)
 			}
 			policies := map[string]float64{"infinite": 1}
-			if m.hosted() { // where a node's time is also that of this host, shares are exact
+			if m.hosted() { // where a node's time is also the host's, shares are exact
 				policies["weighted"] = 3. / 4
 			}
 			for policy, share := range policies {
@@ -79,9 +80,9 @@ func (m *machine) killedWhileSharing(policy string, share float64, sharing strin
 			t.Errorf("extension %s of job %s is not in its slot:\n%s", handle, job, list)
 		}
 	}
-	had := m.topView("--interval=1s").Cores[0].Ranks[0].Rank // who computes more; the other one may be held
+	had := m.topView("--interval=1s").Cores[0].Ranks[0].Rank // the rank that computes more; the other one may be held
 	kill(m)
-	end := func(rank uint32) func() bool { // a node kernel that is just being started may not hear of it
+	end := func(rank uint32) func() bool { // a node kernel that is just starting may miss it
 		return func() bool {
 			m.margay("kill", "-s", "KILL", "--rank", fmt.Sprint(rank), job)
 			return m.computesAlone()
@@ -99,13 +100,14 @@ func (m *machine) killedWhileSharing(policy string, share float64, sharing strin
 	m.margay("kill", job)
 }
 
-// computesAlone reports whether one rank has the core of a machine to itself, and gets on. How fast is for whoever else uses the CPU to say.
+// computesAlone reports whether one rank has the core of a machine to itself, and makes progress.
+// Its speed depends on the other users of the CPU.
 func (m *machine) computesAlone() bool {
 	ranks := m.coreFor(500 * time.Millisecond).Ranks
 	return len(ranks) == 1 && ranks[0].CPU > 1
 }
 
-// core is what margay top says of the first core of a machine, nothing while its node is away.
+// core returns the first core of a machine as margay top shows it; nothing while its node is away.
 func (m *machine) core() rates.Core {
 	m.t.Helper()
 	return m.coreFor(2 * time.Second)
@@ -122,7 +124,8 @@ func (m *machine) coreFor(interval time.Duration) (c rates.Core) {
 	return c
 }
 
-// awaitShare waits until two ranks have the core by a policy, in the sum of some looks one of them such a share.
+// awaitShare waits until two ranks have the core by a policy, and one of them has the share in the
+// sum of some looks.
 func (m *machine) awaitShare(policy string, share float64) {
 	m.t.Helper()
 	var first, second float64
@@ -138,7 +141,8 @@ func (m *machine) awaitShare(policy string, share float64) {
 	})
 }
 
-// ordinary demands of the process of the one rank of a hosted machine that it is not stopped and has no real-time priority.
+// ordinary requires that the process of the one rank of a hosted machine is not stopped and has no
+// real-time priority.
 func (m *machine) ordinary() {
 	m.t.Helper()
 	for _, tid := range m.rankThreads() {

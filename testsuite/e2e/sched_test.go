@@ -14,9 +14,10 @@ import (
 	"margay/cluster/rates"
 )
 
-// Two processes that compute share a core as the scheduler says that is inserted while they run, whatever makes Linux obey it. The
-// processor time that each had is what it says itself. On emulated nodes, where the load of the host decides how long a turn really
-// is, TestSoakSchedulers measures that; here it is whether the scheduler is asked there at all.
+// Two processes that compute share a core under the scheduler that is inserted while they run,
+// whichever mechanism makes Linux obey it. Each process reports its own processor time. On emulated
+// nodes the load of the host decides how long a turn really is, so TestSoakSchedulers measures the
+// shares there; this test checks only that the scheduler is asked.
 func TestSchedulers(t *testing.T) {
 	inTurns(t,
 		turnOf{"hosted", expectAlone("hosted"), func(_ *testing.T, m *machine) { m.schedulers("priority") }},
@@ -25,7 +26,8 @@ func TestSchedulers(t *testing.T) {
 	)
 }
 
-// asked demands that each scheduler decides while two ranks compute on a core, and that these have the core by it.
+// asked requires that each scheduler decides while two ranks compute on a core, and that these have
+// the core by it.
 func (m *machine) asked(enforcer string) {
 	t := m.t
 	m.sharedBy(enforcer)
@@ -53,20 +55,22 @@ func (m *machine) asked(enforcer string) {
 	}
 }
 
-// sharedBy waits until cores are shared by an enforcer, which a node kernel may have yet to start.
+// sharedBy waits until cores are shared by an enforcer, which a node kernel may still have to
+// start.
 func (m *machine) sharedBy(enforcer string) {
 	m.t.Helper()
 	nodes := func() string { return m.margay("nodes").stdout }
 	eventually(m.t, "cores shared by "+enforcer, func() bool { return strings.Contains(nodes(), " "+enforcer+" ") }, nodes)
 }
 
-// starving is for how many seconds a process is held: longer than anything takes that looks for processes that starve, be it the
-// starvation limit of the node kernel or the watchdog of sched_ext.
+// starving is for how many seconds a process is held: longer than any mechanism needs that looks
+// for starving processes, be it the starvation limit of the node kernel or the watchdog of
+// sched_ext.
 var starving = map[string]int{"priority": 6, "stop": 6, "sched_ext": 31}
 
-// schedulers holds the shares of processor time under each scheduler to what they are to be, within 5 %. Nobody here knows which rank
-// came to the core first, so the weights are exchanged in a job: then the shares are exchanged, too. Which weight is whose,
-// kernel/sched/schedtest knows.
+// schedulers checks the shares of processor time under each scheduler, to within 5 %. The test does
+// not know which rank came to the core first, so a job exchanges the weights: then the shares are
+// exchanged, too. kernel/sched/schedtest tests which weight belongs to which rank.
 func (m *machine) schedulers(enforcer string) {
 	const within = 0.05
 	t := m.t
@@ -81,15 +85,16 @@ func (m *machine) schedulers(enforcer string) {
 		{"roundrobin", 6, 1. / 2},
 		{"infinite", starving[enforcer], 1},
 	} {
-		// What else this machine does falls on one process or the other, and evens out in the sum of a few runs.
+		// Other load on this host falls on one process or the other, and evens out in the sum of a
+		// few runs.
 		var first, second, share float64
 		for run := 1; run == 1 || run <= 5 && math.Abs(share-c.share) > within*c.share; run++ {
 			a, b := m.share(c.policy, c.seconds)
 			t.Logf("%q: %v ms and %v ms of %d s", c.policy, a, b, c.seconds)
 			if c.share > 0.5 && a < b {
-				a, b = b, a // nobody knows who came first
+				a, b = b, a // the order of arrival is unknown
 			}
-			// Without priorities whoever else is on the CPU has a part of it.
+			// Without priorities, other processes on the CPU get a part of it.
 			if enforcer != "stop" && c.policy != "" && a+b < float64(c.seconds)*500 {
 				t.Errorf("scheduler %q: of %d s they had only %v ms", c.policy, c.seconds, a+b)
 			}
@@ -103,7 +108,8 @@ func (m *machine) schedulers(enforcer string) {
 	m.exchanged()
 }
 
-// exchanged demands that the rank with the larger weight is another one when the weights are exchanged while both compute.
+// exchanged requires that the larger weight moves to the other rank when the weights are exchanged
+// while both compute.
 func (m *machine) exchanged() {
 	t := m.t
 	c := m.start("run", "-n", "2", "--per-core", "2", probe(), "share", "0", "3600")
@@ -137,7 +143,8 @@ func (m *machine) exchanged() {
 	m.awaitIdle()
 }
 
-// share runs two ranks on one core and a scheduler, and returns the processor time of each in milliseconds.
+// share runs two ranks on one core and a scheduler, and returns the processor time of each in
+// milliseconds.
 func (m *machine) share(policy string, seconds int) (first, second float64) {
 	m.t.Helper()
 	c := m.start("run", "-n", "2", "--per-core", "2", probe(), "share", "3", fmt.Sprint(seconds))
@@ -165,8 +172,9 @@ func (m *machine) share(policy string, seconds int) (first, second float64) {
 	return had[0], had[1]
 }
 
-// A scheduler that does harm does it until it is found out: then Linux shares the core, and the list of extensions says what happened.
-// Each way of sharing a core is on one machine; that by priority meets the same schedulers in a guest, too (package schedtest).
+// A harmful scheduler does harm until it is detected: then Linux shares the core, and the list of
+// extensions states the reason. Each way of sharing a core is on one machine; sharing by priority
+// meets the same schedulers in a guest, too (package schedtest).
 func TestHostileSchedulers(t *testing.T) {
 	burn := misbehaving(t, 7)
 	var tests []turnOf
@@ -176,7 +184,7 @@ func TestHostileSchedulers(t *testing.T) {
 			if kind != "sched_ext" {
 				return
 			}
-			if r := m.margay("machine", "restart", "0"); r.code != 0 { // Linux counts what they did against its node kernel
+			if r := m.margay("machine", "restart", "0"); r.code != 0 { // Linux charges the schedulers' faults to their node kernel
 				t.Error(r)
 			}
 			m.sharedBy("sched_ext")
@@ -185,7 +193,7 @@ func TestHostileSchedulers(t *testing.T) {
 	inTurns(t, tests...)
 }
 
-// hostileSchedulers inserts one after the other while three ranks compute on a core.
+// hostileSchedulers inserts the schedulers one after the other while three ranks compute on a core.
 func (m *machine) hostileSchedulers(burn string) {
 	t := m.t
 	objects := filepath.Join(bin, "..", "kernel", "sched", "schedtest", "testdata")
@@ -213,7 +221,7 @@ func (m *machine) hostileSchedulers(burn string) {
 			turns := 0
 			for _, core := range v.Cores {
 				for _, r := range core.Ranks {
-					if r.CPU > 1 && r.Why == "Linux shares the core" { // other programs of the host may have the most of it
+					if r.CPU > 1 && r.Why == "Linux shares the core" { // other programs of the host may have most of it
 						turns++
 					}
 				}
@@ -228,8 +236,8 @@ func (m *machine) hostileSchedulers(burn string) {
 	}
 }
 
-// insertsAtLast inserts an extension into a job. A virtual node on a busy host may be silent for so long that the answer is lost;
-// then the node does not keep the extension.
+// insertsAtLast inserts an extension into a job. A virtual node on a busy host may be silent for so
+// long that the answer is lost; then the node does not keep the extension.
 func (m *machine) insertsAtLast(job, object string) {
 	m.t.Helper()
 	var r result
@@ -242,7 +250,7 @@ func (m *machine) insertsAtLast(job, object string) {
 	}
 }
 
-// lineWith returns the first line that has all of some words.
+// lineWith returns the first line that contains all of the words.
 func lineWith(text string, words ...string) string {
 	for line := range strings.Lines(text) {
 		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
@@ -252,8 +260,9 @@ func lineWith(text string, words ...string) string {
 	return ""
 }
 
-// Under the scheduler infinite nothing interrupts a computation on an isolated core and nothing takes the core from it, though
-// another process wants it: that one is held, which is demanded of profile sched, too. How quiet that is, is printed beside it.
+// Under the scheduler infinite, nothing interrupts a computation on an isolated core and nothing
+// takes the core from it, though another process wants it. That process is held, which is required
+// under profile sched, too. The test also prints how quiet the core is.
 func TestInfiniteIsQuiet(t *testing.T) {
 	program := compute(t)
 	look := func(profile string) func(*testing.T, *machine) {
@@ -285,7 +294,8 @@ func (m *machine) infinite(program string, quiet bool) {
 	t.Log("\n" + table)
 }
 
-// holdsOther waits until one of two ranks of a core computes by the scheduler infinite and the other one is held, and gets nothing.
+// holdsOther waits until one of two ranks of a core computes under the scheduler infinite and the
+// other one is held, and gets no time.
 func (m *machine) holdsOther() {
 	m.t.Helper()
 	var core rates.Core
@@ -296,17 +306,18 @@ func (m *machine) holdsOther() {
 	}, func() string { return fmt.Sprintf("%+v", core) })
 }
 
-// enoughQuiet is how many looks on end have to find nothing.
+// enoughQuiet is the number of consecutive looks that must find nothing.
 const enoughQuiet = 2
 
-// disturbed looks at the one core of a machine until somebody computes there, and until that is quiet if it is to be, which it need not be
-// at once: what begins and ends processes leaves work behind. It returns how often the core is interrupted and taken from who computes,
-// per second, the last time, and how many looks on end have found nothing.
+// disturbed looks at the one core of a machine until a rank computes there and, with quiet set,
+// until the core is quiet. That need not be at once: starting and ending processes leaves work
+// behind. It returns how often the core was interrupted and taken from its rank, per second, in the
+// last look, and how many consecutive looks found nothing.
 func (m *machine) disturbed(quiet bool) (interrupts, lost float64, quietLooks int) {
 	m.t.Helper()
 	computed := false
 	for range 6 {
-		noise := m.start("nodes", "--noise=2s") // says what it is that interrupts
+		noise := m.start("nodes", "--noise=2s") // names the sources of interrupts
 		core := m.topView("--interval=2s").Cores[0]
 		rows := noise.wait()
 		m.t.Logf("%+v", core)

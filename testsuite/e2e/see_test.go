@@ -35,7 +35,7 @@ func readTrace(t *testing.T, file string) *tracetest.Trace {
 	return trace
 }
 
-// words makes a text of so many words, and not many more kinds of them than 1000.
+// words makes a text of n words, with not many more than 1000 different ones.
 func words(t *testing.T, n int) string {
 	t.Helper()
 	var text strings.Builder
@@ -49,8 +49,8 @@ func words(t *testing.T, n int) string {
 	return file
 }
 
-// A recorded histogram has every message of it, from the sending to the run of the extension that takes it, and the lives of its
-// ranks.
+// A recorded histogram has all of its messages, from the sending to the run of the extension that
+// takes them, and the lives of its ranks.
 func TestRecord(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		file, text := filepath.Join(t.TempDir(), "trace.json"), words(t, 10_000)
@@ -82,7 +82,7 @@ func TestRecord(t *testing.T) {
 				lives[trace.Thread(e)] = true
 			}
 		}
-		// Those that are not consumed are what the ranks agree by in the end.
+		// The messages that are not consumed are the ranks' final agreement.
 		if seen["consumed"] != said || seen["runs"] != said || seen["s"] != seen["f"] || seen["f"] < said || len(lives) != 4 || seen["turns"] != 4 || seen["barriers"] < 4 {
 			t.Errorf("%d messages were counted; the trace has %v and the lives of %v", said, seen, lives)
 		}
@@ -99,7 +99,7 @@ func TestRecord(t *testing.T) {
 	})
 }
 
-// margay record has the status of its command, and what it records may be one job's alone.
+// margay record returns the status of its command, and can record one job alone.
 func TestRecordOneJob(t *testing.T) {
 	m := use(t, "hosted")
 	file := filepath.Join(t.TempDir(), "trace.json")
@@ -142,8 +142,8 @@ func TestRecordOneJob(t *testing.T) {
 	m.awaitIdle()
 }
 
-// topView is margay top --once --json. An emulated node whose host is busy may have no time to answer, or to say that it is up: it is
-// asked again.
+// topView returns the output of margay top --once --json. An emulated node on a busy host may be
+// too slow to answer, or to report that it is up: topView asks again.
 func (m *machine) topView(flags ...string) (v rates.View) {
 	m.t.Helper()
 	var r result
@@ -157,7 +157,7 @@ func (m *machine) topView(flags ...string) (v rates.View) {
 	return v
 }
 
-// Nodes do not go on recording for somebody who was killed.
+// Nodes stop recording for a client that was killed.
 func TestRecordKilled(t *testing.T) {
 	m := use(t, "hosted")
 	c := m.start("record", "-o", filepath.Join(t.TempDir(), "trace.json"))
@@ -169,7 +169,8 @@ func TestRecordKilled(t *testing.T) {
 	eventually(t, "end of recording", recording(0), state)
 }
 
-// A node kernel that is started again loses what it had recorded, and the trace says so; a serve loses nothing.
+// A restarted node kernel loses what it had recorded, and the trace reports this. A restarted serve
+// loses nothing.
 func TestRecordInterrupted(t *testing.T) {
 	m := use(t, "hosted")
 	file := filepath.Join(t.TempDir(), "trace.json")
@@ -204,7 +205,7 @@ func TestRecordInterrupted(t *testing.T) {
 	}
 }
 
-// top shows who has each core and how much of it is used.
+// top shows the owner and the usage of each core.
 func TestTop(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		c := m.start("run", "-n", "3", probe(), "sleep")
@@ -241,7 +242,8 @@ func TestTop(t *testing.T) {
 	})
 }
 
-// Of a core that ranks share it is told who has it and why, what the scheduler does, and a record has their turns.
+// For a core that ranks share, top shows which rank has it and why, and the work of the scheduler.
+// A record has the ranks' turns.
 func TestSeeSharedCore(t *testing.T) {
 	inTurns(t, turnOf{"priority", expect("hosted"), seeSharedCore}, turnOf{"sched_ext", expect("sched_ext"), seeSharedCore})
 }
@@ -283,7 +285,7 @@ func seeSharedCore(t *testing.T, m *machine) {
 	m.awaitIdle()
 }
 
-// On a terminal top fills the screen, knows its keys, and gives the terminal back as it was, whatever ends it.
+// On a terminal top fills the screen, handles its keys, and restores the terminal however it ends.
 func TestTopOnTerminal(t *testing.T) {
 	m := use(t, "hosted")
 	for name, end := range map[string]func(c *command, master *os.File){

@@ -13,8 +13,9 @@ import (
 	"testing"
 )
 
-// What machine up was started with, a folder of the host among it, does not come to the machine: no process of it has any of that, and
-// ranks have their standard streams and their socket.
+// Descriptors that machine up was started with, including a folder of the host, do not reach the
+// machine: no process of it has any of them, and ranks have their standard streams and their
+// socket.
 func TestDescriptors(t *testing.T) {
 	secret := filepath.Join(scratch, "inherited")
 	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
@@ -60,7 +61,7 @@ $`)
 			}
 			files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 			for _, f := range files {
-				// Other roots are called / as well, so what counts is the file.
+				// Other roots are called / as well, so compare the file.
 				info, err := os.Stat(f)
 				if err == nil && slices.ContainsFunc(inherited, func(file os.FileInfo) bool { return os.SameFile(file, info) }) {
 					command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -71,7 +72,7 @@ $`)
 	})
 }
 
-// labelled returns what a rank said, by the labels of margay run --label.
+// labelled returns the output of a rank, by the labels of margay run --label.
 func labelled(output string, rank int) string {
 	var b strings.Builder
 	for line := range strings.Lines(output) {
@@ -82,7 +83,8 @@ func labelled(output string, rank int) string {
 	return b.String()
 }
 
-// An ordinary user without XDG_RUNTIME_DIR makes machines, in the folder that nobody has named and in one by a relative name.
+// An ordinary user without XDG_RUNTIME_DIR makes machines, in the default folder and in one given
+// by a relative name.
 func TestOrdinaryUser(t *testing.T) {
 	ownMachine(t, "own")
 	home := filepath.Join(scratch, "nobody")
@@ -154,7 +156,8 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 }
 
-// Jobs of different nodes and numbers are different users of the Linux that they share, so each has what it may have on each node.
+// Jobs of different nodes and numbers are different users of the Linux that they share, so each has
+// its full limits on each node.
 func TestUsersOfJobs(t *testing.T) {
 	m := use(t, "hosted")
 	users := make(map[int]int)
@@ -177,7 +180,8 @@ func TestUsersOfJobs(t *testing.T) {
 			t.Errorf("%d users on 4 nodes: %v", len(in), r)
 		}
 	}
-	// Programs of one process that wait, so that there is no room for more. Linux looks at the number before a start only.
+	// Waiting programs of one process each, so that there is no room for more. Linux checks the
+	// number only before a start.
 	waits := func(c *exec.Cmd) {
 		if _, err := c.StdinPipe(); err != nil {
 			t.Fatal(err)
@@ -209,7 +213,8 @@ func TestKeysOfJobs(t *testing.T) {
 	}
 }
 
-// A node kernel that is started again has as much memory for jobs as the first, also while one uses a part of it.
+// A restarted node kernel has as much memory for jobs as the first, also while a job uses a part of
+// it.
 func TestMemoryAfterRestart(t *testing.T) {
 	m := use(t, "qemu")
 	memory := func() string {
@@ -235,7 +240,7 @@ func TestMemoryAfterRestart(t *testing.T) {
 	if r := m.margay("machine", "restart", "0"); r.code != 0 {
 		t.Fatal(r)
 	}
-	// The node's console comes by a pipe that the command does not wait for.
+	// The node's console arrives through a pipe that the command does not wait for.
 	eventually(t, "second node kernel", func() bool { return kernels() == earlier+1 }, func() string {
 		return fmt.Sprintf("%d node kernels have registered, before the restart %d", kernels(), earlier)
 	})

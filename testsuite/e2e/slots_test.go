@@ -22,7 +22,8 @@ func object(t testing.TB, name string) string {
 	return absolute
 }
 
-// Nodes insert the extensions that the machine was made with, and those are run when their slots say.
+// Nodes insert the extensions that the machine was made with, and run them when the events of their
+// slots occur.
 func TestMachineExtensions(t *testing.T) {
 	onOwn(t, func(t *testing.T, substrate string) {
 		m := up(t, substrate, 2, 2, "--extension", object(t, "boot/minimum")+",cores=2,memory=1000000", "--extension", object(t, "timer/heartbeat"),
@@ -42,7 +43,8 @@ func TestMachineExtensions(t *testing.T) {
 		if !regexp.MustCompile(`machine 1\.\d+ \(tolerate\): prints: job 2: rank 2 was ended by signal 11, which is one too many`).MatchString(log.stdout) {
 			t.Error(log)
 		}
-		// One run for each process of the first job on node1; those of the second are ended with it, after slot fault.
+		// One run for each process of the first job on node1. The processes of the second job are
+		// ended with it, after slot fault.
 		runs := regexp.MustCompile(`1\.\d+ +machine +exit +account +\S+ +(\d+) `).FindStringSubmatch(m.margay("ext", "list").stdout)
 		if runs == nil || !slices.Contains([]string{"2", "3", "4"}, runs[1]) {
 			t.Errorf("runs of account on node1: %q", runs)
@@ -51,7 +53,7 @@ func TestMachineExtensions(t *testing.T) {
 		if !regexp.MustCompile(`timer +heartbeat +\S+ +[1-9]\d+ `).MatchString(before.stdout) {
 			t.Errorf("heartbeat every 10 ms: %v", before)
 		}
-		// The next node kernel has them all, and does not boot again.
+		// The next node kernel has all of them, and does not run slot boot again.
 		m.margay("machine", "restart", "0")
 		eventually(t, "extensions of the next node kernel", func() bool {
 			return strings.Contains(m.margay("ext", "list", "--node", "0").stdout, "tolerate")
@@ -63,7 +65,7 @@ func TestMachineExtensions(t *testing.T) {
 	})
 }
 
-// A node that an extension keeps out does not come up, and the user is told why.
+// A node that an extension refuses does not come up, and the user gets the reason.
 func TestBootRefused(t *testing.T) {
 	ownMachine(t, "own")
 	m := &machine{t: t, name: "refused", nodes: 1, cores: 1}
@@ -81,7 +83,7 @@ func TestBootRefused(t *testing.T) {
 	}
 }
 
-// What is inserted and refused can be read, and constants can be set.
+// Insertions and refusals can be read, and constants can be set.
 func TestExtensionLog(t *testing.T) {
 	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 1)
@@ -115,8 +117,8 @@ func TestExtensionLog(t *testing.T) {
 	}
 }
 
-// The machine's extensions are what an operator wants on its nodes: one that was away when that changed has it changed when it is
-// back.
+// The machine's extensions are those that an operator wants on its nodes. A node that was away
+// during a change gets the change when it is back.
 func TestExtensionsOfNodeThatWasAway(t *testing.T) {
 	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 1, "--dead-after", "2s")

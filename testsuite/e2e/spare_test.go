@@ -13,7 +13,7 @@ import (
 	"margay/kernel/abi/node"
 )
 
-// jobInits returns the job inits of a machine with hosted nodes, spares among them.
+// jobInits returns the job inits of a machine with hosted nodes, including spares.
 func (m *machine) jobInits() (found []int) {
 	m.t.Helper()
 	for _, pid := range m.processes() {
@@ -38,7 +38,8 @@ func stopped(pid int) bool {
 	})
 }
 
-// spares waits until an idle machine with hosted nodes has one job init for each, which waits for its job, and none of the given ones.
+// spares waits until an idle machine with hosted nodes has one job init for each node, which waits
+// for its job and is none of the given ones.
 func (m *machine) spares(not ...int) (found []int) {
 	m.t.Helper()
 	eventually(m.t, "one spare for each node", func() bool {
@@ -48,7 +49,7 @@ func (m *machine) spares(not ...int) (found []int) {
 	return found
 }
 
-// Jobs run, whatever becomes of the job inits that are started ahead, and none of these is left.
+// Jobs run, whatever happens to the job inits that are started ahead, and none of these is left.
 func TestSpares(t *testing.T) {
 	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 2)

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// withoutPriorities has a command do without the right to give real-time priorities, as one of an ordinary user does.
+// withoutPriorities takes from a command the right to set real-time priorities, like a command of
+// an ordinary user.
 func withoutPriorities(c *exec.Cmd) {
 	if os.Geteuid() != 0 {
 		return
@@ -21,8 +22,9 @@ func withoutPriorities(c *exec.Cmd) {
 	c.Path = drop
 }
 
-// Where the node kernel must not give priorities, whoever does not have the core is stopped. Processes that compute share it as
-// elsewhere, and people are told what is missing.
+// Where the node kernel must not set priorities, it stops the ranks that do not have the core.
+// Processes that compute share the core as elsewhere, and the user gets a message that names the
+// missing right.
 func TestSchedulersWithoutPriorities(t *testing.T) {
 	ownMachine(t, "own")
 	m := upAs(t, withoutPriorities, "hosted", 1, 1)
@@ -32,7 +34,7 @@ func TestSchedulersWithoutPriorities(t *testing.T) {
 	if r := m.margay("ext", "insert", object(t, "sched/infinite")); r.code != 0 {
 		t.Error(r)
 	}
-	// Those that wait for each other get on, although one keeps the core until it waits.
+	// Ranks that wait for each other make progress, although one keeps the core until it waits.
 	if r := m.run(0, "-n", "2", "--per-core", "2", probe(), "barrier"); strings.Count(r.stdout, "passed 10 barriers") != 2 {
 		t.Error(r)
 	}

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// Arguments and variables reach ranks byte for byte as they would reach a process here: up to 128 KiB each and 2 MiB in all.
+// Arguments and variables reach ranks byte for byte as they would reach a process here: up to 128
+// KiB each and 2 MiB in all.
 func TestLongStrings(t *testing.T) {
 	m := use(t, "hosted")
 	t.Run("long", func(t *testing.T) {
@@ -49,8 +50,8 @@ func TestLongStrings(t *testing.T) {
 			t.Errorf("1.9 MB: %v", r)
 		}
 	})
-	// A shell whose stack may be larger can start margay run with more than a node, where the stack may be as large as usual, can give
-	// to ranks.
+	// A shell with a larger stack limit can start margay run with more strings than a node, with
+	// its usual stack limit, can give to ranks.
 	t.Run("too many", func(t *testing.T) {
 		script := `ulimit -s 65536; x=$(head -c 130000 /dev/zero | tr '\0' x); for i in $(seq 20); do export "MANY$i=$x"; done; exec "$@"`
 		cmd := exec.Command("bash", "-c", script, "bash", filepath.Join(bin, "margay"), "-m", m.name, "run", "-n", "1", "true")

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// times are what margay run --timing=json prints.
+// times is the output of margay run --timing=json.
 type times struct {
 	Job    uint32
 	Phases []struct {
@@ -31,7 +31,8 @@ func timesOf(t *testing.T, r result) (all times) {
 	return all
 }
 
-// The launcher says how long each phase of a job took, in order, and the phases are no longer than the whole.
+// The launcher prints the time of each phase of a job, in order, and the phases are no longer than
+// the whole.
 func TestTiming(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		all := []string{"collect", "connect", "queue", "allocate", "record", "prepare", "load", "start", "run", "end", "messages"}

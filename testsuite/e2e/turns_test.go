@@ -12,23 +12,25 @@ import (
 	"time"
 )
 
-// Most of what a test does is to wait, so some run at a time. Each one has a machine to itself meanwhile: one that others have used
-// before it, or one of its own. A shared machine is made for the first test that uses it and ended after the last: virtual nodes cost
-// a host of two CPUs much, also while they do nothing.
+// Tests mostly wait, so some run at the same time. Each test has a machine to itself: one that
+// others have used before it, or one of its own. A shared machine is made for the first test that
+// uses it and ended after the last: virtual nodes load a host of two CPUs heavily, even while they
+// are idle.
 
-// kind is what tests have turns for.
+// kind is a kind of turn, with its machines.
 type kind struct {
 	substrate    string
-	nodes, cores int // of a shared machine; 0: the test makes machines of its own
+	nodes, cores int // of a shared machine; 0: the test makes its own machines
 	flags        []string
 	most         int // tests at a time
 }
 
-// patient has a machine give its nodes more time than the usual 10 s before it takes them for dead: virtual ones are slow on a host
-// that has much else to do. "mortal" has the usual time.
+// patient is the flags of a machine that gives its nodes more than the usual 10 s before it
+// declares them dead: virtual nodes are slow on a busy host. "mortal" has the usual time.
 var patient = []string{"--dead-after", "30s"}
 
-// The kinds, those first whose machines cost most. A test is alone in its turn when it measures processor time of this host.
+// The kinds, in descending order of the cost of their machines. A test is alone in its turn when it
+// measures processor time of this host.
 var (
 	kinds = map[string]kind{
 		"qemu":        {"qemu", 2, 2, patient, 1},
@@ -44,8 +46,8 @@ var (
 const (
 	mostTests   = 3 // that run
 	mostVirtual = 2 // of them with virtual machines
-	// arrival is how long the first test waits for others, which all come when go test has looked at each: then who goes first is
-	// not up to chance.
+	// arrival is how long the first test waits for the others, which all arrive once go test has
+	// visited each of them. The order of the tests then does not depend on chance.
 	arrival = 500 * time.Millisecond
 )
 
@@ -58,7 +60,7 @@ type turn struct {
 	machine *machine // a shared one
 }
 
-// turnsOfTests gives out turns and shared machines.
+// turnsOfTests assigns turns and shared machines.
 type turnsOfTests struct {
 	mu       sync.Mutex
 	number   int
@@ -72,7 +74,7 @@ type turnsOfTests struct {
 
 var turns = turnsOfTests{expected: make(map[string]int), free: make(map[string][]*machine), made: make(map[string]int)}
 
-// expect announces a turn of a kind. Tests do so before they call t.Parallel.
+// expect announces a turn of a kind. Tests call it before t.Parallel.
 func expect(kind string) *turn {
 	turns.mu.Lock()
 	defer turns.mu.Unlock()
@@ -88,7 +90,7 @@ func expectAlone(kind string) *turn {
 	return w
 }
 
-// take waits for a turn, which ends with the test, and returns its machine if there is a shared one.
+// take waits for a turn, which ends with the test, and returns its shared machine, if there is one.
 func (w *turn) take(t *testing.T) *machine {
 	t.Helper()
 	begin := time.Now()
@@ -140,7 +142,8 @@ func (s *turnsOfTests) arrive(w *turn) {
 	}
 }
 
-// next begins the turns that can begin: first those that are alone, then by kinds, then in the order of the source.
+// next begins the turns that can begin: first those that are alone, then by kinds, then in the
+// order of the source.
 func (s *turnsOfTests) next() {
 	slices.SortFunc(s.waiting, func(a, b *turn) int {
 		if a.alone != b.alone {
@@ -168,7 +171,8 @@ func (s *turnsOfTests) next() {
 	})
 }
 
-// mayRun reports whether a turn can begin, given those that run, and whether one waits that is alone.
+// mayRun reports whether a turn can begin, given the running turns and whether a turn waits that is
+// alone.
 func (s *turnsOfTests) mayRun(w *turn, alone bool) bool {
 	same, virtual := 0, 0
 	for _, r := range s.running {
@@ -188,7 +192,7 @@ func (s *turnsOfTests) mayRun(w *turn, alone bool) bool {
 	return len(s.running) < mostTests && same < kinds[w.kind].most && (kinds[w.kind].substrate != "qemu" || virtual < mostVirtual)
 }
 
-// over ends a turn, and the shared machines of its kind when it was the last.
+// over ends a turn, and the shared machines of its kind after the last turn.
 func (s *turnsOfTests) over(w *turn) {
 	s.mu.Lock()
 	if w.machine != nil {
@@ -227,7 +231,7 @@ func (s *turnsOfTests) endAll() {
 	}
 }
 
-// use has a test run beside others and returns its shared machine of a kind.
+// use makes a test run beside others and returns its shared machine of a kind.
 func use(t *testing.T, kind string) *machine {
 	t.Helper()
 	w := expect(kind)
@@ -235,7 +239,8 @@ func use(t *testing.T, kind string) *machine {
 	return w.take(t)
 }
 
-// ownMachine has a test that makes machines of its own run beside others. The kind is "own" or "own virtual".
+// ownMachine makes a test that makes its own machines run beside others. The kind is "own" or "own
+// virtual".
 func ownMachine(t *testing.T, kind string) {
 	t.Helper()
 	w := expect(kind)
@@ -250,7 +255,7 @@ type turnOf struct {
 	test func(t *testing.T, m *machine)
 }
 
-// inTurns runs subtests in their turns, beside each other and other tests.
+// inTurns runs subtests in their turns, in parallel with each other and with other tests.
 func inTurns(t *testing.T, tests ...turnOf) {
 	t.Parallel()
 	for _, c := range tests {
@@ -266,7 +271,7 @@ func onBoth(t *testing.T, test func(t *testing.T, m *machine)) {
 	inTurns(t, turnOf{"hosted", expect("hosted"), test}, turnOf{"qemu", expect("qemu"), test})
 }
 
-// onOwn runs a test that makes machines of its own, on both substrates.
+// onOwn runs a test that makes its own machines, on both substrates.
 func onOwn(t *testing.T, test func(t *testing.T, substrate string)) {
 	on := func(substrate string) func(*testing.T, *machine) {
 		return func(t *testing.T, _ *machine) { test(t, substrate) }

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// upcallProgram compiles the program that is interrupted in the middle of all that a program does.
+// upcallProgram compiles the program that upcalls interrupt in the middle of all kinds of work.
 func upcallProgram(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "upcall")
@@ -27,7 +27,7 @@ func upcallJob(t *testing.T, m *machine, program string, n, microseconds int) *c
 	return m.start("run", "-n", "4", "--with", upcall, program, "job", fmt.Sprint(n), upcall, fmt.Sprint(microseconds))
 }
 
-// isWhole reports whether each upcall came once to each rank.
+// isWhole reports whether each upcall reached each rank once.
 func isWhole(r result, n int) bool {
 	for rank := 1; rank < 4; rank++ {
 		if !strings.Contains(r.stdout, fmt.Sprintf("rank %d: %d upcalls, sum %d\n", rank, n, n*(n-1)/2)) {
@@ -37,8 +37,8 @@ func isWhole(r result, n int) bool {
 	return r.code == 0
 }
 
-// Upcalls come, each once, into processes that compute with all registers that there are and use malloc, whose results are the same
-// bit for bit.
+// Each upcall arrives once, in processes that compute with all registers and use malloc, and their
+// results stay the same bit for bit.
 func TestUpcalls(t *testing.T) {
 	program := upcallProgram(t)
 	onBoth(t, func(t *testing.T, m *machine) {
@@ -70,8 +70,8 @@ func TestNodeKernelKilledUnderUpcalls(t *testing.T) {
 	})
 }
 
-// Messages go on to their owners, from whichever rank they were sent to and with their true source, before a barrier is passed; and
-// a Go program takes upcalls while it computes.
+// Messages are forwarded to their owners, from whichever rank they were sent to and with their true
+// source, before a barrier is passed. A Go program takes upcalls while it computes.
 func TestForwardAndUpcallInGo(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		spread := object(t, "message/spread")

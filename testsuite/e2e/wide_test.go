@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A rank with several cores keeps them when its node kernel is killed, or serve, or both: its threads may run where they could, no other
-// job gets one of the cores, and those beside it are free as before.
+// A rank with several cores keeps them when its node kernel is killed, or serve, or both: its
+// threads may run where they could before, no other job gets one of the cores, and the cores beside
+// them are free as before.
 func TestKernelsKilledUnderWideRank(t *testing.T) {
 	m := up(t, "hosted", 1, 4)
 	held := m.start("run", "-c", "2", "--stdin", "none", probe(), "sleep")
@@ -73,7 +74,8 @@ func TestKernelsKilledUnderWideRank(t *testing.T) {
 	m.usable()
 }
 
-// allowed returns how the threads of the ranks of a hosted machine may run: on which CPUs, and by which policy.
+// allowed returns on which CPUs, and by which policy, the threads of the ranks of a hosted machine
+// may run.
 func (m *machine) allowed() (all []string) {
 	m.t.Helper()
 	for _, tid := range m.rankThreads() {

@@ -37,6 +37,15 @@ const JobInit = "/sbin/margay-jobinit"
 // the root of the node's own processes, which no job sees.
 const Contents = "/run/margay/contents"
 
+// HostRoot is where a hosted node has folders of its host mounted, read-only, for jobs that ask for
+// them (JobSpec.host_root of the control protocol): HostFolders, as far as the host has them. Where
+// the host has a link instead, so has the node.
+const HostRoot = "/run/margay/host"
+
+// HostFolders are the folders of a host with its programs, libraries and their configuration. They
+// are in its root.
+var HostFolders = []string{"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr"}
+
 // The substrates: what a node runs on.
 const (
 	Virtual = "qemu"   // a virtual machine

@@ -3,6 +3,9 @@ package jobinit
 import (
 	"os"
 	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"margay/kernel/task"
 )
@@ -14,19 +17,22 @@ const inputBytes = 256 << 10
 // input is the standard input of one rank. Pieces carry their offset, so that data sent again after
 // a broken connection is taken once.
 type input struct {
-	pipe *os.File // nil when the rank reads /dev/null
+	pipe     *os.File // nil when the rank reads /dev/null
+	terminal bool     // pipe is a terminal, which ends by a character
 
 	mu      sync.Mutex
 	changed sync.Cond
 	pending []byte
 	taken   uint64 // offset after the last byte in pending
 	written uint64 // offset after the last byte given to the rank, or thrown away
+	unread  uint64 // of these, what lies in the pipe: the rank has not read it
 	eof     bool   // nothing comes after pending
 	closed  bool   // the rank takes no further input
+	ended   bool   // because it has ended: its position is final
 }
 
-func newInput(pipe *os.File) *input {
-	i := &input{pipe: pipe, closed: pipe == nil}
+func newInput(pipe *os.File, terminal bool) *input {
+	i := &input{pipe: pipe, terminal: terminal, closed: pipe == nil}
 	i.changed.L = &i.mu
 	return i
 }
@@ -37,8 +43,11 @@ func (i *input) take(b task.InputBody, data []byte) (position uint64, gone bool)
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	end := b.Offset + uint64(len(data))
+	if i.ended {
+		return 0, false
+	}
 	if i.closed {
-		i.written = max(i.written, end)
+		i.written, i.unread = max(i.written, end), 0
 		return i.written, true
 	}
 	if b.Offset > i.taken || end < i.taken || i.eof {
@@ -55,45 +64,131 @@ func (i *input) take(b task.InputBody, data []byte) (position uint64, gone bool)
 	return 0, false
 }
 
-// position returns how far the input has got.
+// position returns how far the rank has read.
 func (i *input) position() uint64 {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.written
+	return i.written - i.unread
 }
 
-// close discards the pending input: the rank has ended.
+// look asks Linux how much of the input the rank has not read. A terminal has it at once. The
+// caller holds the lock.
+func (i *input) look() {
+	if i.closed || i.terminal {
+		return
+	}
+	raw, err := i.pipe.SyscallConn()
+	if err != nil {
+		return // it is closed
+	}
+	left := 0
+	_ = raw.Control(func(fd uintptr) { left, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	if err == nil {
+		i.unread = min(uint64(left), i.written)
+	}
+}
+
+// end notes that the rank has ended, and returns how far it has read: input in the pipe and pending
+// input stay unread.
+func (i *input) end() (position uint64) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.look()
+	i.ended = true
+	i.shut()
+	return i.written - i.unread
+}
+
+// close discards the pending input: the rank has closed its own end.
 func (i *input) close() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	i.unread = 0
+	i.shut()
+}
+
+// shut lets the rank get no further input. The caller holds the lock.
+func (i *input) shut() {
 	i.closed = true
 	i.pipe.Close() // ends a write without a reader
 	i.changed.Broadcast()
 }
 
-// run writes the input to the rank until its end, and reports each new position.
+// The pauses after which it is looked again whether the rank has read its input: from the first,
+// each twice the one before.
+const (
+	firstLook = time.Millisecond
+	lastLook  = 50 * time.Millisecond
+)
+
+// run writes the input to the rank until its end, and reports each new position. The rank gets the
+// end when it has read all before it, because nothing can be asked about a closed pipe.
 func (i *input) run(tell func(position uint64)) {
-	for {
-		i.mu.Lock()
-		for len(i.pending) == 0 && !i.eof && !i.closed {
-			i.changed.Wait()
-		}
-		piece, last, closed := i.pending, i.eof, i.closed
-		i.pending = nil
-		i.mu.Unlock()
-		if len(piece) > 0 && !closed {
+	pause := firstLook
+	for told := uint64(0); ; {
+		piece, looks := i.next(pause)
+		if len(piece) > 0 {
 			if _, err := i.pipe.Write(piece); err != nil {
-				i.close() // the rank has closed its standard input
+				i.broken()
 			}
 		}
-		i.mu.Lock()
-		i.written += uint64(len(piece))
-		position := i.written
-		i.mu.Unlock()
-		tell(position)
-		if closed || last {
+		position, over := i.wrote(len(piece))
+		if position != told || over {
+			tell(position)
+		}
+		if looks && position == told {
+			pause = min(2*pause, lastLook)
+		} else {
+			pause = firstLook
+		}
+		told = position
+		if over {
+			if i.terminal {
+				_, _ = i.pipe.WriteString(endOfFile)
+			}
 			i.pipe.Close()
 			return
 		}
 	}
+}
+
+// next waits for input, for the end, or, while some is unread, for a pause.
+func (i *input) next(pause time.Duration) (piece []byte, looks bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if looks = i.unread > 0 && len(i.pending) == 0 && !i.closed; looks {
+		again := time.AfterFunc(pause, i.changed.Broadcast)
+		defer again.Stop()
+		i.changed.Wait()
+	}
+	for len(i.pending) == 0 && i.unread == 0 && !i.eof && !i.closed {
+		i.changed.Wait()
+	}
+	if !i.closed {
+		piece, i.pending = i.pending, nil
+	}
+	return piece, looks
+}
+
+// broken notes that the pipe has no reader: the rank has closed its standard input, unless it has
+// ended.
+func (i *input) broken() {
+	i.mu.Lock()
+	ended := i.ended
+	i.mu.Unlock()
+	if !ended {
+		i.close()
+	}
+}
+
+// wrote notes that a piece was written, and returns how far the rank has read, and whether the
+// input is over.
+func (i *input) wrote(n int) (position uint64, over bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if !i.ended {
+		i.written += uint64(n)
+	}
+	i.look()
+	return i.written - i.unread, i.closed || i.eof && len(i.pending) == 0 && i.unread == 0
 }

@@ -57,6 +57,7 @@ type initProcess struct {
 	spec    task.Spec
 	loaded  bool // the files are unpacked, all of them
 	started bool
+	halted  bool // the job's processes were sent SIGSTOP, and no SIGCONT since
 	kept    keep.Store
 	output  output
 	pmi     *pmiServer // nil: the ranks do without
@@ -95,6 +96,7 @@ func Main(words ...string) error {
 		pids:   make(map[int]*rank),
 		held:   make(map[archive.Digest]*os.File),
 	}
+	in.output.search = func() task.Unkept { return in.brought.unkept("", in.spec.Dir) }
 	if slices.Contains(words, task.WithGroup) {
 		in.group = os.NewFile(GroupFD, "group")
 	}
@@ -112,7 +114,7 @@ func Main(words ...string) error {
 	err = in.obey()
 	in.killAll()
 	if in.started {
-		left := in.brought.unkept("", in.spec.Dir)
+		left := in.output.left()
 		// A dead node kernel needs no message. PID 1 may hold its end of the link, and does not
 		// read it.
 		in.conn.SetWriteDeadline(time.Now().Add(tellWait))
@@ -167,6 +169,8 @@ func (in *initProcess) do(m link.Message) error {
 		return in.start()
 	case task.Signal:
 		return in.signal(m)
+	case task.Resize:
+		return in.resize(m)
 	case task.Input:
 		return in.input(m)
 	case task.Ack:
@@ -186,6 +190,8 @@ func (in *initProcess) do(m link.Message) error {
 		return nil
 	case task.Finish:
 		return in.finish()
+	case task.Collect:
+		return in.collect(&m)
 	case task.Resync:
 		return in.resync()
 	}
@@ -277,15 +283,22 @@ func (in *initProcess) start() error {
 		return err
 	}
 	in.started = true
-	in.spec.Argv, in.spec.Env = nil, nil // the ranks have them
+	in.spec.Argv, in.spec.Env, in.spec.Parts = nil, nil, nil // the ranks have them
 	return in.tell(task.Start, nil)
 }
 
-// signal sends a signal to the process group that a rank leads.
+// signal sends a signal to the process group that a rank leads. Stopping and continuing all ranks
+// is for everything of the job on this node: processes in other groups of a rank's session would go
+// on.
 func (in *initProcess) signal(m link.Message) error {
 	var b task.SignalBody
 	if err := m.Decode(&b); err != nil {
 		return err
+	}
+	if b.Rank == task.AllRanks && (b.Signal == unix.SIGSTOP || b.Signal == unix.SIGCONT) {
+		in.halted = b.Signal == unix.SIGSTOP
+		_ = unix.Kill(-1, b.Signal) // ESRCH: everything has ended
+		return nil
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -331,7 +344,7 @@ func (in *initProcess) resync() error {
 	if err := in.kept.Replay(in.conn); err != nil {
 		return err
 	}
-	state := task.State{Spec: in.spec, Loaded: in.loaded, Started: in.started}
+	state := task.State{Spec: in.spec, Loaded: in.loaded, Started: in.started, Halted: in.halted}
 	in.mu.Lock()
 	for _, r := range in.pids {
 		state.Running = append(state.Running, r.Rank.Rank)

@@ -25,10 +25,13 @@ const graceSteps = 25
 // where no child holds a stream open then, and a record of its own otherwise.
 type output struct {
 	journal *journal.Journal
+	search  func() task.Unkept // looks for the files that vanish with the job
 
 	mu      sync.Mutex // held while an end is recorded, so that the last record is the last
 	ranks   int        // ends of ranks that are not recorded yet
 	streams int        // streams of ranks that are open
+	whole   bool       // the last record is there
+	unkept  task.Unkept
 }
 
 // streams are the standard output and error of a rank as output sees them.
@@ -96,7 +99,7 @@ func (o *output) closed(s *streams) {
 	s.open--
 	o.streams--
 	if o.complete() {
-		o.journal.Append(task.Record{Rank: s.rank, Stream: task.End, Last: true})
+		o.append(task.Record{Rank: s.rank, Stream: task.End, Last: true})
 	}
 	s.closed <- struct{}{}
 }
@@ -127,7 +130,34 @@ func (o *output) ended(s *streams, status task.Status) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.ranks--
-	o.journal.Append(task.Record{Rank: s.rank, Stream: task.Exit, Status: status, Open: s.open > 0, Last: o.complete()})
+	o.append(task.Record{Rank: s.rank, Stream: task.Exit, Status: status, Open: s.open > 0, Last: o.complete()})
+}
+
+// append records an end, and with the last one the files that vanish with the job. The caller holds
+// output.mu.
+func (o *output) append(r task.Record) {
+	if r.Last {
+		o.whole, o.unkept = true, o.search()
+		r.Unkept = o.unkept
+	}
+	o.journal.Append(r)
+}
+
+// travelled notes that files have travelled back, which do not vanish any more.
+func (o *output) travelled() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.whole = false
+}
+
+// left returns the files that vanish with the job.
+func (o *output) left() task.Unkept {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.whole {
+		return o.unkept
+	}
+	return o.search()
 }
 
 // finish ends whatever may still write: processes that ranks have left behind. It must come when no

@@ -20,6 +20,11 @@ func (w writers) close() {
 	w.stderr.Close()
 }
 
+// newOutput is the output of so many ranks, which leave a file.
+func newOutput(ranks int) *output {
+	return &output{journal: journal.New(), ranks: ranks, search: func() task.Unkept { return task.Unkept{Files: 1} }}
+}
+
 // follows returns the streams of a rank that o follows, and their other ends.
 func follows(o *output, rank id.Rank) (*streams, writers) {
 	out, stdout := io.Pipe()
@@ -42,7 +47,7 @@ func told(j *journal.Journal) (list []task.Record) {
 // The end of a rank comes behind all that it has written, however long the consumer stands still.
 func TestEndWaitsForOutput(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := &output{journal: journal.New(), ranks: 1}
+		o := newOutput(1)
 		s, w := follows(o, 0)
 		text := bytes.Repeat([]byte("0123456789abcde\n"), (journal.Limit+200<<10)/16)
 		go func() {
@@ -75,7 +80,7 @@ func TestEndWaitsForOutput(t *testing.T) {
 		if !bytes.Equal(got, text) {
 			t.Errorf("%d bytes came, not the %d that were written", len(got), len(text))
 		}
-		if end.Status.Code != 3 || end.Open || !end.Last {
+		if end.Status.Code != 3 || end.Open || !end.Last || end.Unkept.Files != 1 {
 			t.Errorf("the end is %+v", *end)
 		}
 	})
@@ -85,12 +90,12 @@ func TestEndWaitsForOutput(t *testing.T) {
 // last record behind it.
 func TestChildrenOutliveRanks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := &output{journal: journal.New(), ranks: 2}
+		o := newOutput(2)
 		first, child := follows(o, 0)
 		second, other := follows(o, 1)
 		o.drain(first)
 		o.ended(first, task.Status{})
-		if r := told(o.journal); len(r) != 1 || r[0].Stream != task.Exit || !r[0].Open || r[0].Last {
+		if r := told(o.journal); len(r) != 1 || r[0].Stream != task.Exit || !r[0].Open || r[0].Last || r[0].Unkept.Files != 0 {
 			t.Fatalf("the end of the first rank: %+v", r)
 		}
 		child.stdout.Write([]byte("late"))
@@ -107,7 +112,7 @@ func TestChildrenOutliveRanks(t *testing.T) {
 			t.Fatalf("a stream is open: %+v", r)
 		}
 		child.stderr.Close()
-		if r := told(o.journal); len(r) != 1 || r[0].Stream != task.End || r[0].Rank != 0 || !r[0].Last {
+		if r := told(o.journal); len(r) != 1 || r[0].Stream != task.End || r[0].Rank != 0 || !r[0].Last || r[0].Unkept.Files != 1 {
 			t.Fatalf("at the end: %+v", r)
 		}
 	})
@@ -116,7 +121,7 @@ func TestChildrenOutliveRanks(t *testing.T) {
 // A rank that closes its streams before it ends has no record behind its end.
 func TestStreamsClosedEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := &output{journal: journal.New(), ranks: 1}
+		o := newOutput(1)
 		s, w := follows(o, 0)
 		w.close()
 		if r := told(o.journal); len(r) != 0 {

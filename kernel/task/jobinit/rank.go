@@ -3,6 +3,7 @@ package jobinit
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -27,15 +28,17 @@ const oomScore = 500
 // rank is one running process of the job.
 type rank struct {
 	task.Rank
-	pid     int
-	process *os.File // a pidfd of it
-	traced  bool     // waits for release
-	started time.Time
-	since   id.Time // the same by the clock of the node
-	input   *input
-	streams *streams
-	stuck   bool     // it was killed because it has aborted and did not end
-	pmi     *os.File // the init's end of its connection to the process management interface, or nil
+	pid      int
+	process  *os.File // a pidfd of it
+	traced   bool     // waits for release
+	started  time.Time
+	since    id.Time // the same by the clock of the node
+	input    *input
+	streams  *streams
+	terminal *os.File      // the init's end of its terminal, or nil
+	gone     chan struct{} // closed when it has ended
+	stuck    bool          // it was killed because it has aborted and did not end
+	pmi      *os.File      // the init's end of its connection to the process management interface, or nil
 }
 
 // spawn starts every rank of the job. It must be called once, and blocks signals to the ranks until
@@ -75,7 +78,8 @@ func (in *initProcess) spawnAll() error {
 	}
 	for _, r := range in.spec.Ranks {
 		if err := in.spawnRank(r); err != nil {
-			e := failure("start "+in.spec.Path, err)
+			path, _, _ := in.spec.Program(r.Rank)
+			e := failure("start "+path, err)
 			if e.Errno == unix.EAGAIN && in.spec.Pids > 0 {
 				e.Text += fmt.Sprintf(" (the job may have %d processes and threads on this node: --pids)", in.spec.Pids)
 			}
@@ -134,7 +138,7 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 			return fmt.Errorf("pin to cores %v: %w", r.Cores, err)
 		}
 	}
-	pipes, err := openPipes(r.Stdin)
+	pipes, err := openStreams(r)
 	if err != nil {
 		return err
 	}
@@ -147,7 +151,10 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	if app := in.kept.Files(task.AppFile(r.Rank)); len(app) > 0 {
 		files = append(files, app[0].Fd())
 	}
-	started := &rank{Rank: r, started: time.Now(), since: id.Time(clock.Monotonic()), input: newInput(pipes.input)}
+	started := &rank{Rank: r, started: time.Now(), since: id.Time(clock.Monotonic()), input: newInput(pipes.input, r.Terminal != nil), gone: make(chan struct{})}
+	if r.Terminal != nil {
+		started.terminal = pipes.output
+	}
 	if in.pmi != nil {
 		near, far, err := pmiPair()
 		if err != nil {
@@ -185,8 +192,11 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 func (in *initProcess) fork(r *rank, files []uintptr) error {
 	pidfd := -1
 	// The ranks stay in the init's session, which Linux may schedule as a group (autogroup): a rank
-	// yields only to its own group.
+	// yields only to its own group. One that has a terminal leads a session.
 	attr := &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd, Ptrace: in.limitsData()}
+	if r.Terminal != nil {
+		attr.Setpgid, attr.Setsid, attr.Setctty = false, true, true // descriptor 0
+	}
 	if os.Geteuid() != in.spec.UID {
 		attr.Credential = &syscall.Credential{Uid: uint32(in.spec.UID), Gid: uint32(in.spec.GID)}
 	}
@@ -199,13 +209,14 @@ func (in *initProcess) fork(r *rank, files []uintptr) error {
 		defer unix.Close(group)
 		attr.UseCgroupFD, attr.CgroupFD = true, group
 	}
-	how := &syscall.ProcAttr{Dir: in.spec.Dir, Env: overlay(in.spec.Env, r.Env), Files: files, Sys: attr}
-	pid, err := syscall.ForkExec(in.spec.Path, in.spec.Argv, how)
+	path, argv, env := in.spec.Program(r.Rank.Rank)
+	how := &syscall.ProcAttr{Dir: in.spec.Dir, Env: overlay(overlay(in.spec.Env, env), r.Env), Files: files, Sys: attr}
+	pid, err := syscall.ForkExec(path, argv, how)
 	if err == unix.EPERM && attr.Ptrace {
 		// Some hosts let no process be traced. There the limit comes a moment after the rank has
 		// begun.
 		attr.Ptrace = false
-		pid, err = syscall.ForkExec(in.spec.Path, in.spec.Argv, how)
+		pid, err = syscall.ForkExec(path, argv, how)
 	}
 	if err != nil {
 		return err
@@ -259,7 +270,11 @@ func overlay(base, more []string) []string {
 
 // follow copies the rank's output into the journal and feeds its standard input.
 func (in *initProcess) follow(r *rank, p *pipes) {
-	r.streams = in.output.follow(r.Rank.Rank, p.output, p.errors)
+	var output io.ReadCloser = p.output
+	if r.terminal != nil {
+		output = &terminalOutput{p.output, r.gone}
+	}
+	r.streams = in.output.follow(r.Rank.Rank, output, p.errors)
 	if in.pmi != nil {
 		go in.pmi.serve(r)
 	}
@@ -275,7 +290,10 @@ func (in *initProcess) rankEnded(r *rank, status task.Status, w unix.WaitStatus)
 	} else {
 		status.Code = w.ExitStatus()
 	}
-	r.input.close()
+	close(r.gone)
+	if position := r.input.end(); r.Stdin {
+		in.tell(task.Input, task.InputBody{Rank: r.Rank.Rank, Offset: position}) // before the record of its end
+	}
 	if in.pmi != nil {
 		in.pmi.ended(r, &status)
 	}
@@ -295,6 +313,14 @@ func usage(u *unix.Rusage) task.Usage {
 type pipes struct {
 	stdin, stdout, stderr *os.File // far
 	input, output, errors *os.File // near; input is nil when the rank reads /dev/null
+}
+
+// openStreams makes the standard streams of a rank.
+func openStreams(r task.Rank) (*pipes, error) {
+	if r.Terminal != nil {
+		return openTerminal(*r.Terminal)
+	}
+	return openPipes(r.Stdin)
 }
 
 func openPipes(stdin bool) (*pipes, error) {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/node"
 	"margay/kernel/link"
 	"margay/kernel/task"
 )
@@ -65,6 +66,9 @@ func setDev() error {
 	if err := os.Mkdir(filepath.Join(mountPoint, "shm"), 0o755); err != nil {
 		return failure("make /dev", err)
 	}
+	if err := mountTerminals(); err != nil {
+		return err
+	}
 	return move(mountPoint, "/dev")
 }
 
@@ -106,6 +110,11 @@ func enterStage(s task.Spec) error {
 	if err := unix.Mount("shm", mountPoint+"/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return failure("mount /dev/shm", err)
 	}
+	if s.Host {
+		if err := showHost(node.HostRoot, mountPoint); err != nil {
+			return err
+		}
+	}
 	return pivot()
 }
 
@@ -138,6 +147,9 @@ func loopbackUp() error {
 func (in *initProcess) awaitJob() error {
 	if in.stage != nil {
 		return in.stage
+	}
+	if err := rehearse(); err != nil {
+		return err
 	}
 	runtime.LockOSThread() // Linux keeps the signal for each thread
 	defer runtime.UnlockOSThread()

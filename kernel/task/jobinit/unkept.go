@@ -4,8 +4,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +37,7 @@ var given = map[string]bool{"/etc/passwd": true, "/etc/group": true, "/etc/hostn
 type brought struct {
 	mu    sync.Mutex
 	files map[place]stamp
+	taken []string // paths of files and folders that have travelled back
 }
 
 // place identifies a file.
@@ -52,13 +55,35 @@ func (b *brought) add(f *os.File) error {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return err
 	}
+	b.note(place{st.Dev, st.Ino}, stamp{st.Size, st.Mtim})
+	return nil
+}
+
+func (b *brought) note(at place, as stamp) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.files == nil {
 		b.files = make(map[place]stamp)
 	}
-	b.files[place{st.Dev, st.Ino}] = stamp{st.Size, st.Mtim}
+	b.files[at] = as
+}
+
+// addLink notes a symbolic link that was unpacked.
+func (b *brought) addLink(root *os.Root, name string) error {
+	info, err := root.Lstat(name)
+	if err != nil {
+		return err
+	}
+	st := info.Sys().(*syscall.Stat_t)
+	b.note(place{st.Dev, st.Ino}, stamp{st.Size, unix.Timespec(st.Mtim)})
 	return nil
+}
+
+// take notes that what ranks have written at the paths has travelled back.
+func (b *brought) take(paths []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.taken = paths
 }
 
 // has reports whether a file came with the job and is as it was.
@@ -68,12 +93,16 @@ func (b *brought) has(st *unix.Stat_t) bool {
 }
 
 // unkept looks for the files that ranks have written: those that are new or changed, from the
-// working directory on. Links are not followed. root is prefixed to all names; it is empty but in
-// tests.
+// working directory on, in the file system of the root. Links are not followed. root is prefixed to
+// all names; it is empty but in tests.
 func (b *brought) unkept(root, dir string) task.Unkept {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := &search{brought: b, root: root, dir: filepath.Clean(dir), left: unkeptEntries + len(b.files), until: time.Now().Add(unkeptTime)}
+	var st unix.Stat_t
+	if unix.Lstat(root+"/", &st) == nil {
+		w.device = st.Dev
+	}
 	if w.dir != "/" && !isScratch(w.dir) {
 		w.walk(w.dir, "")
 		w.walk("/", w.dir)
@@ -98,7 +127,8 @@ type search struct {
 	brought *brought
 	root    string
 	dir     string
-	left    int // entries
+	device  uint64 // of the root
+	left    int    // entries
 	until   time.Time
 	found   task.Unkept
 }
@@ -114,7 +144,12 @@ func (w *search) walk(from, but string) {
 		switch {
 		case err != nil:
 			return nil // it cannot be read, and nothing is known of it
-		case e.IsDir() && (name == but || isScratch(name) || e.Name() == compiled):
+		case slices.Contains(w.brought.taken, name):
+			if e.IsDir() {
+				return filepath.SkipDir
+			}
+			return nil
+		case e.IsDir() && (name == but || !w.own(path) || isScratch(name) || e.Name() == compiled):
 			return filepath.SkipDir
 		case !e.Type().IsRegular() || given[name]:
 			return nil
@@ -125,6 +160,12 @@ func (w *search) walk(from, but string) {
 		}
 		return nil
 	})
+}
+
+// own reports whether a folder is in the job's RAM disk, and not one of the host.
+func (w *search) own(path string) bool {
+	var st unix.Stat_t
+	return unix.Lstat(path, &st) == nil && st.Dev == w.device
 }
 
 func (w *search) add(name string) {

@@ -2,6 +2,7 @@ package jobinit
 
 import (
 	"archive/tar"
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -30,29 +31,44 @@ type unpacker struct {
 	added   func(digest archive.Digest, f *os.File) // receives each file with a digest that the archive had
 }
 
+// entriesOf returns the tar archive in r, which may be compressed by zstd, and a function that ends
+// reading.
+func entriesOf(r io.Reader) (entries io.Reader, end func(), err error) {
+	in := bufio.NewReader(r)
+	// An archive that ends before is refused by its reader.
+	if begin, _ := in.Peek(len(archive.Compressed)); string(begin) != archive.Compressed {
+		return in, func() {}, nil
+	}
+	zr, err := zstd.NewReader(in, zstd.WithDecoderMaxMemory(unpackMemory), zstd.WithDecoderConcurrency(1))
+	if err != nil {
+		return nil, nil, err
+	}
+	return zr, zr.Close, nil
+}
+
 // unpack reads an archive (package archive) from r into the job's RAM disk and gives all of it to
 // the job. Names are paths in the job's root. Only files, folders and symbolic links are taken, and
 // nothing outside the RAM disk can be reached through them, whatever the names and links in the
 // archive say.
 func unpack(r io.Reader, u unpacker) error {
-	zr, err := zstd.NewReader(r, zstd.WithDecoderMaxMemory(unpackMemory), zstd.WithDecoderConcurrency(1))
+	in, end, err := entriesOf(r)
 	if err != nil {
 		return failure("unpack files", err)
 	}
-	defer zr.Close()
+	defer end()
 	root, err := os.OpenRoot(mountPoint)
 	if err != nil {
 		return failure("unpack files", err)
 	}
 	defer root.Close()
-	entries := tar.NewReader(zr)
+	entries := tar.NewReader(in)
 	into := folder{root: root, unpacker: u}
 	defer into.close()
 	for {
 		h, err := entries.Next()
 		if err == io.EOF {
 			// A tar archive may be padded; the sender waits until all of it is taken.
-			_, err := io.Copy(io.Discard, zr)
+			_, err := io.Copy(io.Discard, in)
 			return wrap("unpack files", err)
 		}
 		if err != nil {
@@ -123,7 +139,7 @@ func unpackOne(into *folder, name string, h *tar.Header, r io.Reader) error {
 		if err := root.Symlink(h.Linkname, name); err != nil {
 			return err
 		}
-		return root.Lchown(name, s.UID, s.GID)
+		return errors.Join(root.Lchown(name, s.UID, s.GID), into.brought.addLink(root, name))
 	}
 	return fmt.Errorf("archive entry of type %q is not supported", h.Typeflag)
 }

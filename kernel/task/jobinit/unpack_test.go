@@ -2,6 +2,7 @@ package jobinit
 
 import (
 	"archive/tar"
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"io"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/klauspost/compress/zstd"
 
 	"margay/kernel/abi/archive"
 	"margay/kernel/task"
@@ -117,5 +120,48 @@ func TestUnpackContents(t *testing.T) {
 	}
 	if err := unpack("damaged", "00", "data"); err == nil {
 		t.Error("a digest of one byte is taken")
+	}
+}
+
+// An archive is read whether it is compressed or not, and a short one is an error of its reader.
+func TestEntriesOf(t *testing.T) {
+	var plain, packed bytes.Buffer
+	out := tar.NewWriter(&plain)
+	if err := errors.Join(out.WriteHeader(&tar.Header{Name: "name", Mode: 0o600}), out.Close()); err != nil {
+		t.Fatal(err)
+	}
+	zw, err := zstd.NewWriter(&packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := zw.Write(plain.Bytes()); err != nil {
+		t.Fatal(err)
+	}
+	if err := zw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for title, c := range map[string]struct {
+		archive []byte
+		want    error
+	}{
+		"plain": {plain.Bytes(), nil}, "compressed": {packed.Bytes(), nil}, "nothing": {nil, io.EOF}, "a byte": {[]byte("("), io.ErrUnexpectedEOF},
+		"compressed and cut": {packed.Bytes()[:len(archive.Compressed)+1], io.ErrUnexpectedEOF},
+	} {
+		in, end, err := entriesOf(bytes.NewReader(c.archive))
+		if err != nil {
+			t.Fatalf("%s: %v", title, err)
+		}
+		h, err := tar.NewReader(in).Next()
+		if !errors.Is(err, c.want) || err == nil && h.Name != "name" {
+			t.Errorf("%s: %v, %v", title, h, err)
+		}
+		end()
+	}
+}
+
+// The rehearsal has no errors: one that fails would leave the work to the launch.
+func TestRehearse(t *testing.T) {
+	if err := rehearse(); err != nil {
+		t.Error(err)
 	}
 }

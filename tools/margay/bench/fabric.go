@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 
 	"margay/cluster/machine"
 	"margay/tools/margay/bench/fabric"
+	"margay/tools/margay/bench/page"
 	"margay/tools/margay/bench/peer"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
@@ -38,6 +38,9 @@ const (
 	quickRounds = 1
 	quickLength = 10 * time.Millisecond
 )
+
+// byFabric is the command that writes its figures into a page.
+const byFabric = "margay bench fabric"
 
 // socketsName selects the contenders with plain sockets.
 const socketsName = "sockets"
@@ -125,7 +128,7 @@ func (f *fabricFlags) check(c *cobra.Command) (err error) {
 		return fmt.Errorf("bench fabric: %w", err)
 	}
 	if f.into != "" {
-		if err := writeInto(f.into, nil); err != nil {
+		if err := intoPage(f.into, byFabric, nil); err != nil {
 			return err
 		}
 	}
@@ -169,7 +172,7 @@ type fabricBench struct {
 // benchFabric measures all places. Nothing of it is left when it returns, nor when this process
 // dies.
 func (a commands) benchFabric(ctx context.Context, f fabricFlags) (figures *fabric.Figures, err error) {
-	b := &fabricBench{commands: a, fabricFlags: f, figures: &fabric.Figures{Host: fabric.ThisHost(a.Version)}}
+	b := &fabricBench{commands: a, fabricFlags: f, figures: &fabric.Figures{Host: page.ThisHost(a.Version)}}
 	b.figures.Plan = fmt.Sprintf("Rounds: %d, with %v of repetitions for each contender and case.", f.rounds, f.length)
 	places, cases := f.selected()
 	folder, err := os.MkdirTemp("", "margay-bench-")
@@ -263,7 +266,7 @@ func (b *fabricBench) measurePlace(ctx context.Context, p fabric.Place, cases []
 // printFabric prints the figures, and writes them into a page if one is given.
 func (a commands) printFabric(figures *fabric.Figures, f fabricFlags) error {
 	if f.into != "" {
-		if err := writeInto(f.into, figures); err != nil {
+		if err := intoPage(f.into, byFabric, figures.Markdown); err != nil {
 			return err
 		}
 	}
@@ -280,26 +283,4 @@ func (a commands) printFabric(figures *fabric.Figures, f fabricFlags) error {
 	}
 	fmt.Fprintln(a.Stdout)
 	return figures.Text(a.Stdout)
-}
-
-// writeInto replaces the figures in a page. Without figures it only checks that it can.
-func writeInto(path string, figures *fabric.Figures) error {
-	page, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	var text bytes.Buffer
-	if figures != nil {
-		if err := figures.Markdown(&text); err != nil {
-			return err
-		}
-	}
-	changed, err := fabric.Insert(string(page), text.String())
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	if figures == nil {
-		return unix.Access(path, unix.W_OK)
-	}
-	return os.WriteFile(path, []byte(changed), 0o644)
 }

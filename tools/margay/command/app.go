@@ -1,6 +1,9 @@
 // Package command holds the common parts of the groups of margay commands: standard streams, the
-// selected machine and the connection to its serve, errors of wrong arguments, exit statuses and
-// signals.
+// selected machine and the connection to its serve, errors of wrong arguments, exit statuses,
+// signals and terminals.
+//
+// Locks: RawTerminal.mu guards the state of the terminal, Output.mu the first error of the output.
+// Neither is held while the other one is taken.
 package command
 
 import (

@@ -27,8 +27,8 @@ func heeded(signals []os.Signal) []os.Signal {
 	return slices.DeleteFunc(slices.Clone(signals), signal.Ignored)
 }
 
-// Catch sends signals to a channel until stop is called. A signal that was ignored when this
-// process was started stays so.
+// Catch catches signals until stop is called. A signal that was ignored when this process was
+// started stays so.
 func Catch(size int, signals ...os.Signal) (caught <-chan os.Signal, stop func()) {
 	c := make(chan os.Signal, size)
 	if signals = heeded(signals); len(signals) > 0 { // Notify takes none for all

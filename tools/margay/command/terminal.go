@@ -13,6 +13,12 @@ import (
 	"margay/tools/margay/show"
 )
 
+// IsTerminal reports whether r is a terminal.
+func IsTerminal(r io.Reader) bool {
+	f, ok := show.FileOf(r)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
 // foregroundPause is how often a process in the background looks whether it is in the foreground.
 const foregroundPause = 100 * time.Millisecond
 
@@ -49,9 +55,12 @@ func (r *foregroundReader) Read(p []byte) (int, error) {
 	}
 }
 
+// background reports whether this process is in the background of the terminal.
+func (r *foregroundReader) background() bool { return background(r.terminal) }
+
 // background reports whether this process has a terminal and another process group is in its
 // foreground.
-func (r *foregroundReader) background() bool {
-	group, err := unix.IoctlGetInt(int(r.terminal.Fd()), unix.TIOCGPGRP)
+func background(terminal *os.File) bool {
+	group, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPGRP)
 	return err == nil && group != unix.Getpgrp()
 }

@@ -18,8 +18,12 @@ func (a commands) killCommand() *cobra.Command {
 		Use:   "kill JOB",
 		Short: "Send a signal to a job, or end it",
 		Long: `Send a signal to every rank of a job, or to the one that --rank names. With --force the job is ended, whatever
-its ranks do with signals.`,
-		Example: "  margay kill 7\n  margay kill -s USR1 7\n  margay kill --force 7",
+its ranks do with signals.
+
+STOP stops everything of the job on all its nodes, and CONT lets it go on; a node kernel that is away gets them when it is back, and
+margay ps shows a stopped job. TERM and HUP let a stopped job go on as well, so that it can end. A stopped job keeps its cores and memory,
+its time limit goes on, and --init-timeout begins again when it goes on.`,
+		Example: "  margay kill 7\n  margay kill -s USR1 7\n  margay kill -s STOP 7\n  margay kill --force 7",
 		Args:    command.Arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			job, err := command.ParseJob(args[0])

@@ -14,7 +14,8 @@ import (
 )
 
 func (a commands) logsCommand() *cobra.Command {
-	var label, remove, all bool
+	var remove, all bool
+	var label string
 	c := a.QuietFlag(a.VerboseFlag(&cobra.Command{
 		Use:   "logs JOB",
 		Short: "Show or remove the output of a detached job",
@@ -29,7 +30,7 @@ job ` + keptOutput + ` are kept; a mark shows that there was more.`,
 			switch {
 			case all && !remove:
 				return fmt.Errorf("logs: --all is for --remove: margay logs --remove --all")
-			case label && remove:
+			case label != "" && remove:
 				return fmt.Errorf("logs: --label is for output that is shown, and --remove shows none")
 			case all:
 				return command.NoArguments(c, args)
@@ -53,12 +54,12 @@ job ` + keptOutput + ` are kept; a mark shows that there was more.`,
 			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGQUIT)
 			defer stop()
 			return launch.Replay(ctx, launch.ReplayOptions{
-				Socket: socket, Job: jobs[0], Label: label, Quiet: a.Quiet, Stdout: a.Stdout, Stderr: a.Stderr,
+				Socket: socket, Job: jobs[0], Label: labels[label], Quiet: a.Quiet, Stdout: a.Stdout, Stderr: a.Stderr,
 			})
 		},
 	}))
 	c.Flags().Lookup("quiet").Usage = "print nothing but errors and the output of ranks"
-	c.Flags().BoolVarP(&label, "label", "l", false, "begin each line with the rank that wrote it")
+	labelFlag(c.Flags(), &label)
 	c.Flags().BoolP("follow", "f", true, "continue while the job runs; always on")
 	c.Flags().BoolVar(&remove, "remove", false, "remove the output instead of showing it; several jobs may be named")
 	c.Flags().BoolVar(&all, "all", false, "with --remove: the output of all jobs that have ended")

@@ -156,6 +156,9 @@ var phaseNames = map[control.JobPhase]string{
 
 // State is the state of a job in words.
 func State(j *control.JobSummary) string {
+	if j.Stopped {
+		return "stopped"
+	}
 	if name, ok := phaseNames[j.Phase]; ok {
 		return name
 	}
@@ -165,6 +168,8 @@ func State(j *control.JobSummary) string {
 // color is the color of a job's state.
 func color(j *control.JobSummary) show.Color {
 	switch {
+	case j.Stopped:
+		return show.Passing
 	case j.Phase == control.JobPhase_JOB_RUNNING:
 		return show.Good
 	case j.Phase != control.JobPhase_JOB_DONE:

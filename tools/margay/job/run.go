@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"time"
@@ -27,9 +28,6 @@ import (
 // would be a tenth of its processor time for a short job.
 const gcPercent = 400
 
-// forwarded are the signals that margay run passes on to the ranks.
-var forwarded = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2}
-
 // keptOutput is the amount of output that is kept for a detached job.
 var keptOutput = fmt.Sprintf("%d MiB", serve.SpoolLimit>>20)
 
@@ -39,7 +37,8 @@ type Flags struct {
 	PerNode   int
 	PerCore   int
 	With      []string
-	Label     bool
+	Label     string // rank, host or both; empty: none
+	Collapse  bool
 	Detach    bool
 	KeepGoing bool
 	NoRetry   bool
@@ -49,6 +48,8 @@ type Flags struct {
 	Network   bool
 	Verbose   bool
 	Stdin     string
+	Terminal  bool
+	Loadfile  string // empty: the programs are arguments
 	MemoryMiB int
 	Pids      int
 	InitWait  time.Duration
@@ -65,6 +66,9 @@ type Flags struct {
 	Chdir     string
 	Env       []string // NAME=VALUE
 	Export    string
+	Root      string // of the ranks: host
+	Out       []string
+	Overwrite bool   // by Out
 	Timing    string // how the phases are printed; empty: not at all
 }
 
@@ -74,6 +78,10 @@ func (a commands) runCommand() *cobra.Command {
 		Use:   "run [flags] PROGRAM [ARGUMENT...]",
 		Short: "Run a program on the machine, one process per application core",
 		Long: `Run a program on the machine: one process, called a rank, on each of -n application cores.
+
+A job can have several programs: after a lone : and -n come the number of ranks of the next one, --env for it, and its arguments. The
+ranks are numbered in this order, and are all of one job. Other flags stand before the first program and are for all. With -f the
+programs are in a file: a line for each, -sz N PROGRAM [ARGUMENT...], with # before comments.
 
 With --ppn each node gets that many ranks; if that is more than it has cores, up to 8 ranks share one. With --per-core that many ranks
 share each core. Ranks that share a core take turns, or follow an extension in the slot sched. Jobs never share a core.
@@ -86,8 +94,17 @@ The program is copied to the nodes with its libraries, the files that --with nam
 working directory and environment are the same as here. No other files of this host are there: no other programs, and no library of an
 interpreter (--with /usr/lib/python3.11). Ranks cannot change or remove the program, its interpreter and its libraries, which jobs share on a
 node; files of --with are the job's own. Files that ranks write are in the node's memory and vanish with the job, which names some of
-them at its end, but none in /tmp. Only standard output and standard error come back, also from processes that ranks have started;
+them at its end, but none in /tmp. Standard output and standard error come back, also from processes that ranks have started;
 those end half a second after the last rank. Each rank finds its number in MARGAY_RANK and the number of ranks in MARGAY_SIZE.
+
+With --out the files at a path come back when the ranks have ended, also when they failed or were killed: a file, or all that is new or
+has changed in a folder. They get the same names here, or the name or folder DEST; %n in it is the node, %j the job. A file whose name
+is taken, here or by another node, gets the name of its node as well, unless --out-overwrite lets it replace one that was here before
+the job. Status 125 means that a file was lost, such as on a full disk.
+
+--root host gives ranks on hosted nodes the programs, libraries and configuration of the host: /usr, /bin, /sbin, /lib* and /etc,
+read-only. Nothing of these is copied. --root with a folder or a tar file makes its contents the root of the ranks, in memory; the
+program is then one of that root, or one of this host whose libraries are there.
 
 Lines of several ranks stay whole, whatever their length, and an incomplete last line is completed. The output of a single rank is
 copied byte for byte. -o and -e write the output to files, which are created here before the ranks run. If the name contains %r, each
@@ -124,10 +141,21 @@ processor time of each rank.
 the use of several ranks. There each rank gets an equal part as the limit of its private memory (RLIMIT_DATA), and so does each process
 that it starts (where a host forbids tracing, not the first ones); beyond the limit Linux returns ENOMEM.
 
-Standard input goes to rank 0. In the background of a shell with job control margay run does not read the terminal, and does not stop
-for it. Signals, Ctrl-C among them, go to all ranks. A second Ctrl-C within 3 s ends the job with exit status 130, whatever its ranks
-do; a third one does not wait for the end. While files are copied, the first one ends the job. Ctrl-Z stops margay run; the ranks
-continue. Signals that were ignored at the start stay ignored (nohup).
+Standard input goes to rank 0. margay run reads no further ahead than the ranks have read: 4 KiB at first, of a terminal one line. Of a
+file, what no rank has read is left to the next program that reads it. In the background of a shell with job control margay run does not read the terminal, and does not stop
+for it. Signals, Ctrl-C among them, go to all ranks, but for CHLD, PIPE, PROF, URG and 32 to 34, which margay needs itself. A second
+Ctrl-C within 3 s ends the job with exit status 130, whatever its ranks do; a third one does not wait for the end. While files are
+copied, the first one ends the job. Ctrl-Z (TSTP) stops all ranks, and then margay run; fg and bg let them go on. A stopped job keeps its
+cores, and its time limit goes on. Signals that were ignored at the start stay ignored (nohup).
+
+--label begins each line with its rank, --label=host with its node, --label=both with both. With --collapse equal lines of ranks are
+printed once, after the ranks that wrote them: [0-62,64] done. A line waits until all ranks have written it, for a second at most, or
+until 4 MiB wait. The lines of each rank keep their order.
+
+With --pty the rank, a single one, has a terminal on its node instead of pipes, as large as the terminal here: shells, editors and the
+like work. Keys go to the rank, Ctrl-C and Ctrl-Z among them; what it writes comes to standard output. At the begin of a line, ~. ends
+the job, and ~Ctrl-Z stops it and margay run. The file that describes the terminal (terminfo) is copied as well. However margay run
+ends, the terminal here is as it was. If standard input is not a terminal, its end is Ctrl-D.
 
 In a shell loop that reads its lines from standard input, margay run would read them: --stdin none, or </dev/null, leaves them to the
 loop.
@@ -150,28 +178,44 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
   margay run -t 10m --signal USR1@30s ./app   # ended after 10 minutes, warned 30 seconds before
   margay run --wait=1h -n 8 -o out.%j.%r ./app
   margay run -n 8 --timing ./app              # and print how long each phase took
+  margay run -n 1 ./master : -n 7 ./worker    # two programs, 8 ranks
+  margay run --pty --with "$(command -v ls)" bash -i   # a shell on a node
   margay run -n 8 --huge-pages -v ./app       # and print the resources of each rank
+  margay run -n 8 --out results ./app         # and bring back what they wrote in results
+  margay run --root host ./script.py          # on hosted nodes, with the programs of the host
   margay run --detach -n 8 ./app && margay ps`,
-		Args: command.Arguments(1, -1),
+		Args: func(c *cobra.Command, args []string) error {
+			if f.Loadfile != "" {
+				return nil
+			}
+			return command.Arguments(1, -1)(c, args)
+		},
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := f.check(c, args); err != nil {
 				return err
 			}
-			return Run(c.Context(), a.App, f, args)
+			parts, err := f.parts(args)
+			if err != nil {
+				return err
+			}
+			return run(c.Context(), a.App, f, parts)
 		},
 	}
 	c.Flags().SetInterspersed(false)
 	fs := c.Flags()
 	fs.IntVarP(&f.Ranks, "ranks", "n", 1, "how many ranks")
+	fs.StringVarP(&f.Loadfile, "file", "f", "", "read the programs of the job from this loadfile: lines of -sz N PROGRAM [ARGUMENT...]")
 	fs.IntVar(&f.PerNode, "ppn", 0, "ranks on each node but the last (default: one for each free core)")
 	fs.IntVar(&f.PerCore, "per-core", 0, "ranks that share a core (default: 1, or as many as --ppn needs)")
 	fs.StringArrayVar(&f.With, "with", nil, "a file or folder to copy as well (may be repeated)")
-	fs.BoolVarP(&f.Label, "label", "l", false, "begin each line of output with the rank that wrote it")
+	labelFlag(fs, &f.Label)
+	fs.BoolVar(&f.Collapse, "collapse", false, "print equal lines of ranks once, with the ranks: a line waits up to a second for others")
 	fs.BoolVarP(&f.Detach, "detach", "d", false, "print the job's number and return; margay logs shows its output, "+keptOutput+" at most")
 	fs.BoolVar(&f.KeepGoing, "keep-going", false, "let the other ranks continue when one fails; the lowest rank that failed decides the status")
 	fs.BoolVar(&f.NoRetry, "no-retry", false, "fail when a node is lost before the ranks run, instead of launching on other nodes")
 	fs.BoolVarP(&f.Verbose, "verbose", "v", false, "print the steps of margay")
 	fs.StringVar(&f.Stdin, "stdin", "first", "which ranks read standard input: first, all or none (in loops that read it)")
+	fs.BoolVar(&f.Terminal, "pty", false, "give the rank, a single one, a terminal: for shells, editors and other programs that need one")
 	fs.IntVar(&f.MemoryMiB, "memory", 0, "memory for the job on each node, in MiB (default: the share of its cores)")
 	fs.BoolVar(&f.HugePages, "huge-pages", false, "keep what the program allocates in huge pages (2 MiB) where it is large enough")
 	fs.StringVar(&f.MPI, "mpi", "auto", "`how` ranks of MPI find each other: pmi1, none, or auto, by the libraries of the program")
@@ -180,6 +224,9 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.StringVar(&f.Timing, "timing", "", "print, at the end, how long each phase of the job took: as a `table`, or with =json for programs")
 	fs.Lookup("timing").NoOptDefVal = timingTable
 	fs.IntVar(&f.Pids, "pids", 0, "processes and threads of the job on each node (default 1024)")
+	fs.StringVar(&f.Root, "root", "", "what the ranks see as /: a folder or a tar file, or the programs of the `host` (on hosted nodes)")
+	fs.StringArrayVar(&f.Out, "out", nil, "bring back what the ranks have written at `PATH[=DEST]`, a file or folder (may be repeated)")
+	fs.BoolVar(&f.Overwrite, "out-overwrite", false, "let --out replace files that are here already")
 	addFlags(fs, &f)
 	fs.DurationVar(&f.InitWait, "init-timeout", 0, "how long ranks that use messages wait for one that does not join (default 30s)")
 	return c
@@ -210,8 +257,13 @@ var stdinModes = map[string]control.StdinMode{
 	"none":  control.StdinMode_STDIN_NONE,
 }
 
-// Run runs a job on the machine of a, and returns its failure as an exit status.
+// Run runs a job of one program on the machine of a, and returns its failure as an exit status.
 func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
+	return run(ctx, a, f, []part{{ranks: f.Ranks, argv: args}})
+}
+
+// run runs a job of several programs.
+func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
@@ -227,23 +279,46 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := launch.CheckStrings(args, env); err != nil {
-		return command.Failed(launch.ExitStatus(err), fmt.Errorf("run %s: %w", args[0], err))
+	for _, p := range parts {
+		if err := launch.CheckStrings(p.argv, slices.Concat(env, p.env)); err != nil {
+			return command.Failed(launch.ExitStatus(err), fmt.Errorf("run %s: %w", p.argv[0], err))
+		}
 	}
-	files, err := launch.Collect(args[0], f.With)
+	if f.Terminal {
+		f.With = append(f.With, terminfo(env)...)
+	}
+	files, err := f.collect(programsOf(parts))
 	if err != nil {
 		return command.Failed(launch.ExitStatus(err), err)
 	}
 	if asked.Mpi, err = f.interfaceOf(files); err != nil {
-		return fmt.Errorf("run %s: %w", args[0], err)
+		return fmt.Errorf("run %s: %w", parts[0].argv[0], err)
+	}
+	exec, err := execOf(parts, files, env)
+	if err != nil {
+		return err
 	}
 	describe(asked, files)
-	signals, stop := command.Catch(16, forwarded...)
+	out, err := targets(f.Out, string(asked.Dir))
+	if err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	for _, t := range out {
+		asked.Out = append(asked.Out, []byte(t.Path))
+	}
+	signals, stop := command.Catch(signalRoom, forwarded()...)
 	defer stop()
 	o := launch.Options{
-		Socket: socket, Spec: asked, Exec: &control.Exec{Argv: launch.Bytes(args), Env: launch.Bytes(env)}, Files: files, Label: f.Label, NoRetry: f.NoRetry,
-		OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output), Stdin: command.Foreground(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr, Signals: signals,
+		Socket: socket, Spec: asked, Exec: exec, Files: files, Label: labels[f.Label], Collapse: f.Collapse, NoRetry: f.NoRetry,
+		Out: out, Overwrite: f.Overwrite, OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output),
+		Stdin: command.Foreground(a.Stdin), Lines: !f.Terminal && command.IsTerminal(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr,
+		Signals: signals, Suspend: command.Suspend,
 		Status: &launch.Status{W: a.Stderr, Verbose: f.Verbose, Quiet: f.Quiet, Terminal: show.IsTerminal(a.Stderr) && !f.Quiet},
+	}
+	if f.Terminal {
+		if err := takeTerminal(a, &o); err != nil {
+			return err
+		}
 	}
 	if f.Detach {
 		o.Started = func(job uint32) error { return printJob(a.Stdout, job) }
@@ -258,10 +333,55 @@ func Run(ctx context.Context, a *command.App, f Flags, args []string) error {
 	if code == 0 && err == nil {
 		return nil
 	}
-	if hint := files.Hint(code, args[1:]); hint != "" && code != launch.ExitMargay && err != nil {
+	if hint := files.Hint(code, argumentsOf(parts)); hint != "" && code != launch.ExitMargay && err != nil {
 		err = fmt.Errorf("%w; %s", err, hint)
 	}
 	return command.Failed(code, err)
+}
+
+// rootHost is the value of --root for the host's programs. A folder of that name is ./host.
+const rootHost = "host"
+
+// collect finds the files of the job.
+func (f *Flags) collect(programs []string) (*launch.Files, error) {
+	switch f.Root {
+	case "":
+		return launch.CollectAll(programs, f.With)
+	case rootHost:
+		return launch.CollectHost(programs, f.With)
+	}
+	return launch.CollectRoot(f.Root, programs, f.With)
+}
+
+// argumentsOf returns the arguments of all programs.
+func argumentsOf(parts []part) (args []string) {
+	for _, p := range parts {
+		args = append(args, p.argv[1:]...)
+	}
+	return args
+}
+
+// parts returns the programs of the job, and sets the number of its ranks to their sum.
+func (f *Flags) parts(args []string) (parts []part, err error) {
+	switch {
+	case f.Loadfile == "":
+		parts, err = splitParts(f.Ranks, args)
+	case len(args) > 0:
+		return nil, fmt.Errorf("run: -f has the programs: %s is one more", args[0])
+	default:
+		parts, err = readLoadfile(f.Loadfile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	f.Ranks = 0
+	for _, p := range parts {
+		f.Ranks += p.ranks
+	}
+	if f.Terminal && f.Ranks > 1 {
+		return nil, fmt.Errorf("run: --pty: a terminal is for a single rank, and there are %d", f.Ranks)
+	}
+	return parts, nil
 }
 
 // The values of --mpi.
@@ -315,7 +435,7 @@ func (f *Flags) spec() (*control.JobSpec, error) {
 	s := &control.JobSpec{
 		Ranks: uint32(f.Ranks), Stdin: mode, KeepGoing: f.KeepGoing, Detach: f.Detach, Memory: int64(f.MemoryMiB) << 20, Pids: uint32(f.Pids),
 		InitTimeoutMs: uint32(f.InitWait.Milliseconds()), HugePages: f.HugePages, PerNode: uint32(f.PerNode), PerCore: uint32(f.PerCore),
-		Nodes: uint32(f.Nodes), CoresEach: uint32(f.CoresEach), Network: f.Network,
+		Nodes: uint32(f.Nodes), CoresEach: uint32(f.CoresEach), Network: f.Network, HostRoot: f.Root == rootHost,
 	}
 	for _, list := range []struct {
 		flag, text string
@@ -369,6 +489,9 @@ func (f *Flags) times(s *control.JobSpec) (err error) {
 
 func (f *Flags) dir() ([]byte, error) {
 	dir, err := workingDir(f.Chdir)
+	if f.Chdir != "" && f.Root != "" && f.Root != rootHost { // a folder of the root, which may not be here
+		dir, err = filepath.Abs(f.Chdir)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("run: %w", err)
 	}
@@ -381,7 +504,7 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 	if err := command.Positive(c, "ranks", "ppn", "per-core", "memory", "pids", "init-timeout", "nodes", "cpus-per-task", "time"); err != nil {
 		return err
 	}
-	if err := command.Given(c, "nodelist", "exclude", "signal", "output", "error", "chdir", "wait", "export", "timing"); err != nil {
+	if err := command.Given(c, "nodelist", "exclude", "signal", "output", "error", "chdir", "wait", "export", "timing", "root", "file"); err != nil {
 		return err
 	}
 	if slices.Contains(f.With, "") {
@@ -392,23 +515,38 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 			return fmt.Errorf("run: the file %s: %w", pattern, err)
 		}
 	}
-	if err := f.valueApart(args[0]); err != nil {
-		return err
+	if err := checkLabel(f.Label); err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	if len(args) > 0 {
+		if err := f.valueApart(args[0]); err != nil {
+			return err
+		}
+	}
+	if f.Nodes > 0 && !c.Flags().Changed("ranks") {
+		f.Ranks = f.Nodes * max(1, f.PerNode)
 	}
 	switch {
 	case f.CoresEach > 0 && f.PerCore > 0:
 		return errors.New("run: ranks that have cores of their own (-c) share none: --per-core and -c exclude each other")
+	case f.Loadfile != "" && (c.Flags().Changed("ranks") || f.Nodes > 0):
+		return errors.New("run: -f has the numbers of ranks: -n and -N are not for it")
+	case f.Terminal && (f.Detach || f.Label != "" || f.Collapse || f.Error != "" || f.Stdin != "first"):
+		return errors.New("run: --pty excludes --detach, --label, -e and --stdin: the terminal is the rank's input, output and standard error")
+	case f.Collapse && (f.Detach || f.Label != "" || f.Output+f.Error != ""):
+		return errors.New("run: --collapse excludes --label, --detach, -o and -e: each line has its ranks, and comes when they have all written it")
 	case f.Detach && f.Output+f.Error != "":
 		return errors.New("run: the output of a detached job is kept on the machine: margay logs JOB >FILE; -o and -e are for jobs that margay run waits for")
+	case f.Detach && len(f.Out) > 0:
+		return errors.New("run: --out brings files back to a margay run that waits for the end of its job: --out and -d exclude each other")
+	case f.Overwrite && len(f.Out) == 0:
+		return errors.New("run: --out-overwrite says how --out brings files back, and there is no --out")
 	case f.Timing != "" && f.Timing != timingTable && f.Timing != timingJSON:
 		return fmt.Errorf("run: --timing=%s: it is table or json", f.Timing)
 	case !slices.Contains([]string{mpiAuto, mpiPMI1, mpiNone}, f.MPI):
 		return fmt.Errorf("run: --mpi=%s: it is %s, %s or %s", f.MPI, mpiPMI1, mpiNone, mpiAuto)
 	case f.Quiet && f.Verbose:
 		return errors.New("run: -q and -v exclude each other")
-	}
-	if f.Nodes > 0 && !c.Flags().Changed("ranks") {
-		f.Ranks = f.Nodes * max(1, f.PerNode)
 	}
 	return nil
 }
@@ -423,6 +561,7 @@ func (f *Flags) valueApart(program string) error {
 		meant bool // the program is one
 	}{
 		{"wait", f.Wait == forever, isTime == nil},
+		{"label", f.Label == labelRank, program == labelRank || program == "host" || program == "both"},
 		{"timing", f.Timing == timingTable, program == timingTable || program == timingJSON},
 	} {
 		if !flag.alone || !flag.meant {

@@ -2,6 +2,8 @@ package job_test
 
 import (
 	"fmt"
+	"os"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -102,4 +104,57 @@ func TestQuit(t *testing.T) {
 			t.Errorf("%s says %.200q", line, got)
 		}
 	}
+}
+
+// Every signal that a process can catch goes to the ranks, but for those that margay run keeps.
+func TestEverySignal(t *testing.T) {
+	kept := []unix.Signal{
+		unix.SIGKILL, unix.SIGSTOP, unix.SIGCHLD, unix.SIGPIPE, unix.SIGURG, unix.SIGPROF, 32, 33, 34,
+	}
+	m := margaytest.Play(t, "m", margaytest.RunJob)
+	p := margaytest.Shell(t, `exec "$0" run --stdin none true`)
+	p.SysProcAttr = &unix.SysProcAttr{Setpgid: true} // the test is its shell: Linux stops it
+	p.Begin()
+	m.AwaitRunning()
+	for sig := unix.Signal(1); sig <= 64; sig++ {
+		if slices.Contains(kept, sig) || sig == unix.SIGHUP {
+			continue
+		}
+		p.Signal(sig)
+		m.AwaitSignal(sig)
+		if sig == unix.SIGTSTP || sig == unix.SIGTTIN || sig == unix.SIGTTOU {
+			stopped(t, p)
+			p.Signal(unix.SIGCONT)
+			m.AwaitSignal(unix.SIGCONT)
+		}
+	}
+	p.Signal(unix.SIGHUP) // ends it
+	m.AwaitSignal(unix.SIGHUP)
+	m.End(&control.JobState{ExitCode: 129})
+	p.Ends(unix.SIGHUP, true, 0)
+}
+
+// stopped waits until a process is stopped.
+func stopped(t *testing.T, p *margaytest.Process) {
+	t.Helper()
+	margaytest.AwaitText(t, func() string {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Process.Pid))
+		return string(status)
+	}, "State:\tT (stopped)")
+}
+
+// Where no shell could continue it, Ctrl-Z stops nothing for good: so Linux treats other programs.
+func TestStopWithoutShell(t *testing.T) {
+	m := margaytest.Play(t, "m", margaytest.RunJob)
+	p := margaytest.Shell(t, `exec "$0" run --stdin none true`)
+	p.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+	p.Begin()
+	m.AwaitRunning()
+	p.Signal(unix.SIGTSTP)
+	stops(m)
+	m.AwaitSignal(unix.SIGCONT)
+	p.Signal(unix.SIGUSR1)
+	m.AwaitSignal(unix.SIGUSR1)
+	m.End(new(control.JobState))
+	p.Ends(0, false, 0)
 }

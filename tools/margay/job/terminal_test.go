@@ -28,8 +28,16 @@ func TestBackgroundJob(t *testing.T) {
 	x.Ended(143)
 }
 
+// stops waits until the ranks are asked to stop, and then are stopped.
+func stops(m *margaytest.Machine) {
+	m.AwaitSignal(unix.SIGTSTP)
+	margaytest.Await(m, func(k *control.Kill) bool {
+		return k.Job == 5 && k.Rank == control.None && k.Signal == int32(unix.SIGSTOP) && !k.Force
+	})
+}
+
 // fg, Ctrl-Z and bg move a job to and fro: in the foreground it reads the terminal, in the
-// background it goes on without.
+// background it goes on without. Ctrl-Z stops the ranks as well, and they continue once.
 func TestForegroundAgain(t *testing.T) {
 	m := margaytest.Play(t, "m", margaytest.RunJob)
 	x := margaytest.OnTerminal(t)
@@ -40,9 +48,11 @@ func TestForegroundAgain(t *testing.T) {
 	x.Press("first\n")
 	m.Typed("first\n")
 	x.Press(margaytest.CtrlZ)
+	stops(m)
 	x.Await("Stopped")
 	x.Press("bg\n")
 	x.Await("]+ ")
+	m.AwaitSignal(unix.SIGCONT)
 	x.Press("kill -USR1 %1\n")
 	m.AwaitSignal(unix.SIGUSR1)
 	x.Press("fg\n")
@@ -50,11 +60,22 @@ func TestForegroundAgain(t *testing.T) {
 	x.Press("second\n")
 	m.Typed("second\n")
 	x.Press(margaytest.CtrlZ)
+	stops(m)
 	x.Await("Stopped")
 	x.Press("kill %1\n") // a stopped one ends as well
+	m.AwaitSignal(unix.SIGCONT)
 	m.AwaitSignal(unix.SIGTERM)
 	m.End(&control.JobState{ExitCode: 143})
 	x.Ended(143)
+	continued := 0
+	for _, message := range m.Messages() {
+		if s, is := message.(*control.Signal); is && s.Signal == int32(unix.SIGCONT) {
+			continued++
+		}
+	}
+	if continued != 2 { // by bg and kill: the shell continues stopped jobs only
+		t.Errorf("the ranks were continued %d times", continued)
+	}
 }
 
 // Ctrl-C says what it does and what the next one will do; the next one ends the job, with status

@@ -65,6 +65,7 @@ func (a commands) wait(ctx context.Context, jobs []uint32) error {
 		list = append(list, ended{Job: job, ExitCode: int(j.ExitCode), Error: j.Error})
 		worst = max(worst, int(j.ExitCode))
 		if j.ExitCode != 0 && !a.JSON {
+			j.Missing = "" // nothing else here says it
 			fmt.Fprintf(a.Stderr, "margay: %s\n", printable.Lines(launch.HowEnded(j)))
 		}
 	}

@@ -213,6 +213,10 @@ func RunJob(c *control.Conn, f *control.Frame) {
 	switch message := f.Message().(type) {
 	case *control.RunRequest:
 		c.Answer(f, &control.RunReply{Job: 5, Places: []*control.Place{{}}}, nil)
+	case *control.Stdin:
+		_ = c.Send(&control.StdinTaken{Job: 5, Offset: message.Offset + uint64(len(message.Data))})
+	case *control.Kill:
+		c.Answer(f, &control.Done{}, nil)
 	case *control.FileChunk:
 		_ = c.Send(&control.FileTaken{Job: 5, Offset: 1 << 40})
 		if message.Last {

@@ -34,7 +34,7 @@ func TestArgumentsInWords(t *testing.T) {
 		"run --with= ls":                                "run: --with: an empty name; it copies a file or folder",
 		"run --ppn":                                     "run: --ppn needs a value: ranks on each node",
 		"run --init-timeout 5 ls":                       "--init-timeout 5: it must be a time with its unit, such as 500ms, 10s or 2m",
-		"run --label=maybe ls":                          "-l maybe: it must be true or false",
+		"run --label=maybe ls":                          "run: --label=maybe: it is rank, host or both",
 		"run --detatch ls":                              "run has no --detatch: margay run --help lists its flags",
 		"run --keep ls":                                 "did you mean --keep-going?",
 		"ps --frob":                                     "ps has no --frob: margay ps --help lists its flags",

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -29,6 +30,7 @@ import (
 	"margay/tools/margay/machine"
 	"margay/tools/margay/nimble"
 	"margay/tools/margay/observe"
+	"margay/tools/margay/show"
 )
 
 // groups make the commands of each group. The group of margay run is the first.
@@ -39,7 +41,12 @@ var groups = []func(*command.App) []*cobra.Command{
 // Main executes the command line of this process and exits. version is the version of this build.
 func Main(version string) {
 	command.KeepIgnored()
-	status := execute(context.Background(), version, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	args, err := fromSeed(filepath.Base(os.Args[0]), os.Args[1:], show.IsTerminal(os.Stdin) && show.IsTerminal(os.Stdout))
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "margay: %s\n", printable.Lines(err.Error()))
+		os.Exit(launch.ExitMargay)
+	}
+	status := execute(context.Background(), version, args, os.Stdin, os.Stdout, os.Stderr)
 	if status.Signal != 0 {
 		command.DieOf(status.Signal)
 	}
@@ -107,7 +114,7 @@ SIGTERM or SIGHUP has ended dies of that signal itself, which shells show as 128
 			root.AddCommand(commands(a)...)
 		}
 	}
-	root.AddCommand(versionCommand(a), manCommand(a))
+	root.AddCommand(versionCommand(a), manCommand(a), command.GuardCommand(a))
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpCommand(helpCommand())
 	root.InitDefaultHelpCmd()

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"margay/tools/margay/bench/page"
 )
 
 // The tables of cases and places fit together.
@@ -139,7 +141,7 @@ func measured(t *testing.T) *Figures {
 	if err != nil || calls != 4 || len(results) != 4 {
 		t.Fatalf("%d results, %d reports of progress, %v", len(results), calls, err)
 	}
-	return &Figures{Host: Host{Date: "2026-01-02", CPUs: 2, Load: 5}, Plan: "Rounds: 2.", Notes: []string{"a note"}, Results: results}
+	return &Figures{Host: page.Host{Date: "2026-01-02", CPUs: 2, Load: 5}, Plan: "Rounds: 2.", Notes: []string{"a note"}, Results: results}
 }
 
 // Results are over all rounds, a failure in one does not hide the others, and peers are compared
@@ -254,33 +256,5 @@ func TestNumber(t *testing.T) {
 		if got := number(v); got != want {
 			t.Errorf("%v is written %s instead of %s", v, got, want)
 		}
-	}
-}
-
-func TestInsert(t *testing.T) {
-	page := "# Page\n" + begin + "old\n" + end + "rest\n"
-	first, err := Insert(page, "figures\n")
-	if want := "# Page\n" + begin + "\nfigures\n\n" + end + "rest\n"; err != nil || first != want {
-		t.Errorf("%v: %s", err, first)
-	}
-	if again, err := Insert(first, "figures\n"); err != nil || again != first {
-		t.Errorf("%v: a second time: %s", err, again)
-	}
-	for _, page := range []string{"", begin, end, end + begin} {
-		if _, err := Insert(page, "figures\n"); err == nil {
-			t.Errorf("%q is accepted", page)
-		}
-	}
-}
-
-func TestHost(t *testing.T) {
-	if got := cpuModel("processor\t: 0\nmodel name\t: Some CPU: fast\nmodel name: other\n"); got != "Some CPU: fast" {
-		t.Errorf("the model is %q", got)
-	}
-	if h := ThisHost("v1"); h.CPUs < 1 || h.Date == "" || h.Linux == "unknown" || h.Margay != "v1" {
-		t.Errorf("%+v", h)
-	}
-	if (Host{CPUs: 2, Load: 0.5}).Busy() || !(Host{CPUs: 2, Load: 0.7}).Busy() {
-		t.Error("a load of 0.5 on two CPUs is not busy, a load of 0.7 is")
 	}
 }

@@ -1,7 +1,6 @@
 package fabric
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -12,7 +11,7 @@ import (
 // and processor time.
 func (f *Figures) Markdown(w io.Writer) error {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s %s\n", f.Host.sentence(), f.Plan)
+	fmt.Fprintf(&text, "%s %s\n", f.Host.Sentence(), f.Plan)
 	for _, place := range distinct(f.Results, func(r *Result) string { return r.Place }) {
 		f.markdownPlace(&text, place)
 	}
@@ -88,19 +87,3 @@ func (f *Figures) best(here []*Result, c, peer string) (speed float64) {
 
 // Ours is the beginning of the names of Margay's contenders.
 const Ours = "Margay"
-
-// The lines of a page around the figures.
-const (
-	begin = "<!-- begin: written by margay bench fabric -->\n"
-	end   = "<!-- end: written by margay bench fabric -->\n"
-)
-
-// Insert replaces the part of a page that the measurement writes.
-func Insert(page, figures string) (string, error) {
-	before, rest, found := strings.Cut(page, begin)
-	_, after, closed := strings.Cut(rest, end)
-	if !found || !closed {
-		return "", errors.New("the page lacks the line " + strings.TrimSpace(begin) + " or, after it, " + strings.TrimSpace(end))
-	}
-	return before + begin + "\n" + figures + "\n" + end + after, nil
-}

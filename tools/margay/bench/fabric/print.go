@@ -6,11 +6,13 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"margay/tools/margay/bench/page"
 )
 
 // Figures are a whole measurement.
 type Figures struct {
-	Host    Host      `json:"host"`
+	Host    page.Host `json:"host"`
 	Plan    string    `json:"plan"`
 	Notes   []string  `json:"notes"` // versions of the peers, peers that are not there, how their nodes are joined
 	Results []*Result `json:"results"`
@@ -56,7 +58,7 @@ func number(v float64) string {
 
 // Text writes notes for people.
 func (f *Figures) Text(w io.Writer) error {
-	lines := append([]string{f.Host.sentence(), f.Plan}, f.Notes...)
+	lines := append([]string{f.Host.Sentence(), f.Plan}, f.Notes...)
 	for _, line := range append(lines, f.reasons()...) {
 		if _, err := fmt.Fprintln(w, line); err != nil {
 			return err

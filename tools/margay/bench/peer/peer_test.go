@@ -110,3 +110,35 @@ func TestFailed(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A launcher that is installed runs its processes, and reports those that fail; the error names the
+// package of one that is not.
+func TestLaunchers(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	for _, name := range LauncherNames() {
+		well, err := FindLauncher(name, t.TempDir(), "/bin/true")
+		if err != nil {
+			if !strings.Contains(err.Error(), "Debian packages") {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		if took, err := well.Run(ctx, 3); err != nil || took <= 0 {
+			t.Errorf("%s: %v, %v", name, took, err)
+		}
+		if name == "pdsh" {
+			continue // it reports no status of its commands
+		}
+		badly, err := FindLauncher(name, t.TempDir(), "/bin/false")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := badly.Run(ctx, 3); err == nil {
+			t.Errorf("%s: /bin/false succeeds", name)
+		}
+	}
+	if _, err := FindLauncher("ssh", t.TempDir(), "/bin/true"); err == nil {
+		t.Error("ssh is known")
+	}
+}

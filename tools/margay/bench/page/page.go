@@ -1,6 +1,9 @@
-package fabric
+// Package page has what pages with figures of different measurements have in common: a sentence
+// about the host, and the lines between which a measurement writes its figures.
+package page
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -52,11 +55,22 @@ func cpuModel(text string) string {
 // Busy reports whether other programs used the machine before the measurement.
 func (h Host) Busy() bool { return h.Load > busyLoad*float64(h.CPUs) }
 
-// sentence describes the host for people.
-func (h Host) sentence() string {
+// Sentence describes the host for people.
+func (h Host) Sentence() string {
 	s := fmt.Sprintf("Measured on %s: %d CPUs (%s), Linux %s, Margay %s.", h.Date, h.CPUs, h.CPU, h.Linux, h.Margay)
 	if h.Busy() {
 		s += fmt.Sprintf(" The machine was busy with other work (load %.1f before the measurement): compare figures of one row only.", h.Load)
 	}
 	return s
+}
+
+// Insert replaces the part of a page that a command writes: all between its two lines.
+func Insert(page, command, figures string) (string, error) {
+	begin, end := "<!-- begin: written by "+command+" -->\n", "<!-- end: written by "+command+" -->\n"
+	before, rest, found := strings.Cut(page, begin)
+	_, after, closed := strings.Cut(rest, end)
+	if !found || !closed {
+		return "", errors.New("the page lacks the line " + strings.TrimSpace(begin) + " or, after it, " + strings.TrimSpace(end))
+	}
+	return before + begin + "\n" + figures + "\n" + end + after, nil
 }

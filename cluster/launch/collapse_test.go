@@ -1,0 +1,97 @@
+package launch
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"margay/cluster/control"
+	"margay/internal/check"
+)
+
+// Equal lines are written once, in the order of each rank, and others as they are.
+func TestCollapse(t *testing.T) {
+	const stdout, stderr = control.Stream_STREAM_STDOUT, control.Stream_STREAM_STDERR
+	for _, test := range []struct {
+		name     string
+		records  []*control.Record
+		out, err string
+	}{
+		{"all the same", []*control.Record{said(2, stdout, "a\nb\n"), said(0, stdout, "a\n"), said(1, stdout, "a\nb\n"), said(0, stdout, "b\n")}, "[0-2] a\n[0-2] b\n", ""},
+		{"order of a rank", []*control.Record{said(0, stdout, "a\nb\n"), said(1, stdout, "b\na\n"), exited(2)}, "[0] a\n[0-1] b\n[1] a\n", ""},
+		{"again and again", []*control.Record{said(0, stdout, "a\na\n"), said(1, stdout, "a\n")}, "[0-1] a\n[0] a\n", ""},
+		{"streams are apart", []*control.Record{said(0, stdout, "a\n"), said(1, stderr, "a\n")}, "[0] a\n", "[1] a\n"},
+		{"no end of line", []*control.Record{said(0, stdout, "a"), said(2, stdout, "a"), exited(0), exited(2)}, "[0,2] a\n", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var out, errs bytes.Buffer
+			p := newPrinter(&out, &errs, 3, NoLabel)
+			p.collapse = newCollapser(3)
+			for _, r := range test.records {
+				if err := p.print(r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := p.finish(); err != nil {
+				t.Fatal(err)
+			}
+			if out.String() != test.out || errs.String() != test.err {
+				t.Errorf("printed %q and %q", out.String(), errs.String())
+			}
+		})
+	}
+}
+
+// Whatever ranks write, each of their lines comes once, in its order, within a second, and not too
+// much waits.
+func TestCollapseModel(t *testing.T) {
+	rng := rand.New(rand.NewPCG(check.Seed(t), 3))
+	for range 30 {
+		ranks := 1 + rng.IntN(8)
+		c := newCollapser(ranks)
+		now := time.Unix(0, 0)
+		wrote, came := make([]string, ranks), make([]string, ranks)
+		take := func(groups []*group) {
+			for _, g := range groups {
+				if !slices.IsSorted(g.ranks) {
+					t.Fatalf("ranks %v", g.ranks)
+				}
+				for _, r := range g.ranks {
+					came[r] += string(g.text)
+				}
+			}
+		}
+		for range 300 {
+			now = now.Add(time.Duration(rng.IntN(100)) * time.Millisecond)
+			rank := rng.IntN(ranks)
+			switch {
+			case rng.IntN(40) == 0:
+				c.ended(uint32(rank))
+			default:
+				text := strings.Repeat(fmt.Sprint(rng.IntN(3)), longLine(rng)) + "\n"
+				wrote[rank] += text
+				take(c.add(source{uint32(rank), control.Stream_STREAM_STDOUT}, []byte(text), now))
+			}
+			take(c.due(now))
+			if c.bytes > collapseBytes || len(c.waiting) > 0 && now.Sub(c.waiting[0].since) >= collapseTime {
+				t.Fatalf("%d bytes wait, since %v", c.bytes, now.Sub(c.waiting[0].since))
+			}
+		}
+		take(c.all())
+		if !slices.Equal(wrote, came) || c.bytes != 0 {
+			t.Fatalf("of %d ranks lines are missing, or %d bytes are left", ranks, c.bytes)
+		}
+	}
+}
+
+// longLine is the length of a line, now and then a long one.
+func longLine(rng *rand.Rand) int {
+	if rng.IntN(100) == 0 {
+		return 1 << 20
+	}
+	return 1
+}

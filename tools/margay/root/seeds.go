@@ -1,0 +1,124 @@
+package root
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"margay/cluster/launch"
+)
+
+// seeds are launchers of other systems whose names margay can have, as links: each turns its
+// command line into one of margay. terminal says that standard input and output are terminals.
+var seeds = map[string]func(args []string, terminal bool) ([]string, error){
+	"yod":    yod,
+	"glurun": glurun,
+}
+
+// fromSeed returns the command line of margay that the command line of a program stands for.
+func fromSeed(name string, args []string, terminal bool) ([]string, error) {
+	if translate := seeds[name]; translate != nil {
+		return translate(args, terminal)
+	}
+	return args, nil
+}
+
+// yodRefused are the options of yod that margay does not have, and why.
+var yodRefused = map[string]string{
+	"-attach": "ranks cannot be held before main; gdb -p attaches to a rank of a hosted node",
+	"-file":   "messages of margay go to standard error, where 2>FILE takes them, with what ranks write there",
+}
+
+// yodStages are the stages of -d, and the flag of margay run for them.
+var yodStages = map[string]string{"load": "--timing"}
+
+// yod is Cplant's launcher: yod [-size N] [-l NODES] [OPTION...] PROGRAM|LOADFILE [ARGUMENT...].
+func yod(args []string, _ bool) ([]string, error) {
+	line := []string{"run"}
+	for len(args) > 0 && strings.HasPrefix(args[0], "-") {
+		option := args[0]
+		args = args[1:]
+		switch option {
+		case "-size", "-sz":
+			size := "1"
+			if len(args) > 0 {
+				if _, err := strconv.ParseUint(args[0], 10, 32); err == nil {
+					size, args = args[0], args[1:]
+				}
+			}
+			line = append(line, "-n", size)
+		case "-l", "-d":
+			if len(args) == 0 {
+				return nil, fmt.Errorf("yod: %s needs a value", option)
+			}
+			value := args[0]
+			args = args[1:]
+			flag := yodStages[value]
+			switch {
+			case option == "-l":
+				line = append(line, "-w", value)
+			case flag == "":
+				return nil, fmt.Errorf("yod: -d %s: there is nothing to show of it: -d load shows the phases of loading", value)
+			default:
+				line = append(line, flag)
+			}
+		case "-D":
+			line = append(line, "--verbose", "--timing")
+		case "-interactive":
+			line = append(line, "--keep-going")
+		case "-batch": // one that fails ends the others, as margay does
+		case "-help", "--help":
+			return []string{"run", "--help"}, nil
+		default:
+			if why := yodRefused[option]; why != "" {
+				return nil, fmt.Errorf("yod: %s: %s", option, why)
+			}
+			return nil, fmt.Errorf("yod has no %s: its options are -size, -l, -batch, -interactive, -D and -d load; margay run has more", option)
+		}
+	}
+	if len(args) == 0 {
+		return nil, fmt.Errorf("yod: the program is missing: yod [-size N] [-l NODES] PROGRAM|LOADFILE [ARGUMENT...]")
+	}
+	if len(args) == 1 && isLoadfile(args[0]) {
+		return append(line, "-f", args[0]), nil
+	}
+	return append(append(line, "--"), args...), nil
+}
+
+// isLoadfile reports whether a name is a file and not a program.
+func isLoadfile(name string) bool {
+	info, err := os.Stat(name)
+	if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 != 0 {
+		return false
+	}
+	_, err = launch.LookUp(name)
+	return err != nil
+}
+
+// glurun is GLUnix's launcher: glurun [-N|-n N] PROGRAM [ARGUMENT...]. Standard input goes to all
+// processes; a sequential program on a terminal has one.
+func glurun(args []string, terminal bool) ([]string, error) {
+	size := uint64(1)
+	if len(args) > 0 && strings.HasPrefix(args[0], "-") {
+		text := args[0][1:]
+		if args = args[1:]; text == "n" && len(args) > 0 {
+			text, args = args[0], args[1:]
+		}
+		n, err := strconv.ParseUint(text, 10, 24)
+		if err != nil || n == 0 {
+			return nil, fmt.Errorf("glurun: %q is not a number of processes: glurun [-N|-n N] PROGRAM [ARGUMENT...]", text)
+		}
+		size = n
+	}
+	if len(args) == 0 {
+		return nil, fmt.Errorf("glurun: the program is missing: glurun [-N|-n N] PROGRAM [ARGUMENT...]")
+	}
+	line := []string{"run", "-n", fmt.Sprint(size)}
+	if size == 1 && terminal {
+		line = append(line, "--pty")
+	} else {
+		line = append(line, "--stdin", "all")
+	}
+	return append(append(line, "--"), args...), nil
+}
