@@ -58,6 +58,30 @@ int margay_in_drain(int timeout_ms);
 int margay_in_answered(int timeout_ms);
 int margay_in_refused(void);
 
+/* margay_in_call makes a collective call of a group, of which kind, root, in, out, length, and what
+ * combines are given. margay_in_start starts one and makes its request. The call's memory is the
+ * caller's. */
+struct call;
+int margay_in_call(struct call *c, margay_group group, int type, int op, int timeout_ms);
+int margay_in_start(const struct call *c, margay_group group, int type, int op, margay_request *request);
+
+/* The names of kinds of calls, of types and of operations. */
+const char *margay_in_kind(int kind);
+const char *margay_in_type(int type);
+const char *margay_in_op(int op);
+
+/* margay_in_collect advances collective operations. No handler calls it. margay_in_probe probes the
+ * ranks that are awaited for long, and returns when it must be called again; -1: there are none. */
+void margay_in_collect(void);
+int64_t margay_in_probe(void);
+
+/* margay_in_open_request makes a request of a collective operation, and margay_in_close_request
+ * completes it. why is NULL unless it has failed. margay_in_leave ends the call of a request that is
+ * abandoned. */
+int margay_in_open_request(struct call *c, margay_request *request);
+void margay_in_close_request(margay_request request, int kind, const char *why);
+void margay_in_leave(struct call *c);
+
 /* margay_in_arrive takes a message of WIRE_HANDLER_COLLECTIVE. It returns -1 if that makes no
  * sense. The sender may have written anything. */
 int margay_in_arrive(const struct margay_am *message);

@@ -1170,6 +1170,7 @@ static int poll_all(void)
 			n += some;
 	}
 	margay_in_progress();
+	margay_in_collect();
 	unmask(was);
 	return n;
 }
@@ -1354,10 +1355,11 @@ static int hush(void)
 	return recv(self.doorbell, rung, sizeof rung, MSG_DONTWAIT) != 0;
 }
 
-/* next_due returns when a datagram must be sent again at the earliest; -1: never. */
+/* next_due returns when a datagram must be sent again, or a rank be probed, at the earliest; -1:
+ * never. */
 static int64_t next_due(void)
 {
-	int64_t next = -1;
+	int64_t next = margay_in_probe();
 	for (uint32_t i = 0; i < self.end_count; i++) {
 		int64_t due = far_due(self.ends[i]), ask = direct_due(&self.ends[i]->direct);
 		if (due && (next < 0 || due < next))
@@ -1368,8 +1370,8 @@ static int64_t next_due(void)
 	return next;
 }
 
-/* sleep_until waits for the doorbell, the peer doorbell, a datagram, the time to send one again, a
- * signal or the deadline (-1: none). It returns 0 after the deadline. */
+/* sleep_until waits for the doorbell, the peer doorbell, a datagram, the time of next_due, a signal
+ * or the deadline (-1: none). It returns 0 after the deadline. */
 static int sleep_until(int64_t deadline)
 {
 	int64_t due = next_due();
@@ -1414,6 +1416,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 		records += more;
 		n += more - (int)(self.parts - parts);
 		margay_in_progress();
+		margay_in_collect();
 		if (done(n, arg))
 			break;
 		if (!rung) {

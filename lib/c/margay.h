@@ -118,17 +118,58 @@ int margay_wait(int timeout_ms);
  * (one-sided operations): then it was carried out, and the job can use barriers as before. */
 int margay_barrier(int timeout_ms);
 
+/* Groups of ranks.
+ *
+ * A group is some ranks of the job, with numbers of their own from 0: their places. MARGAY_WORLD is
+ * the group of all ranks. A rank can be in MARGAY_MAX_GROUPS more at a time. Calls of different
+ * groups do not wait for each other. */
+typedef uint32_t margay_group;
+
+#define MARGAY_WORLD ((margay_group)0)
+#define MARGAY_NO_GROUP ((margay_group)-1)
+#define MARGAY_MAX_GROUPS 256
+
+/* margay_group_split makes a group of the ranks of parent that give the same colour, ordered by key,
+ * and by their place in parent where keys are equal. A rank with a negative colour gets
+ * MARGAY_NO_GROUP. margay_group_create makes a group of some ranks of parent, in that order: ranks
+ * that are in no group give a count of 0, or the ranks of a group, and get MARGAY_NO_GROUP. Ranks of
+ * one group give the same ranks; several groups without common ranks may be made at a time.
+ *
+ * Both are collective calls of parent, and fail at all ranks or at none, except by their arguments or
+ * their time-out. */
+int margay_group_split(margay_group parent, int colour, int key, margay_group *group, int timeout_ms);
+int margay_group_create(margay_group parent, const int *ranks, int count, margay_group *group, int timeout_ms);
+
+/* margay_group_free ends this rank's use of a group, without other ranks, and stores MARGAY_NO_GROUP.
+ * It fails while calls are under way. */
+int margay_group_free(margay_group *group);
+
+/* The place of this rank in a group, the number of its ranks, and the rank in the job of a place. */
+int margay_group_rank(margay_group group);
+int margay_group_size(margay_group group);
+int margay_group_job_rank(margay_group group, int rank);
+
 /* Collective operations.
  *
- * Every rank of the job must make the same calls, in the same order, with the same root, length,
- * type and operation. A call that waits handles messages. A rank returns when its own part is done:
- * only after margay_allreduce or margay_allgather is it certain that every rank has made the call.
- * Buffers may be reused when a call has returned. A handler must not make a call.
+ * All ranks of the job, or of a group, must make the same calls, in the same order, with the same
+ * root, length, type and operation. root is a place in the group. A call that waits handles
+ * messages. A rank returns when its own part is done: only after an all-reduce, an all-gather, an
+ * all-to-all or a barrier is it certain that every rank has made the call. Buffers may be reused when
+ * a call has returned. A handler, and the function of a reduction, must not make a call.
  *
- * A call that fails, or is not done within its time-out, ends collective operations for this rank:
- * all later ones fail. When chunks of two different calls meet, the error names both; not every
- * difference is found, and barriers are not compared: a rank in margay_barrier and one in a
- * collective call wait for each other. If a rank ends without making a call, the job ends. */
+ * Each operation has three forms. margay_NAME is of all ranks, and waits. margay_group_NAME is the
+ * same of a group. margay_group_NAME_nb, with a request instead of the time-out, starts the call of
+ * a group and returns at once; its buffers belong to the library until the request is complete
+ * (margay_request_test and so on). Every call of this library that polls or waits advances the calls
+ * that were started. Calls of one group are carried out one after the other, in the order of
+ * starting, with or without a request.
+ *
+ * A call that fails, or is not done within its time-out, or whose request is abandoned, ends the
+ * collective operations of the group for this rank: all calls under way and all later ones fail. A
+ * wait for a request that runs into its time-out does not. When chunks of two different calls meet,
+ * the error names both; not every difference is found, and margay_barrier is not compared: a rank in
+ * it and one in a collective call wait for each other. If a rank ends without making a call, the job
+ * ends. */
 
 enum margay_type { MARGAY_INT32 = 1, MARGAY_INT64, MARGAY_UINT32, MARGAY_UINT64, MARGAY_FLOAT32, MARGAY_FLOAT64 };
 
@@ -136,32 +177,79 @@ enum margay_type { MARGAY_INT32 = 1, MARGAY_INT64, MARGAY_UINT32, MARGAY_UINT64,
  * <, so a result with NaN depends on its place. */
 enum margay_op { MARGAY_SUM = 1, MARGAY_MIN, MARGAY_MAX, MARGAY_AND, MARGAY_OR, MARGAY_XOR };
 
+/* A request of an operation that was started; 0: none. */
+typedef uint32_t margay_request;
+
+#define MARGAY_MAX_REQUESTS 256
+
+/* margay_group_barrier waits until all ranks of the group have called it as often as this one.
+ * Unlike margay_barrier, it waits for no messages and puts. */
+int margay_group_barrier(margay_group group, int timeout_ms);
+int margay_group_barrier_nb(margay_group group, margay_request *request);
+
 /* margay_broadcast copies length bytes at data of root to data of all ranks. */
 int margay_broadcast(int root, void *data, size_t length, int timeout_ms);
+int margay_group_broadcast(margay_group group, int root, void *data, size_t length, int timeout_ms);
+int margay_group_broadcast_nb(margay_group group, int root, void *data, size_t length, margay_request *request);
 
 /* margay_reduce combines each of count elements of in with the same element of the other ranks, in
  * out of root, in the order root, root+1 and so on, wrapping behind the last rank. The way in which
  * they are associated depends on the number of ranks only, so equal values give an equal result
  * each time. out may be in; other ranks may pass NULL. Both are aligned for the type. */
 int margay_reduce(int root, const void *in, void *out, size_t count, enum margay_type type, enum margay_op op, int timeout_ms);
+int margay_group_reduce(margay_group group, int root, const void *in, void *out, size_t count, enum margay_type type, enum margay_op op, int timeout_ms);
+int margay_group_reduce_nb(margay_group group, int root, const void *in, void *out, size_t count, enum margay_type type, enum margay_op op,
+			   margay_request *request);
 
 /* margay_allreduce is margay_reduce with root 0 whose result all ranks get: the same bits. */
 int margay_allreduce(const void *in, void *out, size_t count, enum margay_type type, enum margay_op op, int timeout_ms);
+int margay_group_allreduce(margay_group group, const void *in, void *out, size_t count, enum margay_type type, enum margay_op op, int timeout_ms);
+int margay_group_allreduce_nb(margay_group group, const void *in, void *out, size_t count, enum margay_type type, enum margay_op op,
+			      margay_request *request);
 
-/* A margay_combiner combines count elements at from into those at into. It must be associative. */
+/* margay_scan combines each element with that of the ranks before this one, in the order 0, 1 and so
+ * on up to this rank: an inclusive scan. out may be in. */
+int margay_scan(const void *in, void *out, size_t count, enum margay_type type, enum margay_op op, int timeout_ms);
+int margay_group_scan(margay_group group, const void *in, void *out, size_t count, enum margay_type type, enum margay_op op, int timeout_ms);
+int margay_group_scan_nb(margay_group group, const void *in, void *out, size_t count, enum margay_type type, enum margay_op op, margay_request *request);
+
+/* A margay_combiner combines count elements at from into those at into. It must be associative, and
+ * call no function of this library. */
 typedef void (*margay_combiner)(void *into, const void *from, size_t count, void *data);
 
-/* margay_reduce_by and margay_allreduce_by reduce elements of size bytes by a function, which gets
- * data. */
+/* margay_reduce_by, margay_allreduce_by and margay_scan_by combine elements of size bytes by a
+ * function, which gets data. */
 int margay_reduce_by(int root, const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data, int timeout_ms);
+int margay_group_reduce_by(margay_group group, int root, const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data,
+			   int timeout_ms);
+int margay_group_reduce_by_nb(margay_group group, int root, const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data,
+			      margay_request *request);
 int margay_allreduce_by(const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data, int timeout_ms);
+int margay_group_allreduce_by(margay_group group, const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data,
+			      int timeout_ms);
+int margay_group_allreduce_by_nb(margay_group group, const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data,
+				 margay_request *request);
+int margay_scan_by(const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data, int timeout_ms);
+int margay_group_scan_by(margay_group group, const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data, int timeout_ms);
+int margay_group_scan_by_nb(margay_group group, const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data,
+			    margay_request *request);
 
 /* margay_gather collects length bytes at in of each rank in out of root, in the order of ranks.
  * Other ranks may pass NULL for out. */
 int margay_gather(int root, const void *in, size_t length, void *out, int timeout_ms);
+int margay_group_gather(margay_group group, int root, const void *in, size_t length, void *out, int timeout_ms);
+int margay_group_gather_nb(margay_group group, int root, const void *in, size_t length, void *out, margay_request *request);
 
 /* margay_allgather is margay_gather to all ranks. */
 int margay_allgather(const void *in, size_t length, void *out, int timeout_ms);
+int margay_group_allgather(margay_group group, const void *in, size_t length, void *out, int timeout_ms);
+int margay_group_allgather_nb(margay_group group, const void *in, size_t length, void *out, margay_request *request);
+
+/* margay_alltoall sends each rank a block of in, and receives a block of out from each. The blocks
+ * have length bytes and are in the order of ranks. in and out must not overlap. */
+int margay_alltoall(const void *in, size_t length, void *out, int timeout_ms);
+int margay_group_alltoall(margay_group group, const void *in, size_t length, void *out, int timeout_ms);
+int margay_group_alltoall_nb(margay_group group, const void *in, size_t length, void *out, margay_request *request);
 
 /* One-sided operations on windows.
  *
@@ -236,11 +324,7 @@ int margay_quiet(int timeout_ms);
  * A request ends when it is found complete, by a test or a wait, which stores 0 in its place. 0 is
  * no request, and counts as complete. A request that is not complete after a time-out stays
  * outstanding: test it, wait again, or abandon it. Wait before margay_finalize. A handler must not
- * use requests. */
-typedef uint32_t margay_request;
-
-#define MARGAY_MAX_REQUESTS 256
-
+ * use requests. These functions take requests of collective operations, too. */
 int margay_put_nb(int rank, int window, size_t offset, const void *from, size_t length, margay_request *request);
 int margay_put_event_nb(int rank, int window, size_t offset, const void *from, size_t length, size_t event, margay_request *request);
 int margay_get_nb(void *to, int rank, int window, size_t offset, size_t length, margay_request *request);
@@ -262,7 +346,8 @@ int margay_request_wait_all(margay_request *requests, int count, int timeout_ms)
 int margay_request_wait_any(margay_request *requests, int count, int *index, int timeout_ms);
 
 /* margay_request_abandon ends a request, complete or not, without waiting: its memory is the
- * application's again. What was not sent is not sent any more; what was sent takes effect. */
+ * application's again. What was not sent is not sent any more; what was sent takes effect. A
+ * collective operation that was not complete has then failed. */
 int margay_request_abandon(margay_request *request);
 
 /* Upcalls: messages with the verdict MARGAY_UPCALL.

@@ -14,7 +14,7 @@
 struct operation {
 	int left; /* answers */
 	int failed;
-	char why[128]; /* the first failure */
+	char why[320]; /* the first failure */
 };
 
 /* A message in flight. */
@@ -40,8 +40,10 @@ struct access {
 	uint64_t offset;
 };
 
-/* An access that was started. Its messages leave in the order of starting. */
+/* An access that was started. Its messages leave in the order of starting. Or a collective operation
+ * that was started, which has only the first answer of own, and call. */
 struct request {
+	struct call *call; /* NULL: an access, or it is over */
 	struct request *next;      /* in the queue */
 	struct operation *answers; /* own, or state.puts */
 	struct operation own;
@@ -337,6 +339,8 @@ static int is_complete(int n, uint64_t arg)
 /* withdraw ends a request: none of its memory is used any more. */
 static void withdraw(struct request *r)
 {
+	if (r->call)
+		margay_in_leave(r->call);
 	dequeue(r);
 	abandon(&r->own);
 }
@@ -467,25 +471,56 @@ static int begin(struct request *r)
 	return 0;
 }
 
+/* free_entry returns a free entry of the table, or fails. */
+static struct request *free_entry(void)
+{
+	for (uint32_t i = 0; i < MARGAY_MAX_REQUESTS; i++)
+		if (!state.table[i].handle)
+			return &state.table[i];
+	margay_in_fail("%d requests are outstanding: test or wait for one first", MARGAY_MAX_REQUESTS);
+	return NULL;
+}
+
+/* take_entry takes a free entry for a request. */
+static margay_request take_entry(struct request *r)
+{
+	state.started = state.started % ((1 << 22) - 1) + 1;
+	return r->handle = state.started * MARGAY_MAX_REQUESTS + (uint32_t)(r - state.table);
+}
+
 /* start starts a request of the application. */
 static int start(const struct request *what, margay_request *handle)
 {
 	*handle = 0;
-	if (check(&what->at) != 0)
+	struct request *r = check(&what->at) != 0 ? NULL : free_entry();
+	if (!r)
 		return -1;
-	for (uint32_t i = 0; i < MARGAY_MAX_REQUESTS; i++) {
-		struct request *r = &state.table[i];
-		if (r->handle)
-			continue;
-		*r = *what;
-		r->answers = &r->own;
-		if (begin(r) != 0)
-			return -1;
-		state.started = state.started % ((1 << 22) - 1) + 1;
-		*handle = r->handle = state.started * MARGAY_MAX_REQUESTS + i;
-		return 0;
-	}
-	return margay_in_fail("%d requests are outstanding: test or wait for one first", MARGAY_MAX_REQUESTS);
+	*r = *what;
+	r->answers = &r->own;
+	if (begin(r) != 0)
+		return -1;
+	*handle = take_entry(r);
+	return 0;
+}
+
+int margay_in_open_request(struct call *c, margay_request *handle)
+{
+	struct request *r = free_entry();
+	if (!r)
+		return -1;
+	*r = (struct request){.call = c, .own.left = 1};
+	*handle = take_entry(r);
+	return 0;
+}
+
+void margay_in_close_request(margay_request handle, int kind, const char *why)
+{
+	struct request *r = &state.table[handle % MARGAY_MAX_REQUESTS];
+	r->call = NULL;
+	r->own.left = 0;
+	r->own.failed = why != NULL;
+	if (why)
+		snprintf(r->own.why, sizeof r->own.why, "%s: %s", margay_in_kind(kind), why);
 }
 
 /* run makes an access and waits until it is sent, for a put, or complete. */

@@ -7,153 +7,102 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"testing"
+	"time"
 
 	"margay/internal/check"
 	"margay/kernel/abi/wire"
 )
 
-// world is a job whose messages wait until a rank that waits delivers one at random.
+// world is a job of ranks that are in some groups. Its messages arrive at random moments, in order
+// between two ranks.
 type world struct {
-	mu      sync.Mutex
-	changed sync.Cond
+	t       *testing.T
+	seed    uint64
 	random  *rand.Rand
-	ranks   []*Streams
-	pending map[[2]int][]message // by source and target, in order
-	waiting int                  // ranks that wait since the last change
-	running int
-	stuck   bool
-	most    int // chunks that a rank held from another
+	groups  [][]int    // by number: the ranks by place; the first are all ranks
+	plans   [][]plan   // by group: its calls in order
+	ranks   []*member  // by rank
+	pending [][]letter // by source * ranks + target
 }
 
-type message struct {
+type letter struct {
 	args    [2]uint64
 	payload []byte
 }
 
-var errStuck = errors.New("all ranks wait and no message is on the way")
+// plan is a call of a group.
+type plan struct {
+	Spec
+	length int // of the data of a rank, or of its block for each
+}
 
-func newWorld(size int, random *rand.Rand) *world {
-	w := &world{random: random, pending: make(map[[2]int][]message), running: size}
-	w.changed.L = &w.mu
-	for range size {
-		w.ranks = append(w.ranks, NewStreams(size))
+// member is a rank.
+type member struct {
+	*world
+	rank    int
+	groups  []*Group // by number, nil: it is not in it
+	next    []int    // by group: the calls that it has started
+	running []running
+}
+
+type running struct {
+	group, number int
+	call          *Call
+	out           []byte
+}
+
+func newWorld(t *testing.T, seed uint64, random *rand.Rand, size int) *world {
+	w := &world{t: t, seed: seed, random: random, pending: make([][]letter, size*size)}
+	w.groups = append(w.groups, random.Perm(size))
+	slices.Sort(w.groups[0])
+	for range random.IntN(4) {
+		w.groups = append(w.groups, random.Perm(size)[:1+random.IntN(size)])
+	}
+	for _, ranks := range w.groups {
+		var plans []plan
+		for range random.IntN(6) {
+			plans = append(plans, newPlan(random, len(ranks)))
+		}
+		w.plans = append(w.plans, plans)
+	}
+	near := random.IntN(2) == 0
+	for rank := range size {
+		m := &member{world: w, rank: rank, groups: make([]*Group, len(w.groups)), next: make([]int, len(w.groups))}
+		m.groups[0] = NewJob(rank, size, near)
+		for i, ranks := range w.groups[1:] {
+			if slices.Contains(ranks, rank) {
+				m.groups[i+1] = NewGroup(wire.NewGroupID(uint32(ranks[0]), uint16(i+1)), ranks, rank, near)
+			}
+		}
+		w.ranks = append(w.ranks, m)
 	}
 	return w
 }
 
-// deliver delivers a random message and reports whether there was one. The caller holds mu.
-func (w *world) deliver() bool {
-	var pairs [][2]int
-	for pair, messages := range w.pending {
-		if len(messages) > 0 {
-			pairs = append(pairs, pair)
-		}
+func newPlan(random *rand.Rand, size int) plan {
+	p := plan{Spec: Spec{Kind: wire.CallKind(1 + random.IntN(int(wire.CallBarrier))), Element: 8 + random.IntN(20)}}
+	if p.Kind.Rooted() {
+		p.Root = random.IntN(size)
 	}
-	if len(pairs) == 0 {
-		return false
+	most := 3000
+	switch random.IntN(8) {
+	case 0:
+		most = 40000
+		p.Element = 1000 + random.IntN(30000)
+	case 1, 2:
+		most = wire.MaxPayload
 	}
-	slices.SortFunc(pairs, func(a, b [2]int) int { return slices.Compare(a[:], b[:]) })
-	pair := pairs[w.random.IntN(len(pairs))]
-	m := w.pending[pair][0]
-	w.pending[pair] = w.pending[pair][1:]
-	to := w.ranks[pair[1]]
-	if err := to.Arrive(pair[0], m.args, m.payload); err != nil {
-		panic(err)
+	p.length = random.IntN(max(1, most/p.Element)+1) * p.Element
+	if p.Kind == wire.CallBarrier {
+		p.length = 0
 	}
-	w.most = max(w.most, len(to.peer(pair[0]).chunks))
-	w.change()
-	return true
-}
-
-// change wakes the ranks that wait. The caller holds mu.
-func (w *world) change() {
-	w.waiting = 0
-	w.changed.Broadcast()
-}
-
-// wait waits until ok. The caller holds mu.
-func (w *world) wait(ok func() bool) error {
-	for !ok() {
-		if w.stuck {
-			return errStuck
-		}
-		if w.deliver() {
-			continue
-		}
-		if w.waiting++; w.waiting == w.running {
-			w.stuck = true
-			w.change()
-			continue
-		}
-		w.changed.Wait()
-	}
-	return nil
-}
-
-func (w *world) post(from, to int, args [2]uint64, payload []byte) {
-	pair := [2]int{from, to}
-	w.pending[pair] = append(w.pending[pair], message{args, bytes.Clone(payload)})
-	w.change()
-}
-
-// end notes that a rank has made its last call.
-func (w *world) end() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.running--
-	w.change()
-}
-
-// carrier is a rank in a call.
-type carrier struct {
-	*world
-	rank int
-	call wire.Call
-}
-
-func (c carrier) Send(to int, chunk []byte) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := c.wait(func() bool { return c.ranks[c.rank].HasCredit(to) }); err != nil {
-		return err
-	}
-	c.ranks[c.rank].Spend(to)
-	c.post(c.rank, to, c.call.Args(), chunk)
-	return nil
-}
-
-func (c carrier) Receive(from int, buf []byte) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for len(buf) > 0 {
-		if err := c.wait(func() bool { return c.ranks[c.rank].HasData(from) }); err != nil {
-			return err
-		}
-		n, credit, err := c.ranks[c.rank].Take(from, c.call, buf)
-		if err != nil {
-			return err
-		}
-		if credit > 0 {
-			c.post(c.rank, from, wire.Call{Kind: wire.CallCredit, Length: uint64(credit)}.Args(), nil)
-		}
-		buf = buf[n:]
-	}
-	return nil
-}
-
-// plan is what all ranks call.
-type plan struct {
-	kind    wire.CallKind
-	root    int
-	length  int
-	element int
+	return p
 }
 
 // input is the data of a rank for a call.
-func input(seed uint64, number, rank, length int) []byte {
-	r := rand.New(rand.NewPCG(seed, uint64(number)<<32|uint64(rank)))
+func (w *world) input(group, number, rank, length int) []byte {
+	r := rand.New(rand.NewPCG(w.seed, uint64(group)<<40|uint64(number)<<32|uint64(rank)))
 	b := make([]byte, length)
 	for i := range b {
 		b[i] = byte(r.Uint32())
@@ -175,100 +124,206 @@ func mix(element int) func(into, from []byte) {
 	}
 }
 
-// want returns what a call leaves on a rank, nil for nothing.
-func want(seed uint64, number int, p plan, rank, size int) []byte {
-	in := func(rank int) []byte { return input(seed, number, rank, p.length) }
-	switch p.kind {
-	case wire.CallBroadcast:
-		return in(p.root)
-	case wire.CallReduce, wire.CallAllReduce:
-		if p.kind == wire.CallReduce && rank != p.root {
-			return nil
-		}
-		sum := in(p.root)
-		for i := 1; i < size; i++ {
-			mix(p.element)(sum, in((p.root+i)%size))
+// want returns what a call leaves at a place, nil for nothing.
+func (w *world) want(group, number, place int) (want []byte) {
+	p, size := w.plans[group][number], len(w.groups[group])
+	length := p.length
+	if p.Kind == wire.CallAllToAll {
+		length *= size
+	}
+	in := func(place int) []byte { return w.input(group, number, w.groups[group][place], length) }
+	sum := func(first, count int) []byte {
+		sum := in(first)
+		for i := 1; i < count; i++ {
+			mix(p.Element)(sum, in((first+i)%size))
 		}
 		return sum
 	}
-	if rank != p.root {
+	switch p.Kind {
+	case wire.CallBroadcast:
+		return in(p.Root)
+	case wire.CallAllReduce:
+		return sum(0, size)
+	case wire.CallScan:
+		return sum(0, place+1)
+	case wire.CallAllToAll:
+		for from := range size {
+			want = append(want, in(from)[place*p.length:][:p.length]...)
+		}
+		return want
+	case wire.CallBarrier:
 		return nil
 	}
-	var all []byte
-	for i := range size {
-		all = append(all, in(i)...)
+	switch {
+	case p.Kind != wire.CallAllGather && place != p.Root:
+		return nil
+	case p.Kind == wire.CallReduce:
+		return sum(p.Root, size)
 	}
-	return all
+	for place := range size {
+		want = append(want, in(place)...)
+	}
+	return want
 }
 
-// call makes a call and returns what it leaves.
-func call(c carrier, seed uint64, number int, p plan, size int) ([]byte, error) {
-	data := input(seed, number, c.rank, p.length)
-	place := Place{Rank: c.rank, Size: size, Root: p.root}
-	switch p.kind {
-	case wire.CallBroadcast:
-		return data, Broadcast(c, place, data)
-	case wire.CallReduce:
-		err := Reduce(c, place, data, data, p.element, make([]byte, 2*Piece(p.element)), mix(p.element))
-		return data, err
-	case wire.CallAllReduce:
-		err := AllReduce(c, place, data, data, make([]byte, size*p.length), mix(p.element))
-		return data, err
+// start starts a rank's next call of a group.
+func (m *member) start(group int) {
+	number := m.next[group]
+	m.next[group]++
+	p, size := m.plans[group][number], len(m.world.groups[group])
+	s, length, results := p.Spec, p.length, p.length
+	switch s.Kind {
+	case wire.CallGather, wire.CallAllGather:
+		results *= size
+	case wire.CallAllToAll:
+		length, results = length*size, results*size
 	}
-	out := make([]byte, size*p.length)
-	return out, Gather(c, place, data, out)
+	s.In, s.Out = m.input(group, number, m.rank, length), make([]byte, results)
+	s.Combine = mix(s.Element)
+	if s.Kind == wire.CallBroadcast || results == length && s.Kind != wire.CallAllToAll && m.random.IntN(2) == 0 {
+		s.Out = s.In
+	}
+	m.running = append(m.running, running{group, number, m.groups[group].Start(s), s.Out})
 }
 
-// Calls in any order, with any root and length, give what a sequential program computes, in jobs of
-// all sizes and with messages in any order that the system allows; and no rank holds more than the
-// window.
+// Post implements Sender.
+func (m *member) Post(rank int, args [2]uint64, payload []byte) (bool, error) {
+	if m.random.IntN(10) == 0 {
+		return false, nil
+	}
+	queue := &m.pending[m.rank*len(m.ranks)+rank]
+	*queue = append(*queue, letter{args, bytes.Clone(payload)})
+	return true, nil
+}
+
+// act advances a rank, checks its calls that are over, and may start others.
+func (m *member) act() {
+	for _, g := range m.groups {
+		if g != nil {
+			g.Advance(m)
+		}
+	}
+	m.running = slices.DeleteFunc(m.running, func(r running) bool {
+		if !r.call.Over() {
+			return false
+		}
+		place := m.groups[r.group].Place()
+		what := fmt.Sprintf("rank %d of %d, place %d of group %d, %v, call %d, %+v", m.rank, len(m.ranks), place, r.group, m.world.groups[r.group], r.number,
+			m.plans[r.group][r.number])
+		if err := r.call.Err(); err != nil {
+			m.t.Fatalf("%s: %v", what, err)
+		}
+		if want := m.want(r.group, r.number, place); want != nil && !bytes.Equal(r.out, want) {
+			m.t.Fatalf("%s gives another result", what)
+		}
+		return true
+	})
+	group := m.random.IntN(len(m.groups))
+	if m.groups[group] != nil && len(m.running) < 4 && m.next[group] < len(m.plans[group]) {
+		m.start(group)
+	}
+}
+
+// deliver delivers a random message.
+func (w *world) deliver() {
+	pair := w.random.IntN(len(w.pending))
+	if len(w.pending[pair]) == 0 {
+		return
+	}
+	l := w.pending[pair][0]
+	w.pending[pair] = w.pending[pair][1:]
+	source, to := pair/len(w.ranks), w.ranks[pair%len(w.ranks)]
+	c, err := wire.ParseCall(l.args, len(l.payload), len(w.ranks))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, g := range to.groups {
+		if g == nil || g.ID() != c.Group {
+			continue
+		}
+		if err := g.Arrive(source, c, l.payload); err != nil {
+			w.t.Fatal(err)
+		}
+		return
+	}
+	w.t.Fatalf("rank %d is not in group %d", to.rank, c.Group)
+}
+
+// over reports whether all ranks have done all calls.
+func (w *world) over() bool {
+	for _, m := range w.ranks {
+		if len(m.running) > 0 {
+			return false
+		}
+		for i, g := range m.groups {
+			if g != nil && m.next[i] < len(w.plans[i]) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Calls of several groups at a time, with any root and length, that ranks start in any order
+// between groups, give what a sequential program computes; messages arrive in any order that the
+// system allows, and find no room. No rank waits for ever.
 func TestModel(t *testing.T) {
 	seed := check.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))
-	for _, size := range []int{1, 2, 3, 4, 5, 6, 7, 8, 13, 16} {
-		w := newWorld(size, rand.New(rand.NewPCG(seed, uint64(size))))
-		plans := make([]plan, 8)
-		for i := range plans {
-			p := plan{kind: wire.CallKind(1 + random.IntN(2)), root: random.IntN(size), element: 8 + random.IntN(20)}
-			if random.IntN(3) == 0 {
-				p.kind = wire.CallGather
-			}
-			if random.IntN(8) == 0 {
-				p.element = 1000 + random.IntN(40000)
-			}
-			p.length = random.IntN(max(1, 40000/p.element)) * p.element
-			if random.IntN(3) == 0 && IsSmall(size, 1, p.element) {
-				p.kind, p.root, p.length = wire.CallAllReduce, 0, random.IntN(wire.MaxPayload/p.element+1)*p.element
-			}
-			plans[i] = p
+	for range max(30, rounds()/10) {
+		size := 1 + random.IntN(9)
+		if random.IntN(10) == 0 {
+			size = 13 + random.IntN(4)
 		}
-		var running sync.WaitGroup
-		for rank := range size {
-			running.Go(func() {
-				defer w.end()
-				for i, p := range plans {
-					c := carrier{w, rank, wire.Call{Number: uint32(i), Root: uint32(p.root), Kind: p.kind, Length: uint64(p.length)}}
-					got, err := call(c, seed, i, p, size)
-					if err != nil {
-						t.Errorf("size %d, rank %d, call %d, %+v: %v", size, rank, i, p, err)
-						return
-					}
-					if want := want(seed, i, p, rank, size); want != nil && !bytes.Equal(got, want) {
-						t.Errorf("size %d, rank %d, call %d, %+v gives another result", size, rank, i, p)
-					}
-				}
-			})
-		}
-		running.Wait()
-		if w.most > wire.CollectiveWindow {
-			t.Errorf("a rank held %d chunks of another", w.most)
+		w := newWorld(t, seed, random, size)
+		idle := 0
+		for !w.over() {
+			before := w.moves()
+			for range 1 + random.IntN(4*size) {
+				w.deliver()
+			}
+			w.ranks[random.IntN(size)].act()
+			if idle++; w.moves() != before {
+				idle = 0
+			}
+			if idle > 2000*size {
+				t.Fatalf("%d ranks wait for each other", size)
+			}
 		}
 	}
 }
 
-// An error of different calls names both.
+// moves is a number that changes with each message and call.
+func (w *world) moves() (n int) {
+	for _, q := range w.pending {
+		n += 1000 * len(q)
+	}
+	for _, m := range w.ranks {
+		n += len(m.running)
+		for _, next := range m.next {
+			n += 100 * next
+		}
+	}
+	return n
+}
+
+// A rank waits for another, or is in a group with it.
+func two(kind wire.CallKind) (*Group, *Call) {
+	g := NewJob(0, 2, false)
+	return g, g.Start(Spec{Kind: kind, Type: wire.TypeInt32, Op: wire.OpSum, In: make([]byte, 8), Out: make([]byte, 8), Element: 4, Combine: func(a, b []byte) {}})
+}
+
+// post collects messages.
+type post []letter
+
+func (p *post) Post(rank int, args [2]uint64, payload []byte) (bool, error) {
+	*p = append(*p, letter{args, bytes.Clone(payload)})
+	return true, nil
+}
+
+// An error of different calls names both, and ends the calls that follow.
 func TestMismatch(t *testing.T) {
-	base := wire.Call{Number: 3, Kind: wire.CallReduce, Type: wire.TypeInt32, Op: wire.OpSum, Length: 8}
+	base := wire.Call{Number: 1, Kind: wire.CallReduce, Type: wire.TypeInt32, Op: wire.OpSum, Length: 8}
 	for name, change := range map[string]func(*wire.Call){
 		"number": func(c *wire.Call) { c.Number++ }, "root": func(c *wire.Call) { c.Root = 1 },
 		"kind": func(c *wire.Call) { c.Kind = wire.CallGather }, "type": func(c *wire.Call) { c.Type = wire.TypeUint32 },
@@ -276,39 +331,118 @@ func TestMismatch(t *testing.T) {
 	} {
 		other := base
 		change(&other)
-		s := NewStreams(2)
-		if err := s.Arrive(1, other.Args(), make([]byte, 8)); err != nil {
+		g, c := two(wire.CallReduce)
+		behind := g.Start(Spec{Kind: wire.CallBarrier})
+		if err := g.Arrive(1, other, make([]byte, 8)); err != nil {
 			t.Fatal(err)
 		}
-		_, _, err := s.Take(1, base, make([]byte, 8))
-		for _, part := range []string{fmt.Sprint("call ", other.Number, ", ", other), fmt.Sprint("call 3, ", base), "rank 1"} {
-			if !errors.Is(err, ErrMismatch) || !bytes.Contains([]byte(err.Error()), []byte(part)) {
+		g.Advance(new(post))
+		for _, part := range []string{fmt.Sprintf("call %d, %s", other.Number, other), fmt.Sprintf("call 1, %s", base), "rank 1"} {
+			if err := c.Err(); !errors.Is(err, ErrMismatch) || !bytes.Contains([]byte(err.Error()), []byte(part)) {
 				t.Errorf("%s: %v", name, err)
+			}
+		}
+		after := g.Start(Spec{Kind: wire.CallBarrier})
+		if g.Busy() || !behind.Over() || !after.Over() || !errors.Is(behind.Err(), ErrMismatch) || !errors.Is(after.Err(), ErrMismatch) {
+			t.Errorf("%s: then %v, %v", name, behind.Err(), after.Err())
+		}
+	}
+}
+
+// A rank that waits probes the other again and again, more and more seldom, until there is progress.
+func TestProbes(t *testing.T) {
+	g, c := two(wire.CallReduce)
+	var sent post
+	g.Advance(&sent)
+	now, gaps := time.Duration(0), []time.Duration(nil)
+	for range 4 {
+		next, err := g.Due(now, &sent)
+		if early, _ := g.Due(next-1, &sent); err != nil || early != next {
+			t.Fatal(next, early, err)
+		}
+		gaps, now = append(gaps, next-now), next
+	}
+	if want := []time.Duration{firstPatience, 2 * firstPatience, 4 * firstPatience, 8 * firstPatience}; !slices.Equal(gaps, want) {
+		t.Errorf("it waits %v", gaps)
+	}
+	if len(sent) != 3 || sent[0].args != (wire.Call{Kind: wire.CallProbe}).Args() {
+		t.Errorf("it sends %v", sent)
+	}
+	if err := g.Arrive(1, c.header, make([]byte, 4)); err != nil {
+		t.Fatal(err)
+	}
+	g.Advance(&sent)
+	if next, _ := g.Due(now, &sent); next != now+firstPatience || len(sent) != 3 {
+		t.Errorf("after some progress it waits for %v and sends %v", next-now, sent)
+	}
+}
+
+// All ranks of a colour come to the same group, in the order of keys.
+func TestSplit(t *testing.T) {
+	seed := check.Seed(t)
+	random := rand.New(rand.NewPCG(seed, 5))
+	for range 200 {
+		size := 1 + random.IntN(20)
+		ranks := random.Perm(2 * size)[:size]
+		var wishes []byte
+		var all []Wish
+		for range ranks {
+			all = append(all, Wish{int32(random.IntN(4) - 1), int32(random.IntN(5) - 2), uint16(random.IntN(1 << 16))})
+			wishes = append(wishes, all[len(all)-1].Encode()...)
+		}
+		for place, rank := range ranks {
+			id, places := NewGroup(9, ranks, rank, false).Split(wishes)
+			if all[place].Colour < 0 {
+				if places != nil {
+					t.Fatalf("rank %d of no colour is in %v", rank, places)
+				}
+				continue
+			}
+			ordered := slices.IsSortedFunc(places, func(a, b int) int {
+				return slices.Compare([]int32{all[a].Key, int32(a)}, []int32{all[b].Key, int32(b)})
+			})
+			members := 0
+			for p, w := range all {
+				if w.Colour == all[place].Colour && slices.Contains(places, p) {
+					members++
+				}
+			}
+			count := 0
+			for _, w := range all {
+				if w.Colour == all[place].Colour {
+					count++
+				}
+			}
+			if !ordered || members != count || len(places) != count || id != wire.NewGroupID(uint32(ranks[places[0]]), all[places[0]].Drawn) {
+				t.Fatalf("place %d of %v becomes one of group %d, %v", place, all, id, places)
 			}
 		}
 	}
 }
 
 // Whatever comes, a rank holds at most the window from each other one and never more credit than
-// it has spent.
+// it has spent, and its calls end as they should or with an error.
 func FuzzArrive(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 0})
+	f.Add(append(append([]byte(nil), make([]byte, 16)...), 1, 8, 1))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s := NewStreams(4)
+		g := NewGroup(1<<16|1, []int{2, 0, 3, 9}, 0, true)
 		for len(b) >= 19 {
 			args := [2]uint64{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])}
-			err := s.Arrive(int(int8(b[16])), args, make([]byte, int(b[17])*5))
-			if err != nil && !errors.Is(err, wire.ErrChunk) {
-				t.Fatal(err)
+			payload := make([]byte, int(b[17])*5)
+			if c, err := wire.ParseCall(args, len(payload), 10); err == nil && c.Kind != wire.CallProbe {
+				if err := g.Arrive(int(int8(b[16])), c, payload); err != nil && !errors.Is(err, wire.ErrChunk) {
+					t.Fatal(err)
+				}
 			}
-			if to := int(b[18] % 4); s.HasCredit(to) {
-				s.Spend(to)
-			}
+			kind, data := wire.CallKind(1+b[18]%uint8(wire.CallBarrier)), make([]byte, 4*int(b[16]))
+			g.Start(Spec{Kind: kind, In: data, Out: make([]byte, 4*len(data)), Element: 4, Combine: func(a, b []byte) {}})
+			g.Advance(new(post))
 			b = b[19:]
 		}
-		for rank, p := range s.peers {
+		for place, p := range g.streams.peers {
 			if p != nil && (len(p.chunks) > wire.CollectiveWindow || p.flying > wire.CollectiveWindow) {
-				t.Errorf("rank %d: %d chunks, %d in flight", rank, len(p.chunks), p.flying)
+				t.Errorf("place %d: %d chunks, %d in flight", place, len(p.chunks), p.flying)
 			}
 		}
 	})

@@ -4,104 +4,182 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"margay/kernel/abi/wire"
 	"margay/lib/collective"
 )
 
-// firstProbe is how long a rank waits for another in a collective operation before it probes
-// whether that has ended. It doubles the time with each probe.
-const firstProbe = 250 * time.Millisecond
-
-// call makes a collective call. Its number and root are added.
-func (j *Job) call(ctx context.Context, root int, c wire.Call, run func(collective.Carrier, collective.Place) error) error {
-	j.calling.Lock()
-	defer j.calling.Unlock()
-	switch {
-	case j.finalized.Load():
-		return ErrClosed
-	case root < 0 || root >= j.Size():
-		return fmt.Errorf("margay: %s: there is no rank %d, but ranks 0 to %d", c.Kind, root, j.Size()-1)
-	case c.Length > wire.MaxCallLength:
-		return fmt.Errorf("margay: %s: %d bytes, at most %d are allowed", c.Kind, c.Length, uint64(wire.MaxCallLength))
-	case j.broken != nil:
-		return fmt.Errorf("margay: %s: a collective operation has failed before: %w", c.Kind, j.broken)
-	}
-	j.calls++
-	c.Number, c.Root = j.calls, uint32(root)
-	if err := run(&carrier{job: j, ctx: ctx, call: c}, collective.Place{Rank: j.Rank(), Size: j.Size(), Root: root}); err != nil {
-		j.broken = err
-		return fmt.Errorf("margay: %s: %w", c.Kind, err)
-	}
-	return nil
+// calls is the collective operations of a rank. Job.handling guards it.
+type calls struct {
+	groups map[wire.GroupID]*collective.Group // in which this rank is
+	busy   []*collective.Group                // those with calls under way
+	vain   uint                               // looks at them, one after the other, that have advanced none
+	drawn  uint16                             // number that was drawn last for a new group
 }
 
-// carrier carries the chunks of a call (collective.Carrier).
-type carrier struct {
-	job  *Job
-	ctx  context.Context
-	call wire.Call
+// looks is the number of vain looks at calls after which time is taken, to probe ranks that have
+// been awaited for long.
+const looks = 256
+
+// courier posts messages of collective operations (collective.Sender). Job.handling is held.
+type courier struct{ *Job }
+
+func (c courier) Post(rank int, args [2]uint64, payload []byte) (bool, error) {
+	for {
+		ok, err := c.post(rank, wire.HandlerCollective, args, payload)
+		if ok || err != nil || c.awaitsRoom(rank, wire.HandlerCollective, len(payload)) {
+			return ok, err
+		}
+	}
 }
 
-func (c *carrier) Send(to int, chunk []byte) error {
-	j := c.job
-	if err := c.await(to, func() bool { return j.streams.HasCredit(to) }); err != nil {
+// collected takes a message of wire.HandlerCollective. A group that this rank does not have, it has
+// freed. The caller holds Job.handling.
+func (j *Job) collected(r *wire.Record) error {
+	if int(r.Peer) >= j.Size() {
+		return fmt.Errorf("%w: it is from rank %d of %d", wire.ErrChunk, r.Peer, j.Size())
+	}
+	c, err := wire.ParseCall(r.Args, len(r.Payload), j.Size())
+	if err != nil || c.Kind == wire.CallProbe {
 		return err
 	}
-	j.handling.Lock()
-	j.streams.Spend(to)
-	j.handling.Unlock()
-	return j.send(c.ctx, to, wire.HandlerCollective, c.call.Args(), chunk)
-}
-
-func (c *carrier) Receive(from int, buf []byte) error {
-	j := c.job
-	for len(buf) > 0 {
-		if err := c.await(from, func() bool { return j.streams.HasData(from) }); err != nil {
-			return err
-		}
-		j.handling.Lock()
-		n, credit, err := j.streams.Take(from, c.call, buf)
-		j.handling.Unlock()
-		if err != nil {
-			return err
-		}
-		buf = buf[n:]
-		if credit > 0 {
-			args := wire.Call{Kind: wire.CallCredit, Length: uint64(credit)}.Args()
-			if err := j.send(c.ctx, from, wire.HandlerCollective, args, nil); err != nil {
-				return err
-			}
-		}
+	if g := j.calls.groups[c.Group]; g != nil {
+		return g.Arrive(int(r.Peer), c, r.Payload)
 	}
 	return nil
 }
 
-// await handles messages until done, which is called with Job.handling held, or until ctx ends. In
-// between it sends messages that end the job if the other rank has ended.
-func (c *carrier) await(rank int, done func() bool) error {
-	j, handled := c.job, 0
-	locked := func(int) bool {
-		j.handling.Lock()
-		defer j.handling.Unlock()
-		return done()
+// advanceCalls advances collective operations, and reports whether it has advanced any. The caller
+// holds Job.handling.
+func (j *Job) advanceCalls() (some bool) {
+	if len(j.calls.busy) == 0 {
+		return false
 	}
-	if j.awake(c.ctx, locked, &handled) {
+	for _, g := range j.calls.busy {
+		some = g.Advance(courier{j}) || some
+	}
+	j.calls.busy = slices.DeleteFunc(j.calls.busy, func(g *collective.Group) bool { return !g.Busy() })
+	if some {
+		j.calls.vain = 0
+	} else if j.calls.vain++; j.calls.vain%looks == 0 {
+		j.probe()
+	}
+	return some
+}
+
+// probe probes the ranks for which collective operations have waited for long, and returns the time
+// until it must be called again, 0 if none is under way. The caller holds Job.handling.
+func (j *Job) probe() (after time.Duration) {
+	now := j.mirrors.now()
+	for _, g := range j.calls.busy {
+		if !g.Busy() {
+			continue
+		}
+		due, err := g.Due(now, courier{j})
+		if err != nil {
+			g.Break(err)
+		}
+		if left := due - now; after == 0 || left < after {
+			after = left
+		}
+	}
+	return after
+}
+
+// waitCalls is wait for a condition of collective operations, which is called with Job.handling
+// held. In between it probes the ranks that they await.
+func (j *Job) waitCalls(ctx context.Context, done func() bool) error {
+	locked, handled := j.locked(done), 0
+	if j.awake(ctx, locked, &handled) {
 		return nil
 	}
-	for patience := firstProbe; ; patience *= 2 {
-		ctx, cancel := context.WithTimeout(c.ctx, patience)
-		err := j.wait(ctx, locked)
+	for {
+		j.handling.Lock()
+		after := j.probe()
+		j.handling.Unlock()
+		if after == 0 {
+			return j.wait(ctx, locked)
+		}
+		limited, cancel := context.WithTimeout(ctx, after)
+		err := j.wait(limited, locked)
 		cancel()
 		switch {
 		case err == nil || errors.Is(err, ErrGone) || errors.Is(err, ErrClosed):
 			return err
-		case c.ctx.Err() != nil:
-			return fmt.Errorf("waiting for rank %d: %w", rank, context.Cause(c.ctx))
-		}
-		if _, err := j.post(rank, wire.HandlerCollective, wire.Call{Kind: wire.CallProbe}.Args(), nil); err != nil {
-			return err
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
 		}
 	}
+}
+
+// begin starts a call of a group, and reports whether it is over.
+func (j *Job) begin(g *collective.Group, s collective.Spec) (c *collective.Call, over bool, err error) {
+	switch {
+	case s.Root < 0 || s.Root >= g.Size():
+		return nil, false, fmt.Errorf("margay: %s: there is no rank %d, but ranks 0 to %d", s.Kind, s.Root, g.Size()-1)
+	case len(s.In) > wire.MaxCallLength || len(s.Out) > wire.MaxCallLength:
+		return nil, false, fmt.Errorf("margay: %s: %d bytes, at most %d are allowed", s.Kind, max(len(s.In), len(s.Out)), uint64(wire.MaxCallLength))
+	}
+	j.handling.Lock()
+	defer j.handling.Unlock()
+	switch {
+	case j.finalized.Load():
+		return nil, false, ErrClosed
+	case j.calls.groups[g.ID()] != g:
+		return nil, false, fmt.Errorf("margay: %s: %w", s.Kind, ErrFreed)
+	}
+	c = g.Start(s)
+	g.Advance(courier{j})
+	if g.Busy() && !slices.Contains(j.calls.busy, g) {
+		j.calls.busy = append(j.calls.busy, g)
+	}
+	return c, c.Over(), nil
+}
+
+// callError is the error of a call.
+func callError(kind wire.CallKind, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("margay: %s: %w", kind, err)
+}
+
+// call makes a call.
+func call(ctx context.Context, on Ranks, s collective.Spec) error {
+	j, g := on.team()
+	c, over, err := j.begin(g, s)
+	switch {
+	case err != nil:
+		return err
+	case over:
+		return callError(s.Kind, c.Err())
+	}
+	err = j.waitCalls(ctx, c.Over)
+	j.handling.Lock()
+	defer j.handling.Unlock()
+	if err != nil && !c.Over() {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("waiting for rank %d: %w", g.Awaited(), err)
+		}
+		g.Break(err)
+	}
+	return callError(s.Kind, c.Err())
+}
+
+// start starts a call and returns its request.
+func start(on Ranks, s collective.Spec) (*Request, error) {
+	j, g := on.team()
+	r := &Request{job: j, group: g}
+	if err := j.admit(r); err != nil {
+		return nil, err
+	}
+	c, _, err := j.begin(g, s)
+	if err != nil {
+		r.Abandon()
+		return nil, err
+	}
+	r.call, r.name = c, s.Kind
+	return r, nil
 }

@@ -31,112 +31,191 @@ const (
 
 // Collective operations
 //
-// Every rank of the job must make the same calls, in the same order, with the same root and length.
-// Elements are copied as their bytes and must hold no pointers.
-// A call that waits handles messages. A rank returns when its own part is done: only after an
-// AllReduce or an AllGather is it certain that every rank has made the call. A handler must not
-// make a call. Goroutines must agree on an order, as ranks must.
+// They are made by Ranks: all of a job, or a group. Every one of these must make the same calls, in
+// the same order, with the same root and length; root is a place in the group. Elements are copied
+// as their bytes and must hold no pointers. A call that waits handles messages. A rank returns when
+// its own part is done: only after an AllReduce, an AllGather, an AllToAll or a barrier is it
+// certain that every rank has made the call. A handler, and the function of a reduction, must not
+// make a call. Goroutines must agree on an order for each group, as ranks must.
 //
-// An error, or the end of ctx, ends collective operations for this rank: all later ones return the
-// same error. ErrMismatch says which two calls did not match; not every difference is found. If a
-// rank ends without making a call, the job ends.
+// The functions that begin with Start start a call and return its request at once. Until it is
+// complete, its slices belong to the library. Every function of this package that polls or waits
+// advances the calls that were started. Calls of one group are carried out one after the other, in
+// the order of starting, with or without a request; calls of different groups do not wait for each
+// other. Test, Wait, WaitAll and WaitAny work as for any request.
+//
+// An error, the end of ctx, or an abandoned request ends the collective operations of the group for
+// this rank: all calls under way and all later ones return the same error. A wait for a request that
+// its ctx ends does not. ErrMismatch says which two calls did not match; not every difference is
+// found. If a rank ends without making a call, the job ends.
 
-// ErrMismatch reports that the ranks of the job make different collective calls.
+// ErrMismatch reports that ranks make different collective calls.
 var ErrMismatch = collective.ErrMismatch
 
 // Broadcast copies data of root to data of all ranks.
-func Broadcast[T any](ctx context.Context, j *Job, root int, data []T) error {
-	if err := flat[T](); err != nil {
-		return err
-	}
-	b := bytesOf(data)
-	return j.call(ctx, root, wire.Call{Kind: wire.CallBroadcast, Length: uint64(len(b))}, func(c collective.Carrier, p collective.Place) error {
-		return collective.Broadcast(c, p, b)
-	})
+func Broadcast[T any](ctx context.Context, on Ranks, root int, data []T) error {
+	return do(ctx, on, toBroadcast(root, data))
+}
+
+// StartBroadcast starts a Broadcast.
+func StartBroadcast[T any](on Ranks, root int, data []T) (*Request, error) {
+	return begin(on, toBroadcast(root, data))
 }
 
 // Reduce combines each element of in with the same element of the other ranks, in out of root, in
 // the order root, root+1 and so on, wrapping behind the last rank. The way in which they are
 // associated depends on the number of ranks only, so equal values give an equal result each time.
 // out has the length of in, and may be in; other ranks may pass nil.
-func Reduce[T Number](ctx context.Context, j *Job, root int, in, out []T, op Op) error {
-	combine, err := combiner[T](op)
-	if err != nil {
-		return err
-	}
-	return reduce(ctx, j, wire.CallReduce, root, in, out, typeOf[T](), wire.CallOp(op), combine)
+func Reduce[T Number](ctx context.Context, on Ranks, root int, in, out []T, op Op) error {
+	return do(ctx, on, toReduce(wire.CallReduce, on, root, in, out, op))
+}
+
+// StartReduce starts a Reduce.
+func StartReduce[T Number](on Ranks, root int, in, out []T, op Op) (*Request, error) {
+	return begin(on, toReduce(wire.CallReduce, on, root, in, out, op))
 }
 
 // ReduceFunc is Reduce with a function that combines from into into, which have one length. The
-// function must be associative.
-func ReduceFunc[T any](ctx context.Context, j *Job, root int, in, out []T, f func(into, from []T)) error {
-	return reduce(ctx, j, wire.CallReduce, root, in, out, 0, wire.OpUser, f)
+// function must be associative, and must not use the job.
+func ReduceFunc[T any](ctx context.Context, on Ranks, root int, in, out []T, f func(into, from []T)) error {
+	return do(ctx, on, toReduceBy(wire.CallReduce, on, root, in, out, f))
+}
+
+// StartReduceFunc starts a ReduceFunc.
+func StartReduceFunc[T any](on Ranks, root int, in, out []T, f func(into, from []T)) (*Request, error) {
+	return begin(on, toReduceBy(wire.CallReduce, on, root, in, out, f))
 }
 
 // AllReduce is Reduce with root 0 whose result all ranks get: the same bits.
-func AllReduce[T Number](ctx context.Context, j *Job, in, out []T, op Op) error {
-	combine, err := combiner[T](op)
-	if err != nil {
-		return err
-	}
-	return reduce(ctx, j, wire.CallAllReduce, 0, in, out, typeOf[T](), wire.CallOp(op), combine)
+func AllReduce[T Number](ctx context.Context, on Ranks, in, out []T, op Op) error {
+	return do(ctx, on, toReduce(wire.CallAllReduce, on, 0, in, out, op))
+}
+
+// StartAllReduce starts an AllReduce.
+func StartAllReduce[T Number](on Ranks, in, out []T, op Op) (*Request, error) {
+	return begin(on, toReduce(wire.CallAllReduce, on, 0, in, out, op))
 }
 
 // AllReduceFunc is AllReduce with a function, as ReduceFunc.
-func AllReduceFunc[T any](ctx context.Context, j *Job, in, out []T, f func(into, from []T)) error {
-	return reduce(ctx, j, wire.CallAllReduce, 0, in, out, 0, wire.OpUser, f)
+func AllReduceFunc[T any](ctx context.Context, on Ranks, in, out []T, f func(into, from []T)) error {
+	return do(ctx, on, toReduceBy(wire.CallAllReduce, on, 0, in, out, f))
+}
+
+// StartAllReduceFunc starts an AllReduceFunc.
+func StartAllReduceFunc[T any](on Ranks, in, out []T, f func(into, from []T)) (*Request, error) {
+	return begin(on, toReduceBy(wire.CallAllReduce, on, 0, in, out, f))
+}
+
+// Scan combines each element of in with the same element of the ranks before this one, in out, in
+// the order 0, 1 and so on up to this rank: an inclusive scan. out has the length of in, and may be
+// in.
+func Scan[T Number](ctx context.Context, on Ranks, in, out []T, op Op) error {
+	return do(ctx, on, toReduce(wire.CallScan, on, 0, in, out, op))
+}
+
+// StartScan starts a Scan.
+func StartScan[T Number](on Ranks, in, out []T, op Op) (*Request, error) {
+	return begin(on, toReduce(wire.CallScan, on, 0, in, out, op))
+}
+
+// ScanFunc is Scan with a function, as ReduceFunc.
+func ScanFunc[T any](ctx context.Context, on Ranks, in, out []T, f func(into, from []T)) error {
+	return do(ctx, on, toReduceBy(wire.CallScan, on, 0, in, out, f))
+}
+
+// StartScanFunc starts a ScanFunc.
+func StartScanFunc[T any](on Ranks, in, out []T, f func(into, from []T)) (*Request, error) {
+	return begin(on, toReduceBy(wire.CallScan, on, 0, in, out, f))
 }
 
 // Gather collects the in of all ranks, which have one length, in out of root, in the order of
 // ranks. out has the length of in times Size; other ranks may pass nil.
-func Gather[T any](ctx context.Context, j *Job, root int, in, out []T) error {
-	return gather(ctx, j, wire.CallGather, root, in, out)
+func Gather[T any](ctx context.Context, on Ranks, root int, in, out []T) error {
+	return do(ctx, on, toGather(wire.CallGather, on, root, in, out))
+}
+
+// StartGather starts a Gather.
+func StartGather[T any](on Ranks, root int, in, out []T) (*Request, error) {
+	return begin(on, toGather(wire.CallGather, on, root, in, out))
 }
 
 // AllGather is Gather to all ranks.
-func AllGather[T any](ctx context.Context, j *Job, in, out []T) error {
-	return gather(ctx, j, wire.CallAllGather, 0, in, out)
+func AllGather[T any](ctx context.Context, on Ranks, in, out []T) error {
+	return do(ctx, on, toGather(wire.CallAllGather, on, 0, in, out))
 }
 
-func reduce[T any](ctx context.Context, j *Job, kind wire.CallKind, root int, in, out []T, t wire.CallType, op wire.CallOp,
-	combine func(into, from []T)) error {
-	if (kind == wire.CallAllReduce || j.Rank() == root) && len(out) != len(in) {
-		return fmt.Errorf("margay: %s: %d elements of results for %d elements", kind, len(out), len(in))
-	}
-	if err := flat[T](); err != nil {
-		return err
-	}
-	size := int(unsafe.Sizeof(*new(T)))
-	call := wire.Call{Kind: kind, Type: t, Op: op, Length: uint64(len(in) * size)}
-	return j.call(ctx, root, call, func(c collective.Carrier, p collective.Place) error {
-		raw := func(into, from []byte) { combine(elementsOf[T](into), elementsOf[T](from)) }
-		aligned := func(bytes int) []byte { return bytesOf(make([]uint64, (bytes+7)/8)) } // for any element
-		if b := bytesOf(in); kind == wire.CallAllReduce && collective.IsSmall(p.Size, j.Nodes(), len(b)) {
-			return collective.AllReduce(c, p, b, bytesOf(out), aligned(p.Size*len(b)), raw)
-		}
-		err := collective.Reduce(c, p, bytesOf(in), bytesOf(out), size, aligned(2*collective.Piece(size)), raw)
-		if err == nil && kind == wire.CallAllReduce {
-			err = collective.Broadcast(c, p, bytesOf(out))
-		}
-		return err
-	})
+// StartAllGather starts an AllGather.
+func StartAllGather[T any](on Ranks, in, out []T) (*Request, error) {
+	return begin(on, toGather(wire.CallAllGather, on, 0, in, out))
 }
 
-func gather[T any](ctx context.Context, j *Job, kind wire.CallKind, root int, in, out []T) error {
-	if (kind == wire.CallAllGather || j.Rank() == root) && len(out) != len(in)*j.Size() {
-		return fmt.Errorf("margay: %s: room for %d elements of %d", kind, len(out), len(in)*j.Size())
+// AllToAll sends each rank a block of in, and receives a block of out from each. The blocks have
+// one length and are in the order of ranks, so in and out have a multiple of Size elements. They
+// must not overlap.
+func AllToAll[T any](ctx context.Context, on Ranks, in, out []T) error {
+	return do(ctx, on, toExchange(on, in, out))
+}
+
+// StartAllToAll starts an AllToAll.
+func StartAllToAll[T any](on Ranks, in, out []T) (*Request, error) {
+	return begin(on, toExchange(on, in, out))
+}
+
+// plan is a call that is valid, or an error.
+type plan struct {
+	collective.Spec
+	err error
+}
+
+func do(ctx context.Context, on Ranks, p plan) error {
+	if p.err != nil {
+		return p.err
 	}
-	if err := flat[T](); err != nil {
-		return err
+	return call(ctx, on, p.Spec)
+}
+
+func begin(on Ranks, p plan) (*Request, error) {
+	if p.err != nil {
+		return nil, p.err
 	}
-	b := bytesOf(in)
-	return j.call(ctx, root, wire.Call{Kind: kind, Length: uint64(len(b))}, func(c collective.Carrier, p collective.Place) error {
-		err := collective.Gather(c, p, b, bytesOf(out))
-		if err == nil && kind == wire.CallAllGather {
-			err = collective.Broadcast(c, p, bytesOf(out))
-		}
-		return err
-	})
+	return start(on, p.Spec)
+}
+
+func toBroadcast[T any](root int, data []T) plan {
+	return plan{collective.Spec{Kind: wire.CallBroadcast, Root: root, Out: bytesOf(data)}, flat[T]()}
+}
+
+func toReduce[T Number](kind wire.CallKind, on Ranks, root int, in, out []T, op Op) plan {
+	combine, err := combiner[T](op)
+	if err != nil {
+		return plan{err: err}
+	}
+	p := toReduceBy(kind, on, root, in, out, combine)
+	p.Type, p.Op = typeOf[T](), wire.CallOp(op)
+	return p
+}
+
+func toReduceBy[T any](kind wire.CallKind, on Ranks, root int, in, out []T, f func(into, from []T)) plan {
+	if (kind != wire.CallReduce || on.Rank() == root) && len(out) != len(in) {
+		return plan{err: fmt.Errorf("margay: %s: %d elements of results for %d elements", kind, len(out), len(in))}
+	}
+	s := collective.Spec{Kind: kind, Op: wire.OpUser, Root: root, In: bytesOf(in), Out: bytesOf(out), Element: int(unsafe.Sizeof(*new(T)))}
+	s.Combine = func(into, from []byte) { f(elementsOf[T](into), elementsOf[T](from)) }
+	return plan{s, flat[T]()}
+}
+
+func toGather[T any](kind wire.CallKind, on Ranks, root int, in, out []T) plan {
+	if (kind == wire.CallAllGather || on.Rank() == root) && len(out) != len(in)*on.Size() {
+		return plan{err: fmt.Errorf("margay: %s: room for %d elements of %d", kind, len(out), len(in)*on.Size())}
+	}
+	return plan{collective.Spec{Kind: kind, Root: root, In: bytesOf(in), Out: bytesOf(out)}, flat[T]()}
+}
+
+func toExchange[T any](on Ranks, in, out []T) plan {
+	if len(in) != len(out) || len(in)%on.Size() != 0 {
+		return plan{err: fmt.Errorf("margay: %s: %d elements for and %d of %d ranks", wire.CallAllToAll, len(in), len(out), on.Size())}
+	}
+	return plan{collective.Spec{Kind: wire.CallAllToAll, In: bytesOf(in), Out: bytesOf(out)}, flat[T]()}
 }
 
 // combiner returns the function of an operation.

@@ -25,12 +25,13 @@
 // whether there is room. A message that an extension turns into an upcall runs its handler at once,
 // if Upcalls has been called.
 //
-// Broadcast, Reduce, AllReduce, Gather and AllGather are the collective operations. Put, Get,
-// FetchAdd and CompareSwap reach memory of other ranks, which they have opened by Window.
+// Broadcast, Reduce, AllReduce, Gather, AllGather, AllToAll and Scan are the collective operations,
+// of all ranks or of a group of them (NewGroup, Split). Put, Get, FetchAdd and CompareSwap reach
+// memory of other ranks, which they have opened by Window.
 //
-// Locks, outermost first: Job.calling (one collective operation at a time) or Job.meeting (one
-// barrier at a time), Job.handling (held while messages are taken and their handlers run, which may
-// send and ask), Job.sending, Job.asking, Job.mu.
+// Locks, outermost first: Job.meeting (one barrier at a time), Job.handling (held while messages are
+// taken, their handlers run, which may send and ask, and collective operations advance),
+// Job.sending, Job.asking, Job.mu.
 package margay
 
 import (
@@ -98,16 +99,13 @@ type Job struct {
 	out     *wire.Outlet
 	mirrors mirrors
 
-	calling sync.Mutex // held during a collective operation
-	calls   uint32     // collective operations that were begun; guarded by calling
-	broken  error      // a collective operation has failed; guarded by calling
-
 	handling sync.Mutex // held while messages are taken and their handlers run
 	in       *wire.Inlet
 	handlers [wire.MaxHandlers]func(Message)
-	streams  *collective.Streams // guarded by handling
-	pieces   wire.Assembler      // of long messages; the same
-	remote   remote              // the same
+	world    *collective.Group // all ranks; guarded by handling
+	calls    calls             // the same
+	pieces   wire.Assembler    // of long messages; the same
+	remote   remote            // the same
 
 	stalled atomic.Bool   // a message waits for others that have not arrived; changed under handling
 	inVain  atomic.Uint32 // calls of Poll since one has handled something
@@ -217,7 +215,8 @@ func (j *Job) openMemory(area, board *os.File) error {
 	j.initMirrors()
 	j.remote.passing = make([]int, j.Size())
 	j.initBarriers()
-	j.streams = collective.NewStreams(j.Size())
+	j.world = collective.NewJob(j.Rank(), j.Size(), j.Nodes() == 1)
+	j.calls.groups = map[wire.GroupID]*collective.Group{0: j.world}
 	j.peerDoorbells = slices.Repeat([]int{-1}, j.LocalSize())
 	return nil
 }
@@ -284,8 +283,7 @@ func (j *Job) Poll() int {
 	return n
 }
 
-// progress is Poll, and reports whether it has advanced one-sided operations or taken parts of
-// messages.
+// progress is Poll, and reports whether it has advanced operations or taken parts of messages.
 func (j *Job) progress() (n int, advanced bool) {
 	n, advanced = j.poll()
 	if n > 0 || advanced {
@@ -321,7 +319,8 @@ func (j *Job) poll() (n int, advanced bool) {
 		whole, some := j.handle(&record, ok, err)
 		if !some {
 			j.stalled.Store(j.in.Stalled())
-			return n, j.advance() || advanced
+			advanced = j.advance() || advanced
+			return n, j.advanceCalls() || advanced
 		}
 		if whole {
 			n++
@@ -357,7 +356,7 @@ func (j *Job) dispatch(r *wire.Record) (whole bool) {
 	whole = true
 	switch r.Handler {
 	case wire.HandlerCollective:
-		err = j.streams.Arrive(int(r.Peer), r.Args, r.Payload)
+		err = j.collected(r)
 	case wire.HandlerRemote:
 		err = j.answered(r)
 	case wire.HandlerBarrier:

@@ -101,6 +101,8 @@ func rank(mode []string) error {
 		ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
 		defer cancel()
 		fmt.Println(margay.Broadcast(ctx, job, 0, make([]byte, 8)))
+	case "tests":
+		return tests(ctx, job)
 	case "windows":
 		return windows(ctx, job, mode[1], mode[2])
 	case "unharmed":

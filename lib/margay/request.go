@@ -3,18 +3,24 @@ package margay
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
 
 	"margay/kernel/abi/wire"
+	"margay/lib/collective"
 )
 
 // MaxRequests is how many requests may be outstanding.
 const MaxRequests = 256
 
-// Request is an operation on a window that was started by StartPut, StartPutEvent, StartGet,
-// StartFetchAdd or StartCompareSwap. These functions never wait. They fail at once for wrong
+// errAbandoned is why a collective operation fails behind one that was abandoned.
+var errAbandoned = errors.New("a request of a collective operation was abandoned")
+
+// Request is an operation that was started: a collective one (StartBroadcast and so on), or one on a
+// window, by StartPut, StartPutEvent, StartGet, StartFetchAdd or StartCompareSwap. The latter never
+// wait. They fail at once for wrong
 // arguments, for a refusal of a window of this node, and with ErrRequests. Operations on one rank
 // take effect in the order in which they were started, with or without a request. Every call of
 // this package that polls or waits advances them. Barrier sends all that were started before it, so
@@ -34,6 +40,11 @@ type Request struct {
 	own     operation
 	queued  bool // in the queue: not all of it is sent
 	counted bool // it is outstanding
+
+	// Of a collective operation.
+	group *collective.Group
+	call  *collective.Call // nil: the request is of another one
+	name  wire.CallKind
 
 	// What the next message covers. The goroutine that starts the request owns it, and then
 	// Job.handling guards it.
@@ -83,17 +94,10 @@ func words(kind wire.RemoteKind, values [2]uint64) []byte {
 
 // startRequest starts a request of the application.
 func (j *Job) startRequest(r *Request) (*Request, error) {
-	j.handling.Lock()
-	full := j.remote.outstanding >= MaxRequests
-	if !full {
-		j.remote.outstanding++
-		r.counted = true
+	r.job, r.answers = j, &r.own
+	if err := j.admit(r); err != nil {
+		return nil, err
 	}
-	j.handling.Unlock()
-	if full {
-		return nil, fmt.Errorf("margay: %w", ErrRequests)
-	}
-	r.answers = &r.own
 	if err := j.start(r); err != nil {
 		r.Abandon()
 		return nil, err
@@ -101,9 +105,20 @@ func (j *Job) startRequest(r *Request) (*Request, error) {
 	return r, nil
 }
 
+// admit counts a request, unless there are too many.
+func (j *Job) admit(r *Request) error {
+	j.handling.Lock()
+	defer j.handling.Unlock()
+	if j.remote.outstanding >= MaxRequests {
+		return fmt.Errorf("margay: %w", ErrRequests)
+	}
+	j.remote.outstanding++
+	r.counted = true
+	return nil
+}
+
 // start starts a request, or fails. A request on a window of this node is then complete.
 func (j *Job) start(r *Request) error {
-	r.job = j
 	if err := j.checkAccess(r); err != nil {
 		return err
 	}
@@ -250,13 +265,21 @@ func (r *Request) post(slot int) (bool, error) {
 }
 
 // complete reports whether the request is complete. The caller holds Job.handling.
-func (r *Request) complete() bool { return !r.queued && r.own.left == 0 }
+func (r *Request) complete() bool {
+	if r.call != nil {
+		return r.call.Over()
+	}
+	return !r.queued && r.own.left == 0
+}
 
 // collect ends a complete request and returns its error. The caller holds Job.handling.
 func (r *Request) collect() error {
 	if r.counted {
 		r.counted = false
 		r.job.remote.outstanding--
+	}
+	if r.call != nil {
+		return callError(r.name, r.call.Err())
 	}
 	return r.own.failed
 }
@@ -280,7 +303,9 @@ func (r *Request) Test() (done bool, err error) {
 func (r *Request) Wait(ctx context.Context) error { return WaitAll(ctx, r) }
 
 // Abandon ends the request without waiting: its memory is the application's again. What was not
-// sent is not sent any more; what was sent takes effect. It is allowed for a complete request.
+// sent is not sent any more; what was sent takes effect. A collective operation that was not
+// complete has then failed, and with it those after it of the same ranks. Abandon is allowed for a
+// complete request.
 func (r *Request) Abandon() {
 	j := r.job
 	j.handling.Lock()
@@ -292,6 +317,12 @@ func (r *Request) Abandon() {
 
 // withdraw ends the use of the request's memory. The caller holds Job.handling.
 func (j *Job) withdraw(r *Request) {
+	if r.call != nil {
+		if !r.call.Over() {
+			r.group.Break(errAbandoned)
+		}
+		return
+	}
 	r.queued = false
 	j.remote.queue = slices.DeleteFunc(j.remote.queue, func(q *Request) bool { return q == r })
 	j.abandon(j.remote.slots[:], &r.own)
@@ -320,7 +351,7 @@ func WaitAll(ctx context.Context, requests ...*Request) (err error) {
 		return nil
 	}
 	j := requests[0].job
-	if err := j.waitRemote(ctx, func() bool { return !slices.ContainsFunc(requests, func(r *Request) bool { return !r.complete() }) }); err != nil {
+	if err := j.waitRequests(ctx, func() bool { return !slices.ContainsFunc(requests, func(r *Request) bool { return !r.complete() }) }); err != nil {
 		return err
 	}
 	j.handling.Lock()
@@ -341,7 +372,7 @@ func WaitAny(ctx context.Context, requests ...*Request) (index int, err error) {
 		return -1, nil
 	}
 	j := requests[0].job
-	if err := j.waitRemote(ctx, func() bool {
+	if err := j.waitRequests(ctx, func() bool {
 		index = slices.IndexFunc(requests, (*Request).complete)
 		return index >= 0
 	}); err != nil {
@@ -350,6 +381,20 @@ func WaitAny(ctx context.Context, requests ...*Request) (index int, err error) {
 	j.handling.Lock()
 	defer j.handling.Unlock()
 	return index, requests[index].collect()
+}
+
+// waitRequests is waitRemote for a condition of requests of the application.
+func (j *Job) waitRequests(ctx context.Context, done func() bool) error {
+	j.handling.Lock()
+	over, calls := done(), len(j.calls.busy) > 0
+	j.handling.Unlock()
+	switch {
+	case over:
+		return nil
+	case calls:
+		return j.waitCalls(ctx, done)
+	}
+	return j.waitRemote(ctx, done)
 }
 
 // waitRemote is await for a condition that is called with Job.handling held.

@@ -180,7 +180,7 @@ func (j *job) finish() (outputs []string) {
 func Collectives(t *testing.T, seed uint64, programs ...Program) {
 	for _, size := range []int{1, 2, 3, 6} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			outputs := startJob(t, size, programs, "collect", fmt.Sprint(seed), "40").finish()
+			outputs := startJob(t, size, programs, "collect", fmt.Sprint(seed), "100").finish()
 			for rank, output := range outputs {
 				if output != outputs[0] || output == "" {
 					t.Errorf("rank 0 says %q, rank %d %q", outputs[0], rank, output)
@@ -220,6 +220,26 @@ func overdue(t *testing.T, program Program) {
 		t.Errorf("it sends %+v", probe)
 	}
 	if out, _ := k.Ended(0); !strings.Contains(out, "broadcast: waiting for rank 0: ") {
+		t.Errorf("it says %s", out)
+	}
+}
+
+// tests: a rank that does not wait for its collective call, but tests it, probes the other rank, too.
+// When the call fails, those behind it do.
+func tests(t *testing.T, program Program) {
+	k := Start(t, program, "tests")
+	k.Greet()
+	var probe wire.Record
+	k.Await("probe", func() (came bool) { probe, came = k.Next(); return came })
+	if probe.Handler != wire.HandlerCollective || probe.Peer != 0 || probe.Args != (wire.Call{Kind: wire.CallProbe}).Args() {
+		t.Errorf("it sends %+v", probe)
+	}
+	other := wire.Call{Number: 1, Kind: wire.CallBroadcast, Length: 9}
+	k.Push(wire.Record{Handler: wire.HandlerCollective, Args: other.Args(), Payload: make([]byte, 9)})
+	out, _ := k.Ended(0)
+	const mismatch = "rank 0 is in call 1, broadcast of 9 bytes with root 0; this rank is in call 1, broadcast of 8 bytes with root 0"
+	lines := strings.Split(out, "\n")
+	if len(lines) != 3 || strings.Count(out, "broadcast: ") != 3 || strings.Count(out, mismatch) != 3 || !strings.Contains(lines[2], "has failed before") {
 		t.Errorf("it says %s", out)
 	}
 }

@@ -388,6 +388,8 @@ func payload(i int) []byte {
 //	calls       prints the error of a sum of int32 for rank 9, of "and" of 1 float64 in all ranks, of a broadcast of 8 bytes from
 //	            rank 0, and of gathering them in all ranks; and ends
 //	overdue     prints the error of a broadcast of 8 bytes from rank 0 with a time-out of 4 s, and ends
+//	tests       starts a broadcast of 8 bytes from rank 0 and another one, tests the first until it is over, and prints its error and
+//	            that of the second; makes a broadcast, and prints its error; and ends
 //	refused     puts 1 byte to window 9 of rank 0 and enters a barrier, which must fail; enters another one; puts once more and
 //	            finalizes, which must fail; prints the two errors, and that of a barrier from then on
 //	collect     see Collectives
@@ -491,6 +493,7 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 	t.Run("nonsense", func(t *testing.T) { nonsense(t, program) })
 	t.Run("pending", func(t *testing.T) { pending(t, program) })
 	t.Run("refused", func(t *testing.T) { refused(t, program) })
+	t.Run("tests", func(t *testing.T) { tests(t, program) })
 	t.Run("windows", func(t *testing.T) { Windows(t, seed, program) })
 	t.Run("collectives", func(t *testing.T) { Collectives(t, seed, program) })
 	t.Run("neighbours", func(t *testing.T) { neighbours(t, seed, program) })

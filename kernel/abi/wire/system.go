@@ -35,14 +35,22 @@ const (
 	CallAllReduce CallKind = 3
 	CallGather    CallKind = 4
 	CallAllGather CallKind = 5
-	CallCredit    CallKind = 6 // Length: chunks that the sender has taken
-	CallProbe     CallKind = 7 // is ignored; if the target has ended, it ends the job
+	CallAllToAll  CallKind = 6
+	CallScan      CallKind = 7
+	CallBarrier   CallKind = 8
+	CallSplit     CallKind = 9  // an all-gather of what ranks want of a new group
+	CallCredit    CallKind = 10 // Length: chunks that the sender has taken
+	CallProbe     CallKind = 11 // is ignored; if the target has ended, it ends the job
 )
 
 var callNames = [...]string{CallBroadcast: "broadcast", CallReduce: "reduce", CallAllReduce: "all-reduce", CallGather: "gather",
-	CallAllGather: "all-gather", CallCredit: "credit", CallProbe: "probe"}
+	CallAllGather: "all-gather", CallAllToAll: "all-to-all", CallScan: "scan", CallBarrier: "barrier", CallSplit: "split", CallCredit: "credit",
+	CallProbe: "probe"}
 
 func (k CallKind) String() string { return nameOf(callNames[:], uint8(k)) }
+
+// Rooted reports whether one rank has a part of its own in an operation of that kind.
+func (k CallKind) Rooted() bool { return k == CallBroadcast || k == CallReduce || k == CallGather }
 
 // CallType is the type of the elements of a reduction; 0: bytes.
 type CallType uint8
@@ -87,33 +95,53 @@ func nameOf(names []string, n uint8) string {
 	return fmt.Sprint("number ", n)
 }
 
-// MaxCallLength bounds the bytes of a collective operation.
-const MaxCallLength = 1<<48 - 1
+// Bounds of a Call.
+const (
+	MaxCallLength = 1<<40 - 1 // bytes of a collective operation
+	MaxCallNumber = 1<<12 - 1
+	MaxCallRoot   = 1<<24 - 1
+)
 
-// Call identifies a collective operation. All ranks of a job make the same calls in the same order,
-// so each chunk carries the call that it belongs to, and a rank that makes another one is found.
-// The arguments of a chunk's message are
+// MaxGroups is how many groups a rank can be in at a time, without that of all ranks.
+const MaxGroups = 256
+
+// GroupID is the number of a group of ranks. 0 is the group of all ranks of the job. Any other
+// number is a rank of the group in bits 16 to 39, and in bits 0 to 15 a number, not 0, that this
+// rank has drawn for it. So no rank is in two groups of one number.
+type GroupID uint64
+
+// NewGroupID returns the number of a group for which one of its ranks has drawn a number.
+func NewGroupID(rank uint32, drawn uint16) GroupID { return GroupID(rank)<<16 | GroupID(drawn) }
+
+// Call identifies a collective operation of a group of ranks. All of them make the same calls in
+// the same order, so each chunk carries the call that it belongs to, and a rank that makes another
+// one is found. The arguments of a chunk's message are
 //
-//	0 u64: number of the call in bits 0 to 31, counted from 1 and wrapping, root in bits 32 to 63
-//	1 u64: bytes in bits 0 to 47, kind in 48 to 51, type in 52 to 55, operation in 56 to 59, 60 to 63 are 0
+//	0 u64: group in bits 0 to 39, place of the root in the group in bits 40 to 63
+//	1 u64: bytes in bits 0 to 39, number of the call in the group in 40 to 51, counted from 1 and wrapping, kind in 52 to 55, type
+//	       in 56 to 59, operation in 60 to 63
 //
 // The payload is data, 1 to MaxPayload bytes; a credit and a probe have none.
 type Call struct {
-	Number uint32
+	Group  GroupID
 	Root   uint32
+	Number uint16
 	Kind   CallKind
 	Type   CallType
 	Op     CallOp
-	Length uint64 // bytes of a rank's data, 0 to MaxCallLength
+	Length uint64 // bytes of a rank's data, 0 to MaxCallLength; of all-to-all, for each rank
 }
 
 // String describes the call for an error.
 func (c Call) String() string {
 	s := fmt.Sprintf("%s of %d bytes", c.Kind, c.Length)
+	if c.Kind == CallBarrier || c.Kind == CallSplit {
+		s = c.Kind.String()
+	}
 	if c.Op != 0 {
 		s += fmt.Sprintf(" by %s of %s", c.Op, c.Type)
 	}
-	if c.Kind != CallAllReduce && c.Kind != CallAllGather {
+	if c.Kind.Rooted() {
 		s += fmt.Sprintf(" with root %d", c.Root)
 	}
 	return s
@@ -121,7 +149,7 @@ func (c Call) String() string {
 
 // Args returns the arguments of a chunk's message.
 func (c Call) Args() [2]uint64 {
-	return [2]uint64{uint64(c.Number) | uint64(c.Root)<<32, c.Length | uint64(c.Kind)<<48 | uint64(c.Type)<<52 | uint64(c.Op)<<56}
+	return [2]uint64{uint64(c.Group) | uint64(c.Root)<<40, c.Length | uint64(c.Number)<<40 | uint64(c.Kind)<<52 | uint64(c.Type)<<56 | uint64(c.Op)<<60}
 }
 
 // ErrChunk reports a message of HandlerCollective that makes no sense.
@@ -131,12 +159,12 @@ var ErrChunk = errors.New("message of a collective operation makes no sense")
 // size ranks. The sender may have written anything. The error wraps ErrChunk.
 func ParseCall(args [2]uint64, payload, size int) (Call, error) {
 	c := Call{
-		Number: uint32(args[0]), Root: uint32(args[0] >> 32), Length: args[1] & MaxCallLength,
-		Kind: CallKind(args[1] >> 48 & 15), Type: CallType(args[1] >> 52 & 15), Op: CallOp(args[1] >> 56 & 15),
+		Group: GroupID(args[0] & (1<<40 - 1)), Root: uint32(args[0] >> 40), Length: args[1] & MaxCallLength, Number: uint16(args[1] >> 40 & MaxCallNumber),
+		Kind: CallKind(args[1] >> 52 & 15), Type: CallType(args[1] >> 56 & 15), Op: CallOp(args[1] >> 60),
 	}
-	data := c.Kind >= CallBroadcast && c.Kind <= CallAllGather
+	data := c.Kind >= CallBroadcast && c.Kind <= CallSplit
 	switch {
-	case c.Kind < CallBroadcast || c.Kind > CallProbe || c.Type > TypeFloat64 || c.Op > OpUser || args[1]>>60 != 0:
+	case c.Kind < CallBroadcast || c.Kind > CallProbe || c.Type > TypeFloat64 || c.Op > OpUser:
 		return c, fmt.Errorf("%w: kind %d, type %d, operation %d", ErrChunk, c.Kind, c.Type, c.Op)
 	case uint64(c.Root) >= uint64(size):
 		return c, fmt.Errorf("%w: root %d of %d ranks", ErrChunk, c.Root, size)

@@ -8,8 +8,8 @@ import (
 
 // A call that was read is what was written.
 func FuzzParseCall(f *testing.F) {
-	f.Add(uint64(1), uint64(1<<48|8), 8, 3)
-	f.Add(uint64(2<<32), uint64(6<<48|8), 0, 3)
+	f.Add(uint64(1), uint64(1<<52|8), 8, 3)
+	f.Add(uint64(2<<40), uint64(10<<52|8), 0, 3)
 	f.Fuzz(func(t *testing.T, first, second uint64, payload, size int) {
 		if payload < 0 || size < 1 {
 			return
@@ -29,7 +29,7 @@ func FuzzParseCall(f *testing.F) {
 }
 
 func TestParseCall(t *testing.T) {
-	good := Call{Number: 1<<32 - 1, Root: 2, Kind: CallReduce, Type: TypeFloat64, Op: OpUser, Length: MaxCallLength}
+	good := Call{Group: 1<<40 - 1, Root: 2, Number: MaxCallNumber, Kind: CallReduce, Type: TypeFloat64, Op: OpUser, Length: MaxCallLength}
 	if c, err := ParseCall(good.Args(), 1, 3); err != nil || c != good {
 		t.Errorf("%+v, %v", c, err)
 	}
@@ -38,15 +38,14 @@ func TestParseCall(t *testing.T) {
 		payload int
 	}{
 		"kind 0":            {[2]uint64{0, 8}, 8},
-		"kind 8":            {[2]uint64{0, 8 | 8<<48}, 8},
-		"type 7":            {[2]uint64{0, 8 | 2<<48 | 7<<52}, 8},
-		"operation 8":       {[2]uint64{0, 8 | 2<<48 | 8<<56}, 8},
-		"reserved bits":     {[2]uint64{0, 8 | 2<<48 | 1<<60}, 8},
-		"root 3":            {[2]uint64{3 << 32, 8 | 2<<48}, 8},
-		"no data":           {[2]uint64{0, 8 | 2<<48}, 0},
-		"data of no length": {[2]uint64{0, 2 << 48}, 8},
-		"credit with data":  {[2]uint64{0, 6 << 48}, 8},
-		"too long":          {[2]uint64{0, 8 | 2<<48}, MaxPayload + 1},
+		"kind 12":           {[2]uint64{0, 8 | 12<<52}, 8},
+		"type 7":            {[2]uint64{0, 8 | 2<<52 | 7<<56}, 8},
+		"operation 8":       {[2]uint64{0, 8 | 2<<52 | 8<<60}, 8},
+		"root 3":            {[2]uint64{3 << 40, 8 | 2<<52}, 8},
+		"no data":           {[2]uint64{0, 8 | 2<<52}, 0},
+		"data of no length": {[2]uint64{0, 2 << 52}, 8},
+		"credit with data":  {[2]uint64{0, 10 << 52}, 8},
+		"too long":          {[2]uint64{0, 8 | 2<<52}, MaxPayload + 1},
 	} {
 		if c, err := ParseCall(bad.args, bad.payload, 3); !errors.Is(err, ErrChunk) {
 			t.Errorf("%s: %+v, %v", name, c, err)

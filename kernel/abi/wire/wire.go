@@ -157,7 +157,7 @@ import (
 )
 
 // Version is the version of this interface. A rank and its node kernel must have the same one.
-const Version = 7
+const Version = 8
 
 // Names in a rank's environment.
 const (

@@ -1,10 +1,10 @@
-/* The layouts of the application interface, version 7: the Go package beside this header, in C. */
+/* The layouts of the application interface, version 8: the Go package beside this header, in C. */
 #ifndef MARGAY_WIRE_H
 #define MARGAY_WIRE_H
 
 #include <stdint.h>
 
-#define WIRE_VERSION 7
+#define WIRE_VERSION 8
 #define WIRE_MAGIC 0x5947524d
 #define WIRE_RING_SIZE (256 << 10)
 #define WIRE_MAX_NAME 64
@@ -109,15 +109,20 @@ struct wire_record {
 #define WIRE_HANDLER_COLLECTIVE 256
 #define WIRE_COLLECTIVE_WINDOW 16
 #define WIRE_MOST_EXCHANGING 8
-#define WIRE_MAX_CALL_LENGTH ((UINT64_C(1) << 48) - 1)
+#define WIRE_MAX_CALL_LENGTH ((UINT64_C(1) << 40) - 1)
+#define WIRE_MAX_CALL_NUMBER 0xfff
 
 #define WIRE_CALL_BROADCAST 1
 #define WIRE_CALL_REDUCE 2
 #define WIRE_CALL_ALL_REDUCE 3
 #define WIRE_CALL_GATHER 4
 #define WIRE_CALL_ALL_GATHER 5
-#define WIRE_CALL_CREDIT 6
-#define WIRE_CALL_PROBE 7
+#define WIRE_CALL_ALL_TO_ALL 6
+#define WIRE_CALL_SCAN 7
+#define WIRE_CALL_BARRIER 8
+#define WIRE_CALL_SPLIT 9
+#define WIRE_CALL_CREDIT 10
+#define WIRE_CALL_PROBE 11
 
 #define WIRE_OP_USER 7
 

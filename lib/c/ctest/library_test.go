@@ -12,7 +12,7 @@ import (
 )
 
 // library is the source of the library.
-var library = []string{"../margay.c", "../collective.c", "../window.c"}
+var library = []string{"../margay.c", "../collective.c", "../group.c", "../window.c"}
 
 func TestContract(t *testing.T) {
 	source, err := os.ReadFile("testdata/rank.c")

@@ -53,8 +53,10 @@ var same = map[string]string{
 	"StatusOK": "WIRE_OK", "StatusAgain": "WIRE_AGAIN", "SetConstant": "WIRE_SET_CONSTANT", "SetEntries": "WIRE_SET_ENTRIES", "SetTrusted": "WIRE_SET_TRUSTED",
 
 	"HandlerCollective": "WIRE_HANDLER_COLLECTIVE", "CollectiveWindow": "WIRE_COLLECTIVE_WINDOW", "MostExchanging": "WIRE_MOST_EXCHANGING", "MaxCallLength": "WIRE_MAX_CALL_LENGTH",
+	"MaxCallNumber": "WIRE_MAX_CALL_NUMBER", "MaxGroups": "MARGAY_MAX_GROUPS",
 	"CallBroadcast": "WIRE_CALL_BROADCAST", "CallReduce": "WIRE_CALL_REDUCE", "CallAllReduce": "WIRE_CALL_ALL_REDUCE", "CallGather": "WIRE_CALL_GATHER",
-	"CallAllGather": "WIRE_CALL_ALL_GATHER", "CallCredit": "WIRE_CALL_CREDIT", "CallProbe": "WIRE_CALL_PROBE",
+	"CallAllGather": "WIRE_CALL_ALL_GATHER", "CallAllToAll": "WIRE_CALL_ALL_TO_ALL", "CallScan": "WIRE_CALL_SCAN", "CallBarrier": "WIRE_CALL_BARRIER",
+	"CallSplit": "WIRE_CALL_SPLIT", "CallCredit": "WIRE_CALL_CREDIT", "CallProbe": "WIRE_CALL_PROBE",
 	"TypeInt32": "MARGAY_INT32", "TypeInt64": "MARGAY_INT64", "TypeUint32": "MARGAY_UINT32", "TypeUint64": "MARGAY_UINT64",
 	"TypeFloat32": "MARGAY_FLOAT32", "TypeFloat64": "MARGAY_FLOAT64",
 	"OpSum": "MARGAY_SUM", "OpMin": "MARGAY_MIN", "OpMax": "MARGAY_MAX", "OpAnd": "MARGAY_AND", "OpOr": "MARGAY_OR", "OpXor": "MARGAY_XOR",

@@ -31,6 +31,16 @@ int main(void)
 	fails("margay_allreduce_by", margay_allreduce_by(NULL, NULL, 0, 1, NULL, NULL, 0) == -1);
 	fails("margay_gather", margay_gather(0, NULL, 0, NULL, 0) == -1);
 	fails("margay_allgather", margay_allgather(NULL, 0, NULL, 0) == -1);
+	fails("margay_scan", margay_scan(NULL, NULL, 0, MARGAY_INT32, MARGAY_SUM, 0) == -1);
+	fails("margay_alltoall", margay_alltoall(NULL, 0, NULL, 0) == -1);
+	margay_group group = MARGAY_WORLD;
+	fails("margay_group_split", margay_group_split(MARGAY_WORLD, 0, 0, &group, 0) == -1);
+	fails("margay_group_create", margay_group_create(MARGAY_WORLD, NULL, 0, &group, 0) == -1);
+	fails("margay_group_free", margay_group_free(&group) == -1);
+	fails("margay_group_rank", margay_group_rank(MARGAY_WORLD) == -1);
+	fails("margay_group_size", margay_group_size(MARGAY_WORLD) == -1);
+	fails("margay_group_job_rank", margay_group_job_rank(MARGAY_WORLD, 0) == -1);
+	fails("margay_group_barrier", margay_group_barrier(MARGAY_WORLD, 0) == -1);
 	fails("margay_window", margay_window(0, 1) == NULL);
 	fails("margay_put", margay_put(0, 0, 0, NULL, 0) == -1);
 	fails("margay_put_event", margay_put_event(0, 0, 0, NULL, 0, 0) == -1);
@@ -40,6 +50,8 @@ int main(void)
 	fails("margay_quiet", margay_quiet(0) == -1);
 	margay_request request = 0;
 	int index;
+	fails("margay_group_barrier_nb", margay_group_barrier_nb(MARGAY_WORLD, &request) == -1);
+	fails("margay_group_broadcast_nb", margay_group_broadcast_nb(MARGAY_WORLD, 0, NULL, 0, &request) == -1);
 	fails("margay_put_nb", margay_put_nb(0, 0, 0, NULL, 0, &request) == -1);
 	fails("margay_put_event_nb", margay_put_event_nb(0, 0, 0, NULL, 0, 0, &request) == -1);
 	fails("margay_get_nb", margay_get_nb(NULL, 0, 0, 0, 0, &request) == -1);

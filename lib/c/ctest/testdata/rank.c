@@ -241,6 +241,20 @@ static void calls(void)
 	says(margay_allgather(eight, sizeof eight, all, 1000) == -1);
 }
 
+static void tests(void)
+{
+	char eight[8];
+	margay_request first, second;
+	int complete;
+	check(margay_group_broadcast_nb(MARGAY_WORLD, 0, eight, sizeof eight, &first));
+	check(margay_group_broadcast_nb(MARGAY_WORLD, 0, eight, sizeof eight, &second));
+	while ((complete = margay_request_test(&first)) == 0)
+		;
+	says(complete == -1 && first == 0);
+	says(margay_request_wait(&second, -1) == -1);
+	says(margay_broadcast(0, eight, sizeof eight, 4000) == -1);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 2)
@@ -291,6 +305,8 @@ int main(int argc, char **argv)
 	} else if (strcmp(argv[1], "overdue") == 0) {
 		char eight[8];
 		says(margay_broadcast(0, eight, sizeof eight, 4000) == -1);
+	} else if (strcmp(argv[1], "tests") == 0) {
+		tests();
 	} else if (strcmp(argv[1], "windows") == 0) {
 		windows(argv[2], argv[3]);
 	} else if (strcmp(argv[1], "pending") == 0) {
