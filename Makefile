@@ -33,7 +33,7 @@ deps-run:
 	@tools/deps run
 
 .PHONY: build
-build: bin/margay bin/nodekernel bin/jobinit bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/offload bin/offload-c bin/latency bin/fabric bin/fabric-sockets ## build everything into bin/
+build: bin/margay bin/nodekernel bin/jobinit bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/offload bin/offload-c bin/stencil bin/latency bin/fabric bin/fabric-sockets ## build everything into bin/
 
 .PHONY: run
 run: deps-run build ## boot a machine of 4 virtual nodes, run the histogram on it, print it, and end the machine
@@ -158,6 +158,9 @@ bin/histogram-c: examples/histogram/c/histogram.c lib/c/margay.h bin/libmargay.a
 
 bin/offload-c: examples/offload/c/offload.c lib/c/margay.h bin/libmargay.a ext/message/allreduce/allreduce.o
 	$(CC) $(CFLAGS) -static -I lib/c $< bin/libmargay.a -o $@
+
+bin/stencil: examples/stencil/stencil.c lib/c/margay.h bin/libmargay.a
+	$(CC) $(CFLAGS) -static -I lib/c $< bin/libmargay.a -lm -o $@
 
 bin/latency: examples/latency/latency.c lib/c/margay.h bin/libmargay.a ext/message/stamp/stamp.o ext/sched/messagefirst/messagefirst.o ext/sched/roundrobin/roundrobin.o
 	$(CC) $(CFLAGS) -static -I lib/c $< bin/libmargay.a -o $@

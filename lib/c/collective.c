@@ -59,90 +59,97 @@ static const struct {
     [MARGAY_FLOAT64] = {8, {NULL, float64_SUM, float64_MIN, float64_MAX, NULL, NULL, NULL}},
 };
 
-/* A call that an application makes, on its way to group.c. */
-struct made {
-	struct call call;
-	int type, op;
-	int err; /* the arguments are wrong */
-};
-
-static int run(struct made m, margay_group group, int timeout_ms)
+/* plain makes a call about bytes. The fields of steps_begin are left as they are: to clear them
+ * here would take longer than the rest. */
+static int plain(struct call *c, int kind, int root, const void *in, void *out, size_t length)
 {
-	return m.err ? -1 : margay_in_call(&m.call, group, m.type, m.op, timeout_ms);
+	c->kind = kind;
+	c->type = c->op = 0;
+	c->root = root;
+	c->in = in;
+	c->out = out;
+	c->length = length;
+	return 0;
 }
 
-static int start(const struct made m, margay_group group, margay_request *request)
+/* reduction makes a call that combines elements, or fails. */
+static int reduction(struct call *c, int kind, int root, const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data)
 {
-	*request = 0;
-	return m.err ? -1 : margay_in_start(&m.call, group, m.type, m.op, request);
+	size_t length;
+	if (size == 0 || __builtin_mul_overflow(count, size, &length))
+		return margay_in_fail("%s: %zu elements of %zu bytes", margay_in_kind(kind), count, size);
+	plain(c, kind, root, in, out, length);
+	c->op = WIRE_OP_USER;
+	c->count = count;
+	c->size = size;
+	c->combine = combine;
+	c->data = data;
+	return 0;
 }
 
-/* plain returns a call about bytes. */
-static struct made plain(int kind, int root, const void *in, void *out, size_t length)
+/* numeric makes a call that combines numbers, or fails. */
+static int numeric(struct call *c, int kind, int root, const void *in, void *out, size_t count, int type, int op)
 {
-	return (struct made){.call = {.kind = kind, .root = root, .in = in, .out = out, .length = length}};
-}
-
-/* reduction returns a call that combines elements. */
-static struct made reduction(int kind, int root, const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data)
-{
-	struct made m = {.call = {.kind = kind, .root = root, .in = in, .out = out, .count = count, .size = size, .combine = combine, .data = data},
-			 .op = WIRE_OP_USER};
-	if (size == 0 || __builtin_mul_overflow(count, size, &m.call.length))
-		m.err = margay_in_fail("%s: %zu elements of %zu bytes", margay_in_kind(kind), count, size);
-	return m;
-}
-
-/* numeric returns a call that combines numbers. */
-static struct made numeric(int kind, int root, const void *in, void *out, size_t count, int type, int op)
-{
-	struct made m = {.err = -1};
 	if (type < MARGAY_INT32 || type > MARGAY_FLOAT64)
-		margay_in_fail("%s: there is no type %d", margay_in_kind(kind), type);
-	else if (op < MARGAY_SUM || op > MARGAY_XOR)
-		margay_in_fail("%s: there is no operation %d", margay_in_kind(kind), op);
-	else if (!numbers[type].combine[op])
-		margay_in_fail("%s: there is no %s of %s", margay_in_kind(kind), margay_in_op(op), margay_in_type(type));
-	else
-		m = reduction(kind, root, in, out, count, numbers[type].size, numbers[type].combine[op], NULL);
-	m.type = type;
-	m.op = op;
-	return m;
+		return margay_in_fail("%s: there is no type %d", margay_in_kind(kind), type);
+	if (op < MARGAY_SUM || op > MARGAY_XOR)
+		return margay_in_fail("%s: there is no operation %d", margay_in_kind(kind), op);
+	if (!numbers[type].combine[op])
+		return margay_in_fail("%s: there is no %s of %s", margay_in_kind(kind), margay_in_op(op), margay_in_type(type));
+	int err = reduction(c, kind, root, in, out, count, numbers[type].size, numbers[type].combine[op], NULL);
+	c->type = type;
+	c->op = op;
+	return err;
 }
 
 /* CALLS defines the three functions of an operation: of all ranks, of a group, and its start. The
- * parameters and their names are in parentheses. */
+ * parameters are in parentheses; make makes the call c. */
 #define UNWRAP(...) __VA_ARGS__
-#define CALLS(name, parameters, made)                                                                        \
-	int margay_##name(UNWRAP parameters, int timeout_ms) { return run(made, MARGAY_WORLD, timeout_ms); } \
-	GROUP_CALLS(name, parameters, made)
-#define GROUP_CALLS(name, parameters, made)                                                          \
+#define CALLS(name, parameters, make)                                                                \
+	int margay_##name(UNWRAP parameters, int timeout_ms)                                         \
+	{                                                                                            \
+		struct call c;                                                                       \
+		return make ? -1 : margay_in_call(&c, MARGAY_WORLD, timeout_ms);                    \
+	}                                                                                            \
 	int margay_group_##name(margay_group group, UNWRAP parameters, int timeout_ms)               \
 	{                                                                                            \
-		return run(made, group, timeout_ms);                                                 \
+		struct call c;                                                                       \
+		return make ? -1 : margay_in_call(&c, group, timeout_ms);                           \
 	}                                                                                            \
 	int margay_group_##name##_nb(margay_group group, UNWRAP parameters, margay_request *request) \
 	{                                                                                            \
-		return start(made, group, request);                                                  \
+		struct call c;                                                                       \
+		*request = 0;                                                                        \
+		return make ? -1 : margay_in_start(&c, group, request);                             \
 	}
 
-CALLS(broadcast, (int root, void *data, size_t length), plain(WIRE_CALL_BROADCAST, root, NULL, data, length))
+CALLS(broadcast, (int root, void *data, size_t length), plain(&c, WIRE_CALL_BROADCAST, root, NULL, data, length))
 CALLS(reduce, (int root, const void *in, void *out, size_t count, enum margay_type type, enum margay_op op),
-      numeric(WIRE_CALL_REDUCE, root, in, out, count, type, op))
+      numeric(&c, WIRE_CALL_REDUCE, root, in, out, count, type, op))
 CALLS(allreduce, (const void *in, void *out, size_t count, enum margay_type type, enum margay_op op),
-      numeric(WIRE_CALL_ALL_REDUCE, 0, in, out, count, type, op))
+      numeric(&c, WIRE_CALL_ALL_REDUCE, 0, in, out, count, type, op))
 CALLS(scan, (const void *in, void *out, size_t count, enum margay_type type, enum margay_op op),
-      numeric(WIRE_CALL_SCAN, 0, in, out, count, type, op))
+      numeric(&c, WIRE_CALL_SCAN, 0, in, out, count, type, op))
 CALLS(reduce_by, (int root, const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data),
-      reduction(WIRE_CALL_REDUCE, root, in, out, count, size, combine, data))
+      reduction(&c, WIRE_CALL_REDUCE, root, in, out, count, size, combine, data))
 CALLS(allreduce_by, (const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data),
-      reduction(WIRE_CALL_ALL_REDUCE, 0, in, out, count, size, combine, data))
+      reduction(&c, WIRE_CALL_ALL_REDUCE, 0, in, out, count, size, combine, data))
 CALLS(scan_by, (const void *in, void *out, size_t count, size_t size, margay_combiner combine, void *data),
-      reduction(WIRE_CALL_SCAN, 0, in, out, count, size, combine, data))
-CALLS(gather, (int root, const void *in, size_t length, void *out), plain(WIRE_CALL_GATHER, root, in, out, length))
-CALLS(allgather, (const void *in, size_t length, void *out), plain(WIRE_CALL_ALL_GATHER, 0, in, out, length))
-CALLS(alltoall, (const void *in, size_t length, void *out), plain(WIRE_CALL_ALL_TO_ALL, 0, in, out, length))
+      reduction(&c, WIRE_CALL_SCAN, 0, in, out, count, size, combine, data))
+CALLS(gather, (int root, const void *in, size_t length, void *out), plain(&c, WIRE_CALL_GATHER, root, in, out, length))
+CALLS(allgather, (const void *in, size_t length, void *out), plain(&c, WIRE_CALL_ALL_GATHER, 0, in, out, length))
+CALLS(alltoall, (const void *in, size_t length, void *out), plain(&c, WIRE_CALL_ALL_TO_ALL, 0, in, out, length))
 
-int margay_group_barrier(margay_group group, int timeout_ms) { return run(plain(WIRE_CALL_BARRIER, 0, NULL, NULL, 1), group, timeout_ms); }
+int margay_group_barrier(margay_group group, int timeout_ms)
+{
+	struct call c;
+	plain(&c, WIRE_CALL_BARRIER, 0, NULL, NULL, 1);
+	return margay_in_call(&c, group, timeout_ms);
+}
 
-int margay_group_barrier_nb(margay_group group, margay_request *request) { return start(plain(WIRE_CALL_BARRIER, 0, NULL, NULL, 1), group, request); }
+int margay_group_barrier_nb(margay_group group, margay_request *request)
+{
+	struct call c;
+	plain(&c, WIRE_CALL_BARRIER, 0, NULL, NULL, 1);
+	return margay_in_start(&c, group, request);
+}

@@ -50,7 +50,7 @@ struct group {
 	int is_broken;
 	char broken[512]; /* why no call is possible any more */
 	int patience;     /* ms; 0: the first call has done a step since margay_in_probe looked */
-	int64_t due;      /* when the rank for which it waits is probed */
+	int64_t due;      /* when the rank that it awaits is probed */
 };
 
 static struct {
@@ -60,6 +60,7 @@ static struct {
 	uint32_t uses;      /* of entries of the table */
 	uint16_t drawn;     /* number that was drawn last for a new group */
 	int advancing;      /* a function of the application may run */
+	int news;           /* a message has come since the groups have advanced, or they wait for room */
 	unsigned looks;     /* at calls */
 	char *spare;        /* scratch memory of SPARE bytes; NULL: it is in use, or there is none */
 } state;
@@ -152,6 +153,7 @@ int margay_in_arrive(const struct margay_am *m)
 	if (m->source < 0 || m->source >= margay_size() || !is_sound(m->args, m->length))
 		return -1;
 	struct group *g = with_id(group_of(m->args));
+	state.news = 1;
 	if (!g || kind_of(m->args) == WIRE_CALL_PROBE)
 		return 0;
 	int place = g->places ? g->places[m->source] : m->source;
@@ -180,8 +182,10 @@ static int post(int rank, uint64_t arg0, uint64_t arg1, const void *data, size_t
 {
 	for (;;) {
 		int sent = margay_in_post(rank, WIRE_HANDLER_COLLECTIVE, arg0, arg1, data, length);
-		if (sent || !margay_in_room(rank, WIRE_HANDLER_COLLECTIVE, length))
+		if (sent || !margay_in_room(rank, WIRE_HANDLER_COLLECTIVE, length)) {
+			state.news |= !sent;
 			return sent;
+		}
 	}
 }
 
@@ -272,7 +276,7 @@ static char *take_scratch(size_t size)
 
 static void give_scratch(struct call *c)
 {
-	/* Only the memory of a call that needs no more may serve any other. */
+	/* One piece of memory of SPARE bytes is kept. */
 	if (c->scratch && !state.spare && c->spare)
 		state.spare = c->scratch;
 	else
@@ -292,7 +296,7 @@ static void end(struct call *c, const char *why)
 	free(c);
 }
 
-/* break_group ends all calls of a group with the last error, those of later too. */
+/* break_group ends all calls of a group with the last error. Later ones fail, too. */
 static void break_group(struct group *g)
 {
 	if (!g->is_broken)
@@ -327,6 +331,11 @@ void margay_in_collect(void)
 {
 	if (!state.busy || state.advancing)
 		return;
+	if (++state.looks % LOOKS == 0)
+		margay_in_probe();
+	if (!state.news)
+		return;
+	state.news = 0;
 	state.advancing = 1;
 	for (struct group **at = &state.busy; *at;) {
 		struct group *g = *at;
@@ -337,11 +346,9 @@ void margay_in_collect(void)
 			*at = g->next;
 	}
 	state.advancing = 0;
-	if (++state.looks % LOOKS == 0)
-		margay_in_probe();
 }
 
-/* awaited returns the rank for which the first call of a group waits. */
+/* awaited returns the rank that the first call of a group awaits. */
 static int awaited(const struct group *g) { return rank_at(g, g->first->step.place); }
 
 int64_t margay_in_probe(void)
@@ -402,15 +409,17 @@ static struct group *check(const struct call *c, margay_group handle)
 }
 
 /* begin begins a call of a group. */
-static int begin(struct group *g, struct call *c, int type, int op)
+static int begin(struct group *g, struct call *c)
 {
 	size_t scratch = steps_begin(c, g->size, g->own, g->near);
+	c->next = NULL;
+	c->over = c->failed = 0;
 	if (scratch && !(c->scratch = take_scratch(scratch)))
 		return margay_in_fail("%s: no memory", kinds[c->kind]);
 	c->spare = scratch <= SPARE;
 	g->number = g->number % WIRE_MAX_CALL_NUMBER + 1;
 	c->args[0] = args0(g->id, c->root);
-	c->args[1] = args1(g->number, c->kind, type, op, c->length);
+	c->args[1] = args1(g->number, c->kind, c->type, c->op, c->length);
 	if (g->last) {
 		g->last = g->last->next = c;
 		return 0;
@@ -437,10 +446,11 @@ static int is_over(int n, uint64_t arg)
 	return ((const struct call *)(uintptr_t)arg)->over;
 }
 
-int margay_in_call(struct call *c, margay_group handle, int type, int op, int timeout_ms)
+int margay_in_call(struct call *c, margay_group handle, int timeout_ms)
 {
 	struct group *g = check(c, handle);
-	if (!g || begin(g, c, type, op) != 0)
+	c->request = 0;
+	if (!g || begin(g, c) != 0)
 		return -1;
 	int n = c->over ? 0 : margay_in_wait(is_over, (uintptr_t)c, timeout_ms);
 	if (n < 0 && !c->over) {
@@ -451,7 +461,7 @@ int margay_in_call(struct call *c, margay_group handle, int type, int op, int ti
 	return c->failed ? margay_in_fail("%s: %s", kinds[c->kind], g->broken) : 0;
 }
 
-int margay_in_start(const struct call *what, margay_group handle, int type, int op, margay_request *request)
+int margay_in_start(const struct call *what, margay_group handle, margay_request *request)
 {
 	*request = 0;
 	struct group *g = check(what, handle);
@@ -466,7 +476,7 @@ int margay_in_start(const struct call *what, margay_group handle, int type, int 
 		return -1;
 	}
 	c->request = *request;
-	if (begin(g, c, type, op) == 0)
+	if (begin(g, c) == 0)
 		return 0;
 	c->request = 0; /* there is no scratch memory */
 	margay_in_close_request(*request, what->kind, NULL);
@@ -491,7 +501,7 @@ struct wish {
 
 /* A rank of a new group. */
 struct member {
-	int place; /* in the group of which it is made */
+	int place; /* in the group before */
 	int32_t key;
 };
 
@@ -586,16 +596,16 @@ static void least(void *into, const void *from, size_t count, void *data)
 		*a = *b;
 }
 
-/* agree makes the new group of this rank, NULL if it could not be made, that of all ranks of the
- * group of which it is made, or fails. A rank may send to a group when it has seen that all others
+/* agree finds out whether all ranks of parent have their parts of new groups, and fails if not. g
+ * is this rank's, NULL if it has none. A rank may send to a group when it has seen that all others
  * can receive. */
 static int agree(margay_group parent, struct group *g, int made, margay_group *group, int64_t deadline)
 {
 	uint64_t all = made;
-	struct call c = {.kind = WIRE_CALL_ALL_REDUCE, .in = (char *)&all, .out = (char *)&all, .length = 8, .count = 1, .size = 8, .combine = least};
-	int err = margay_in_call(&c, parent, MARGAY_UINT64, MARGAY_MIN, margay_in_left(deadline));
+	struct call c = {.kind = WIRE_CALL_ALL_REDUCE, .type = MARGAY_UINT64, .op = MARGAY_MIN, .in = (char *)&all, .out = (char *)&all, .length = 8, .count = 1, .size = 8, .combine = least};
+	int err = margay_in_call(&c, parent, margay_in_left(deadline));
 	if (!err && !all)
-		err = margay_in_fail("the group was not made: a rank has %d of them or no memory, or the lists do not fit together", MARGAY_MAX_GROUPS);
+		err = margay_in_fail("the group was not made: a rank has %d of them or no memory, or the lists do not match", MARGAY_MAX_GROUPS);
 	if (err && g)
 		leave(g);
 	else if (g)
@@ -603,7 +613,7 @@ static int agree(margay_group parent, struct group *g, int made, margay_group *g
 	return err;
 }
 
-/* gather_members stores the ranks of this rank's colour, in their order, and returns their number. */
+/* gather_members stores the ranks of this rank's colour in their order, and returns how many. */
 static int gather_members(const struct group *parent, const struct wish *wishes, struct member *members)
 {
 	int count = 0;
@@ -638,7 +648,7 @@ static int split_with(struct group *parent, struct wish own, struct wanted want,
 	struct call c = {.kind = WIRE_CALL_SPLIT, .in = (char *)&own, .out = (char *)wishes, .length = sizeof own};
 	struct group *g = NULL;
 	int made = 1;
-	if (margay_in_call(&c, parent->handle, 0, 0, margay_in_left(deadline)) != 0)
+	if (margay_in_call(&c, parent->handle, margay_in_left(deadline)) != 0)
 		return -1;
 	if (own.colour >= 0) {
 		int count = gather_members(parent, wishes, members), leader = members[0].place;

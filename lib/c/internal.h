@@ -58,12 +58,11 @@ int margay_in_drain(int timeout_ms);
 int margay_in_answered(int timeout_ms);
 int margay_in_refused(void);
 
-/* margay_in_call makes a collective call of a group, of which kind, root, in, out, length, and what
- * combines are given. margay_in_start starts one and makes its request. The call's memory is the
- * caller's. */
+/* margay_in_call makes a collective call of a group. Its first fields are given. margay_in_start
+ * starts a copy of one and makes its request. */
 struct call;
-int margay_in_call(struct call *c, margay_group group, int type, int op, int timeout_ms);
-int margay_in_start(const struct call *c, margay_group group, int type, int op, margay_request *request);
+int margay_in_call(struct call *c, margay_group group, int timeout_ms);
+int margay_in_start(const struct call *c, margay_group group, margay_request *request);
 
 /* The names of kinds of calls, of types and of operations. */
 const char *margay_in_kind(int kind);
@@ -76,8 +75,8 @@ void margay_in_collect(void);
 int64_t margay_in_probe(void);
 
 /* margay_in_open_request makes a request of a collective operation, and margay_in_close_request
- * completes it. why is NULL unless it has failed. margay_in_leave ends the call of a request that is
- * abandoned. */
+ * completes it. why is NULL unless it has failed. margay_in_leave ends the call of a request that
+ * is abandoned. */
 int margay_in_open_request(struct call *c, margay_request *request);
 void margay_in_close_request(margay_request request, int kind, const char *why);
 void margay_in_leave(struct call *c);

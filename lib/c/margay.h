@@ -129,22 +129,22 @@ typedef uint32_t margay_group;
 #define MARGAY_NO_GROUP ((margay_group)-1)
 #define MARGAY_MAX_GROUPS 256
 
-/* margay_group_split makes a group of the ranks of parent that give the same colour, ordered by key,
- * and by their place in parent where keys are equal. A rank with a negative colour gets
+/* margay_group_split makes a group of the ranks of parent that give the same colour, ordered by
+ * key, and by their place in parent where keys are equal. A rank with a negative colour gets
  * MARGAY_NO_GROUP. margay_group_create makes a group of some ranks of parent, in that order: ranks
- * that are in no group give a count of 0, or the ranks of a group, and get MARGAY_NO_GROUP. Ranks of
- * one group give the same ranks; several groups without common ranks may be made at a time.
+ * that are in no group give a count of 0, or the ranks of a group, and get MARGAY_NO_GROUP. Ranks
+ * of one group give the same ranks; several groups without common ranks may be made at a time.
  *
- * Both are collective calls of parent, and fail at all ranks or at none, except by their arguments or
- * their time-out. */
+ * Both are collective calls of parent, and fail at all ranks or at none, except by their arguments
+ * or their time-out. */
 int margay_group_split(margay_group parent, int colour, int key, margay_group *group, int timeout_ms);
 int margay_group_create(margay_group parent, const int *ranks, int count, margay_group *group, int timeout_ms);
 
-/* margay_group_free ends this rank's use of a group, without other ranks, and stores MARGAY_NO_GROUP.
- * It fails while calls are under way. */
+/* margay_group_free ends this rank's use of a group, without other ranks, and stores
+ * MARGAY_NO_GROUP. It fails while calls are under way. */
 int margay_group_free(margay_group *group);
 
-/* The place of this rank in a group, the number of its ranks, and the rank in the job of a place. */
+/* The place of this rank in a group, its number of ranks, and the rank of a place in the job. */
 int margay_group_rank(margay_group group);
 int margay_group_size(margay_group group);
 int margay_group_job_rank(margay_group group, int rank);
@@ -154,22 +154,22 @@ int margay_group_job_rank(margay_group group, int rank);
  * All ranks of the job, or of a group, must make the same calls, in the same order, with the same
  * root, length, type and operation. root is a place in the group. A call that waits handles
  * messages. A rank returns when its own part is done: only after an all-reduce, an all-gather, an
- * all-to-all or a barrier is it certain that every rank has made the call. Buffers may be reused when
- * a call has returned. A handler, and the function of a reduction, must not make a call.
+ * all-to-all or a barrier is it certain that every rank has made the call. Buffers may be reused
+ * when a call has returned. A handler, and the function of a reduction, must not make a call.
  *
  * Each operation has three forms. margay_NAME is of all ranks, and waits. margay_group_NAME is the
- * same of a group. margay_group_NAME_nb, with a request instead of the time-out, starts the call of
- * a group and returns at once; its buffers belong to the library until the request is complete
- * (margay_request_test and so on). Every call of this library that polls or waits advances the calls
- * that were started. Calls of one group are carried out one after the other, in the order of
+ * same of a group. margay_group_NAME_nb, with a request instead of the time-out, starts the call
+ * of a group and returns at once; its buffers belong to the library until the request is complete
+ * (margay_request_test and so on). Every call of this library that polls or waits advances the
+ * calls that were started. Calls of one group are carried out one after the other, in the order of
  * starting, with or without a request.
  *
  * A call that fails, or is not done within its time-out, or whose request is abandoned, ends the
  * collective operations of the group for this rank: all calls under way and all later ones fail. A
- * wait for a request that runs into its time-out does not. When chunks of two different calls meet,
- * the error names both; not every difference is found, and margay_barrier is not compared: a rank in
- * it and one in a collective call wait for each other. If a rank ends without making a call, the job
- * ends. */
+ * wait for a request that runs into its time-out does not. When chunks of two different calls
+ * meet, the error names both; not every difference is found, and margay_barrier is not compared: a
+ * rank in it and one in a collective call wait for each other. If a rank ends without making a
+ * call, the job ends. */
 
 enum margay_type { MARGAY_INT32 = 1, MARGAY_INT64, MARGAY_UINT32, MARGAY_UINT64, MARGAY_FLOAT32, MARGAY_FLOAT64 };
 
@@ -207,8 +207,8 @@ int margay_group_allreduce(margay_group group, const void *in, void *out, size_t
 int margay_group_allreduce_nb(margay_group group, const void *in, void *out, size_t count, enum margay_type type, enum margay_op op,
 			      margay_request *request);
 
-/* margay_scan combines each element with that of the ranks before this one, in the order 0, 1 and so
- * on up to this rank: an inclusive scan. out may be in. */
+/* margay_scan combines each element with the same one of the ranks before this one, in the order
+ * 0, 1 and so on up to this rank: an inclusive scan. out may be in. */
 int margay_scan(const void *in, void *out, size_t count, enum margay_type type, enum margay_op op, int timeout_ms);
 int margay_group_scan(margay_group group, const void *in, void *out, size_t count, enum margay_type type, enum margay_op op, int timeout_ms);
 int margay_group_scan_nb(margay_group group, const void *in, void *out, size_t count, enum margay_type type, enum margay_op op, margay_request *request);

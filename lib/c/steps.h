@@ -14,39 +14,42 @@ struct step {
 	int place; /* in the group */
 	int receives;
 	int open;   /* it is not done */
-	char *data; /* left to send, or room for what is left to receive */
+	char *data; /* left to send, or room for data to receive */
 	size_t length;
 };
 
 /* call is a call of this rank. */
 struct call {
-	struct call *next; /* of its group */
-	margay_request request; /* 0: it has none */
-	int over, failed;
-
-	int kind, root;
+	/* What it is. */
+	int kind, type, op, root;
 	const char *in;
 	char *out;
 	size_t length; /* of the data of a rank; of a block of all-to-all */
 	size_t count, size; /* elements that are combined, bytes of one */
 	margay_combiner combine;
 	void *data;
-	uint64_t args[2]; /* of its chunks */
 
+	/* The following is of steps_begin. */
 	int ranks;    /* of the group */
 	int own;      /* place of this rank */
 	int children; /* places own+1, own+2, own+4 and so on, below the lowest bit of own */
 	int small;    /* an all-reduce by messages from each rank to each other one */
 	struct step step;
-	char *scratch;
-	int spare;   /* it may serve another call */
 	size_t half; /* of scratch, for a reduction: a piece */
+	char *scratch;
 
 	/* How far the algorithm has got. */
 	size_t at;   /* bytes */
 	int turn;    /* steps on the piece at these bytes */
 	int round;
 	size_t held; /* bytes in scratch */
+
+	/* The following is of group.c. */
+	struct call *next; /* of its group */
+	margay_request request; /* 0: it has none */
+	uint64_t args[2]; /* of its chunks */
+	int over, failed;
+	int spare; /* scratch may serve another call */
 };
 
 static inline size_t steps_least(size_t a, size_t b) { return a < b ? a : b; }
@@ -57,6 +60,9 @@ static inline size_t steps_begin(struct call *c, int ranks, int place, int near)
 {
 	c->ranks = ranks;
 	c->own = (place - c->root + ranks) % ranks;
+	c->children = c->small = c->step.open = c->turn = c->round = 0;
+	c->at = c->held = 0;
+	c->scratch = NULL;
 	for (int bit = 1; !(c->own & bit) && bit < ranks - c->own; bit *= 2)
 		c->children++;
 	switch (c->kind) {
@@ -100,7 +106,7 @@ static inline void steps_done(struct call *c, size_t length)
 	c->turn = 0;
 }
 
-/* steps_broadcast copies out of the root to that of the others. */
+/* steps_broadcast copies out of the root to out of the others. */
 static inline int steps_broadcast(struct call *c, size_t length)
 {
 	while (c->at < length) {
@@ -148,11 +154,12 @@ static inline int steps_exchange(struct call *c)
 		return 0;
 	if (turn < others)
 		return steps_send(c, (c->own + 1 + turn) % c->ranks, c->in, n);
+	if (turn == others)
+		memcpy(c->scratch + c->own * n, c->in, n);
 	if (turn < 2 * others) {
 		int other = (c->own + 1 + turn - others) % c->ranks;
 		return steps_receive(c, other, c->scratch + other * n, n);
 	}
-	memcpy(c->scratch + c->own * n, c->in, n);
 	for (int bit = 1; bit < c->ranks; bit *= 2)
 		for (int at = 0; at + bit < c->ranks; at += 2 * bit)
 			c->combine(c->scratch + at * n, c->scratch + (at + bit) * n, c->count, c->data);
@@ -267,8 +274,8 @@ static inline int steps_scan(struct call *c)
 	return 0;
 }
 
-/* steps_barrier sends a byte to the rank 2^k places behind in round k, and receives one from that
- * before. */
+/* steps_barrier sends a byte to the rank 2^k places behind in round k, and receives one from the
+ * rank so far before. */
 static inline int steps_barrier(struct call *c)
 {
 	int turn = c->turn++, receives = turn & 1;
@@ -280,7 +287,7 @@ static inline int steps_barrier(struct call *c)
 	return steps_send(c, (int)((c->own + far) % c->ranks), c->scratch, 1);
 }
 
-/* steps_spread makes the steps of an operation that begins with others and ends with a broadcast. */
+/* steps_spread makes the steps of an operation that ends with a broadcast. */
 static inline int steps_spread(struct call *c, int (*first)(struct call *c), size_t length)
 {
 	if (c->round == 0) {
@@ -293,7 +300,7 @@ static inline int steps_spread(struct call *c, int (*first)(struct call *c), siz
 	return steps_broadcast(c, length);
 }
 
-/* steps_next makes step the next one, after the last one is done, and returns 0 if there is none. */
+/* steps_next makes step the next one after the last one, and returns 0 if there is none. */
 static inline int steps_next(struct call *c)
 {
 	switch (c->kind) {

@@ -40,8 +40,8 @@ struct access {
 	uint64_t offset;
 };
 
-/* An access that was started. Its messages leave in the order of starting. Or a collective operation
- * that was started, which has only the first answer of own, and call. */
+/* An access that was started. Its messages leave in the order of starting. Or a collective
+ * operation that was started, which has only the first answer of own, and call. */
 struct request {
 	struct call *call; /* NULL: an access, or it is over */
 	struct request *next;      /* in the queue */

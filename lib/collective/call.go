@@ -146,7 +146,7 @@ func (c *Call) receive(place int, room []byte) bool {
 // done begins the next piece after one of n bytes.
 func (c *Call) done(n int) { c.at, c.turn = c.at+n, 0 }
 
-// broadcast copies Out of the root to that of the others.
+// broadcast copies Out of the root to Out of the others.
 func (c *Call) broadcast() bool {
 	for data := c.spec.Out; c.at < len(data); {
 		piece := data[c.at:min(len(data), c.at+wire.MaxPayload)]
@@ -206,13 +206,15 @@ func (c *Call) exchange() bool {
 	block := func(place int) []byte { return c.scratch[place*n:][:n] }
 	turn := c.turn
 	c.turn++
+	if turn == others {
+		copy(block(c.own), c.spec.In)
+	}
 	switch other := (c.own + 1 + turn%max(1, others)) % c.size; {
 	case turn < others:
 		return c.send(other, c.spec.In)
 	case turn < 2*others:
 		return c.receive(other, block(other))
 	}
-	copy(block(c.own), c.spec.In)
 	for bit := 1; bit < c.size; bit *= 2 {
 		for at := 0; at+bit < c.size; at += 2 * bit {
 			c.spec.Combine(block(at), block(at+bit))
@@ -306,7 +308,7 @@ func (c *Call) allToAll() bool {
 }
 
 // scan combines In of the ranks up to this one in Out, in the order of places. In round k a rank
-// has the sum of 2^k ranks, itself the last, and adds that of the 2^k before.
+// has the sum of 2^k ranks, itself the last, and adds the sum of the 2^k before.
 func (c *Call) scan() bool {
 	for c.at < len(c.spec.In) {
 		n := min(len(c.spec.In)-c.at, c.piece())
@@ -333,7 +335,8 @@ func (c *Call) scan() bool {
 	return false
 }
 
-// barrier sends a byte to the rank 2^k places behind in round k, and receives one from that before.
+// barrier sends a byte to the rank 2^k places behind in round k, and receives one from
+// the rank so far before.
 func (c *Call) barrier() bool {
 	far, receives := 1<<(c.turn/2), c.turn%2 == 1
 	c.turn++

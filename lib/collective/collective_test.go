@@ -219,8 +219,9 @@ func (m *member) act() {
 		return true
 	})
 	group := m.random.IntN(len(m.groups))
-	if m.groups[group] != nil && len(m.running) < 4 && m.next[group] < len(m.plans[group]) {
-		m.start(group)
+	g := m.groups[group]
+	if g != nil && len(g.queue) < 4 && m.next[group] < len(m.plans[group]) {
+		m.start(group) // with no regard to other groups, on which other ranks may wait
 	}
 }
 
@@ -349,7 +350,8 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
-// A rank that waits probes the other again and again, more and more seldom, until there is progress.
+// A rank that waits probes the other again and again, more and more seldom, until there is
+// progress.
 func TestProbes(t *testing.T) {
 	g, c := two(wire.CallReduce)
 	var sent post

@@ -47,7 +47,7 @@ type Group struct {
 	broken error   // why no call is possible any more
 
 	patience time.Duration // 0: the first call has done a step since Due looked
-	due      time.Duration // when the rank for which the first call waits is probed
+	due      time.Duration // when the rank that the first call awaits is probed
 }
 
 // NewJob returns a rank's part in the group of all ranks of a job. near says that they are on one
@@ -100,8 +100,8 @@ func (g *Group) Arrive(rank int, call wire.Call, payload []byte) error {
 	return g.streams.arrive(place, call, payload)
 }
 
-// Start starts a call, whose arguments are valid. It fails at once if one has failed before. Advance
-// must follow.
+// Start starts a call, whose arguments are valid. It fails at once if one has failed before.
+// Advance must follow.
 func (g *Group) Start(s Spec) *Call {
 	g.number = g.number%wire.MaxCallNumber + 1
 	header := wire.Call{
@@ -195,10 +195,10 @@ func (g *Group) take(c *Call, p *peer, rank int, s Sender) (some bool, err error
 	return some, nil
 }
 
-// Awaited returns the rank for which the first call waits.
+// Awaited returns the rank that the first call awaits.
 func (g *Group) Awaited() int { return g.Rank(g.queue[0].step.place) }
 
-// Break ends all calls of the group with an error, those of later too.
+// Break ends all calls of the group with an error. Later ones fail with it, too.
 func (g *Group) Break(err error) {
 	if g.broken == nil {
 		g.broken = err
@@ -213,8 +213,8 @@ func (g *Group) Break(err error) {
 // doubles the time with each probe.
 const firstPatience = 250 * time.Millisecond
 
-// Due probes the rank for which the first call has waited for long, and returns the time at which
-// it must be called again. There is a call.
+// Due probes the rank that the first call has awaited for long, and returns when it must be called
+// again. There is a call.
 func (g *Group) Due(now time.Duration, s Sender) (next time.Duration, err error) {
 	switch {
 	case g.patience == 0:

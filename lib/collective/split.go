@@ -31,7 +31,7 @@ func decodeWish(b []byte) Wish {
 }
 
 // Split returns the new group's number, and the places in this group of its ranks in their order,
-// none if this rank joins none. wishes are those of all ranks of this group.
+// none if this rank joins none. wishes has the wishes of all ranks of this group.
 func (g *Group) Split(wishes []byte) (id wire.GroupID, places []int) {
 	wish := func(place int) Wish { return decodeWish(wishes[place*WishSize:]) }
 	colour := wish(g.own).Colour

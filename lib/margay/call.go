@@ -69,7 +69,7 @@ func (j *Job) advanceCalls() (some bool) {
 	return some
 }
 
-// probe probes the ranks for which collective operations have waited for long, and returns the time
+// probe probes the ranks that collective operations have awaited for long, and returns the time
 // until it must be called again, 0 if none is under way. The caller holds Job.handling.
 func (j *Job) probe() (after time.Duration) {
 	now := j.mirrors.now()

@@ -31,23 +31,24 @@ const (
 
 // Collective operations
 //
-// They are made by Ranks: all of a job, or a group. Every one of these must make the same calls, in
-// the same order, with the same root and length; root is a place in the group. Elements are copied
-// as their bytes and must hold no pointers. A call that waits handles messages. A rank returns when
-// its own part is done: only after an AllReduce, an AllGather, an AllToAll or a barrier is it
-// certain that every rank has made the call. A handler, and the function of a reduction, must not
-// make a call. Goroutines must agree on an order for each group, as ranks must.
+// They are made by Ranks: all of a job, or a group. Every one of these must make the same calls,
+// in the same order, with the same root and length; root is a place in the group. Elements are
+// copied as their bytes and must hold no pointers. A call that waits handles messages. A rank
+// returns when its own part is done: only after an AllReduce, an AllGather, an AllToAll or a
+// barrier is it certain that every rank has made the call. A handler, and the function of a
+// reduction, must not make a call. Goroutines must agree on an order for each group, as ranks
+// must.
 //
 // The functions that begin with Start start a call and return its request at once. Until it is
 // complete, its slices belong to the library. Every function of this package that polls or waits
-// advances the calls that were started. Calls of one group are carried out one after the other, in
-// the order of starting, with or without a request; calls of different groups do not wait for each
-// other. Test, Wait, WaitAll and WaitAny work as for any request.
+// advances the calls that were started. Calls of one group are carried out one after the other,
+// in the order of starting, with or without a request; calls of different groups do not wait for
+// each other. Test, Wait, WaitAll and WaitAny work as for any request.
 //
-// An error, the end of ctx, or an abandoned request ends the collective operations of the group for
-// this rank: all calls under way and all later ones return the same error. A wait for a request that
-// its ctx ends does not. ErrMismatch says which two calls did not match; not every difference is
-// found. If a rank ends without making a call, the job ends.
+// An error, the end of ctx, or an abandoned request ends the collective operations of the group
+// for this rank: all calls under way and all later ones return the same error. A wait for a
+// request that its ctx ends does not. ErrMismatch says which two calls did not match; not every
+// difference is found. If a rank ends without making a call, the job ends.
 
 // ErrMismatch reports that ranks make different collective calls.
 var ErrMismatch = collective.ErrMismatch

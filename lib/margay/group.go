@@ -19,12 +19,12 @@ const MaxGroups = wire.MaxGroups
 var (
 	// ErrFreed reports a call of a group after Free.
 	ErrFreed = errors.New("the group is freed")
-	// ErrGroup reports that a group was not made at any rank: a rank has MaxGroups, or ranks gave
-	// lists that do not fit together.
+	// ErrGroup reports that a group was not made at any rank: a rank has MaxGroups, or ranks
+	// gave lists that do not fit together.
 	ErrGroup = errors.New("margay: the group was not made")
 )
 
-// Ranks are the ranks that make a collective call together: all of a Job, or those of a Group.
+// Ranks are the ranks that make a collective call together: all of a Job, or the ranks of a Group.
 type Ranks interface {
 	Rank() int // of this process among them
 	Size() int
@@ -82,8 +82,8 @@ func StartBarrier(on Ranks) (*Request, error) {
 }
 
 // Split makes a group of the ranks that give the same colour, ordered by key, and by their place
-// where keys are equal. It is a collective call, and makes the groups of all colours or none. A rank
-// with a negative colour gets nil.
+// where keys are equal. It is a collective call, and makes the groups of all colours or none. A
+// rank with a negative colour gets nil.
 func Split(ctx context.Context, on Ranks, colour, key int) (*Group, error) {
 	if colour > math.MaxInt32 || int(int32(key)) != key {
 		return nil, fmt.Errorf("margay: split: colour %d and key %d: they have 32 bits", colour, key)
@@ -92,8 +92,8 @@ func Split(ctx context.Context, on Ranks, colour, key int) (*Group, error) {
 }
 
 // NewGroup makes a group of some ranks of on, in that order. It is a collective call of on: ranks
-// that are in no group give no ranks, or those of a group, and get nil. Ranks of one group give the
-// same ranks; several groups without common ranks may be made at a time.
+// that are in no group give no ranks, or the ranks of a group, and get nil. Ranks of one group
+// give the same ranks; several groups without common ranks may be made at a time.
 func NewGroup(ctx context.Context, on Ranks, ranks []int) (*Group, error) {
 	for i, rank := range ranks {
 		if rank < 0 || rank >= on.Size() || slices.Contains(ranks[:i], rank) {

@@ -29,8 +29,8 @@
 // of all ranks or of a group of them (NewGroup, Split). Put, Get, FetchAdd and CompareSwap reach
 // memory of other ranks, which they have opened by Window.
 //
-// Locks, outermost first: Job.meeting (one barrier at a time), Job.handling (held while messages are
-// taken, their handlers run, which may send and ask, and collective operations advance),
+// Locks, outermost first: Job.meeting (one barrier at a time), Job.handling (held while messages
+// are taken, their handlers run, which may send and ask, and collective operations advance),
 // Job.sending, Job.asking, Job.mu.
 package margay
 
@@ -69,7 +69,8 @@ var (
 	ErrGone = errors.New("margay: the node kernel is gone")
 	// ErrJoined is the error of Init in a second process of a rank.
 	ErrJoined = errors.New("another process of this rank has joined the job: one process of each rank can, once")
-	// ErrAbandoned is the error of Barrier after one that ctx ended while other ranks were awaited.
+	// ErrAbandoned is the error of Barrier after one that ctx ended while other ranks were
+	// awaited.
 	ErrAbandoned = errors.New("margay: an earlier barrier was abandoned: the job has no barriers any more")
 	// ErrNotFound, ErrRefused, ErrNoRoom and ErrVersion are the reasons of the node kernel's
 	// refusals.

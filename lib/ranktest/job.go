@@ -175,8 +175,9 @@ func (j *job) finish() (outputs []string) {
 // compares its results with a sequential program's, and all ranks have equal results. The
 // program's mode is
 //
-//	collect SEED N    makes N calls that the seed determines (operations.go describes them) and
-//	                  finalizes; prints the digest of all results that all ranks have
+//	collect SEED N [D]  makes N calls, of all ranks and of groups, waiting and started, that the seed determines, and
+//	                    finalizes; prints the digest of results that all ranks have. In C, the last rank exits before call D, or
+//	                    kills itself before call -D
 func Collectives(t *testing.T, seed uint64, programs ...Program) {
 	for _, size := range []int{1, 2, 3, 6} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -224,8 +225,8 @@ func overdue(t *testing.T, program Program) {
 	}
 }
 
-// tests: a rank that does not wait for its collective call, but tests it, probes the other rank, too.
-// When the call fails, those behind it do.
+// tests: a rank that does not wait for its collective call, but tests it, probes the other rank,
+// too. When the call fails, the calls behind it do.
 func tests(t *testing.T, program Program) {
 	k := Start(t, program, "tests")
 	k.Greet()

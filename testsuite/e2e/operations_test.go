@@ -2,9 +2,11 @@ package e2e
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -36,9 +38,10 @@ type operations struct {
 	seed      uint64
 }
 
-func (o operations) run(code int, mode string, n int, first string) result {
+func (o operations) run(code int, mode string, n int, first string, more ...string) result {
 	o.t.Helper()
-	script := fmt.Sprintf("%s; case $MARGAY_RANK in 0|3) exec %s %s %d %d ;; *) exec %s rank %[3]s %d %[5]d ;; esac", first, o.inC, mode, o.seed, n, o.inGo, o.seed)
+	script := fmt.Sprintf("%s; case $MARGAY_RANK in 0|3) exec %s %s %d %d %s ;; *) exec %s rank %[3]s %d %[5]d ;; esac", first, o.inC, mode, o.seed, n,
+		strings.Join(more, " "), o.inGo, o.seed)
 	return o.machine.run(code, "-n", "4", "--with", o.inC, "--with", o.inGo, "sh", "-c", script)
 }
 
@@ -53,6 +56,25 @@ func (o operations) check(calls, accesses int) {
 		o.t.Errorf("the windows are not whole: %v", r)
 	}
 }
+
+// outlive checks that wherever a rank ends or is killed between collective calls, of all ranks or
+// of groups, the others do not wait for it: the job ends and reports it.
+func (o operations) outlive(times uint64) {
+	o.t.Helper()
+	for i := range times {
+		dies := 1 + int(scatter(o.seed, i)%40)
+		if r := o.run(125, "collect", 400, ":", strconv.Itoa(dies)); !strings.Contains(r.stderr, "rank 3") {
+			o.t.Errorf("the job does not say that rank 3 has ended before call %d: %v", dies, r)
+		}
+		if r := o.run(128+9, "collect", 400, ":", strconv.Itoa(-dies)); !strings.Contains(r.stderr, "rank 3") {
+			o.t.Errorf("the job does not say that rank 3 was killed before call %d: %v", dies, r)
+		}
+		o.seed++
+	}
+}
+
+// scatter returns a number that depends on a seed.
+func scatter(seed, n uint64) uint64 { return rand.New(rand.NewPCG(seed, n)).Uint64() }
 
 // Ranks in C and in Go make random collective calls together, and use each other's windows, on
 // their own node and on others. All get the same results. If one ends instead, the job ends and
@@ -70,6 +92,9 @@ func TestOperations(t *testing.T) {
 		r := o.run(125, "collect", calls, "if [ $MARGAY_RANK = 3 ]; then exit 0; fi")
 		if !strings.Contains(r.stderr, "to rank 3") || !strings.Contains(r.stderr, "which has ended") {
 			t.Errorf("the job does not say that rank 3 has ended: %v", r)
+		}
+		if m.hosted() {
+			o.outlive(6)
 		}
 	})
 }

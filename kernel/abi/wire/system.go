@@ -99,10 +99,9 @@ func nameOf(names []string, n uint8) string {
 const (
 	MaxCallLength = 1<<40 - 1 // bytes of a collective operation
 	MaxCallNumber = 1<<12 - 1
-	MaxCallRoot   = 1<<24 - 1
 )
 
-// MaxGroups is how many groups a rank can be in at a time, without that of all ranks.
+// MaxGroups is how many groups a rank can be in at a time, besides the group of all ranks.
 const MaxGroups = 256
 
 // GroupID is the number of a group of ranks. 0 is the group of all ranks of the job. Any other
@@ -110,7 +109,7 @@ const MaxGroups = 256
 // rank has drawn for it. So no rank is in two groups of one number.
 type GroupID uint64
 
-// NewGroupID returns the number of a group for which one of its ranks has drawn a number.
+// NewGroupID returns the number of a group. rank is in it, and has drawn a number.
 func NewGroupID(rank uint32, drawn uint16) GroupID { return GroupID(rank)<<16 | GroupID(drawn) }
 
 // Call identifies a collective operation of a group of ranks. All of them make the same calls in

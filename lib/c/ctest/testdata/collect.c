@@ -2,9 +2,11 @@
  * explains. */
 #include <err.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "margay.h"
 
@@ -393,7 +395,19 @@ static void next(void)
 		wait_some();
 }
 
-void collect(const char *seed_text, const char *count_text)
+/* die ends the last rank before call n, in the midst of the others, or for a call of the number -n,
+ * kills it. */
+static void die(int64_t n)
+{
+	if (margay_rank() != margay_size() - 1)
+		return;
+	if ((int64_t)number == n)
+		_exit(0);
+	if ((int64_t)number == -n)
+		raise(SIGKILL);
+}
+
+void collect(const char *seed_text, const char *count_text, const char *die_text)
 {
 	uint64_t n = strtoull(count_text, NULL, 10);
 	seed = strtoull(seed_text, NULL, 10);
@@ -402,6 +416,8 @@ void collect(const char *seed_text, const char *count_text)
 		world.ranks[rank] = rank;
 	for (number = 0; number < n; number++) {
 		random_state = scramble(seed ^ scramble(number));
+		if (die_text)
+			die(atoll(die_text));
 		next();
 	}
 	wait_all();

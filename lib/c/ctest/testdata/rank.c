@@ -8,7 +8,7 @@
 
 #include "margay.h"
 
-void collect(const char *seed, const char *count);
+void collect(const char *seed, const char *count, const char *die);
 void windows(const char *seed, const char *count);
 void pending(void);
 void refusals(void);
@@ -314,7 +314,7 @@ int main(int argc, char **argv)
 	} else if (strcmp(argv[1], "refused") == 0) {
 		refusals();
 	} else if (strcmp(argv[1], "collect") == 0) {
-		collect(argv[2], argv[3]);
+		collect(argv[2], argv[3], argc > 4 ? argv[4] : NULL);
 	} else {
 		services();
 	}
