@@ -1,6 +1,6 @@
 /* stencil: heat spreads over a square plate. Each cell takes the mean of its neighbours.
  *
- *	margay run -n 6 bin/stencil [STEPS]
+ *	margay run -n 4 bin/stencil [STEPS]
  *
  * The ranks share the plate in rows and columns. Each rank is in two groups, its row and its
  * column. In each step it starts to exchange the edges of its part with both, computes the cells
@@ -28,6 +28,15 @@ static void check(int result)
 {
 	if (result < 0)
 		errx(1, "%s", margay_error());
+}
+
+/* finish waits for a call that was started. */
+static void finish(margay_request *request)
+{
+	int done = margay_request_wait(request, WAIT);
+	check(done);
+	if (!done)
+		errx(1, "no answer in a minute");
 }
 
 static double *numbers(size_t count)
@@ -71,14 +80,6 @@ static void start(struct edges *e)
 	check(margay_group_allgather_nb(e->group, e->own, 2 * e->length * sizeof *e->own, e->all, &e->request));
 }
 
-static void finish(struct edges *e)
-{
-	int done = margay_request_wait(&e->request, WAIT);
-	check(done);
-	if (!done)
-		errx(1, "no answer in a minute");
-}
-
 /* edge returns the edge of a neighbour next to this rank's, NULL at the end of the plate. */
 static const double *edge(const struct edges *e, int step)
 {
@@ -112,8 +113,8 @@ static double step(struct edges *row, struct edges *column)
 	start(row);
 	start(column);
 	double largest = spread(2, height - 1, 2, width - 1, 0);
-	finish(row);
-	finish(column);
+	finish(&row->request);
+	finish(&column->request);
 	take(row, column);
 	largest = spread(1, 1, 1, width, largest);
 	largest = spread(height, height, 1, width, largest);
@@ -144,7 +145,7 @@ int main(int argc, char **argv)
 	margay_request request = 0;
 	while (done < steps) {
 		double own = step(&row, &column);
-		check(margay_request_wait(&request, WAIT));
+		finish(&request);
 		if (largest < 0.01) /* in the step before: all ranks have the same number */
 			break;
 		change = own;
@@ -154,7 +155,7 @@ int main(int argc, char **argv)
 		now = next;
 		done++;
 	}
-	check(margay_request_wait(&request, WAIT));
+	finish(&request);
 	double heat = 0, sum;
 	for (int i = 1; i <= height; i++)
 		for (int k = 1; k <= width; k++)
