@@ -383,8 +383,8 @@ func TestProbes(t *testing.T) {
 func TestSplit(t *testing.T) {
 	seed := check.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 5))
-	for range 200 {
-		size := 1 + random.IntN(20)
+	for range 60 {
+		size := 1 + random.IntN(80)
 		ranks := random.Perm(2 * size)[:size]
 		var wishes []byte
 		var all []Wish
@@ -405,17 +405,12 @@ func TestSplit(t *testing.T) {
 			})
 			members := 0
 			for p, w := range all {
-				if w.Colour == all[place].Colour && slices.Contains(places, p) {
-					members++
-				}
-			}
-			count := 0
-			for _, w := range all {
 				if w.Colour == all[place].Colour {
-					count++
+					members++
+					ordered = ordered && slices.Contains(places, p)
 				}
 			}
-			if !ordered || members != count || len(places) != count || id != wire.NewGroupID(uint32(ranks[places[0]]), all[places[0]].Drawn) {
+			if !ordered || len(places) != members || id != wire.NewGroupID(uint32(ranks[places[0]]), all[places[0]].Drawn) {
 				t.Fatalf("place %d of %v becomes one of group %d, %v", place, all, id, places)
 			}
 		}
