@@ -368,7 +368,7 @@ func (s *Server) inputAgain(j *job, node uint32) {
 
 // ack acknowledges a job's records to a node: they are safe elsewhere. The caller holds Server.mu.
 func (s *Server) ack(j *job, node uint32, seq uint64) {
-	if int(node) >= len(s.nodes) {
+	if int64(node) >= int64(len(s.nodes)) {
 		return
 	}
 	j.moved = time.Now()

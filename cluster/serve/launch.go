@@ -59,8 +59,8 @@ func (s *Server) admit(spec *control.JobSpec, client *control.Conn) (*job, error
 func (s *Server) expected(spec *control.JobSpec) string {
 	var offers []offer
 	var waits []string
-	for _, n := range s.nodes {
-		if n.info == nil || n.info.Arch != spec.Arch || n.drain != nil || !n.late() && !n.up() {
+	for n := range s.members() {
+		if n.info == nil || n.info.Arch != spec.Arch || n.out() || !n.late() && !n.up() {
 			continue
 		}
 		o := offer{node: n.number, total: len(n.info.Cores)}
@@ -101,7 +101,7 @@ func (s *Server) create(spec *control.JobSpec, client *control.Conn) (*job, erro
 // createAs is create for a job that waits in the queue, or, with nil, for any other job. The caller
 // holds Server.mu.
 func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Conn) (*job, error) {
-	if err := cmp.Or(shapeOf(spec).check(), shapeOf(spec).known(len(s.nodes)), checkLimit(spec)); err != nil {
+	if err := cmp.Or(shapeOf(spec).check(), s.reachable(shapeOf(spec)), checkLimit(spec)); err != nil {
 		return nil, err
 	}
 	if before := s.queue.before(w, spec); before > 0 {
@@ -160,7 +160,9 @@ func (s *Server) enter(j *job) (err error) {
 func (s *Server) remove(j *job) {
 	for _, p := range j.places {
 		for _, core := range append([]uint32{p.Core}, p.More...) {
-			delete(s.nodes[p.Node].uses, core)
+			if n := s.nodes[p.Node]; n.uses[core].job == j.number {
+				delete(n.uses, core)
+			}
 		}
 	}
 	delete(s.jobs, j.number)
@@ -171,7 +173,7 @@ func (s *Server) remove(j *job) {
 // offers lists the free cores of the nodes that are in service. The caller holds Server.mu.
 func (s *Server) offers() []offer {
 	var offers []offer
-	for _, n := range s.nodes {
+	for n := range s.members() {
 		if !n.inService() {
 			continue
 		}
@@ -232,7 +234,7 @@ func (s *Server) noRoom(spec *control.JobSpec) error {
 	} else if len(holders) > 1 {
 		text += fmt.Sprintf("; jobs %s have the others, and jobs do not share cores", numbers(holders))
 	}
-	return control.Failf(control.Code_CODE_NO_ROOM, "%s%s (%d of %d nodes are up; see margay nodes)", text, s.outOfService(spec), up, len(s.nodes))
+	return control.Failf(control.Code_CODE_NO_ROOM, "%s%s (%d of %d nodes are up; see margay nodes)", text, s.outOfService(spec), up, len(s.roster.Nodes))
 }
 
 // holders lists the jobs that hold cores of nodes in service that a job may use, in order. It omits
@@ -240,7 +242,7 @@ func (s *Server) noRoom(spec *control.JobSpec) error {
 // Server.mu.
 func (s *Server) holders(spec *control.JobSpec) (jobs []uint32) {
 	shape := shapeOf(spec)
-	for _, n := range s.nodes {
+	for n := range s.members() {
 		if n.inService() && shape.mayUse(n.number) {
 			jobs = append(jobs, n.jobs()...)
 		}
@@ -267,7 +269,7 @@ func numbers(jobs []uint32) string {
 
 // arches returns how many nodes are up, and their architectures. The caller holds Server.mu.
 func (s *Server) arches() (up int, arches []string) {
-	for _, n := range s.nodes {
+	for n := range s.members() {
 		if n.up() {
 			up++
 			arches = append(arches, n.info.Arch)

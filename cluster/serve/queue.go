@@ -120,7 +120,7 @@ func (s *Server) join(w *waiting) error {
 	if err := shape.check(); err != nil {
 		return err
 	}
-	if err := shape.known(len(s.nodes)); err != nil {
+	if err := s.reachable(shape); err != nil {
 		return err
 	}
 	whole, known := s.whole(w.spec.Arch, func(*node) bool { return true })

@@ -49,7 +49,7 @@ func (s *Server) orderReboot(m *control.RebootNodes, by string) (nodes []uint32,
 		return nil, nil, err
 	}
 	if s.holder == nil {
-		return nil, nil, control.Failf(control.Code_CODE_RESTARTED, "the machine's holder is not connected, and it starts the nodes; try again")
+		return nil, nil, noHolder
 	}
 	for _, number := range nodes {
 		n := s.nodes[number]

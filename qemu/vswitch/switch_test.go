@@ -244,7 +244,7 @@ func TestFloodLeavesRoom(t *testing.T) {
 	payload := strings.Repeat("x", 1000)
 	flood := func(p *peer) {
 		p.write(bytes.Repeat(ether.Append(nil, frame(slow.mac, p.mac, payload)), 4000))
-		check.AwaitFor(t, patience, "the flood to come", func() bool { return l.Switch.byMAC[p.mac].Stats().RxFrames == 4000 })
+		check.AwaitFor(t, patience, "the flood to come", func() bool { return l.table.Load().byMAC[p.mac].Stats().RxFrames == 4000 })
 	}
 	flood(flooder)
 	flood(second)
