@@ -2782,6 +2782,8 @@ type JobSpec struct {
 	PerCore       uint32                 `protobuf:"varint,18,opt,name=per_core,json=perCore,proto3" json:"per_core,omitempty"`       // ranks that share a core; 0: one, or as many as per_node needs
 	HugePages     bool                   `protobuf:"varint,19,opt,name=huge_pages,json=hugePages,proto3" json:"huge_pages,omitempty"` // where the memory is large enough
 	Command       string                 `protobuf:"bytes,20,opt,name=command,proto3" json:"command,omitempty"`                       // what is executed, for people; serve fills it in
+	Spares        uint32                 `protobuf:"varint,110,opt,name=spares,proto3" json:"spares,omitempty"`                       // nodes that are held besides until the ranks run, to take the place of others
+	Launch        string                 `protobuf:"bytes,111,opt,name=launch,proto3" json:"launch,omitempty"`                        // the same in each try to launch a job that has spares, so that it gets what is left of the last one
 	CoresEach     uint32                 `protobuf:"varint,21,opt,name=cores_each,json=coresEach,proto3" json:"cores_each,omitempty"` // cores of each rank, which shares none of them; 0: one
 	Nodes         uint32                 `protobuf:"varint,22,opt,name=nodes,proto3" json:"nodes,omitempty"`                          // on how many nodes the ranks are spread, as evenly as they can be; 0: on as few as it takes
 	Only          []uint32               `protobuf:"varint,23,rep,packed,name=only,proto3" json:"only,omitempty"`                     // the nodes that may be used; none: all
@@ -2951,6 +2953,20 @@ func (x *JobSpec) GetHugePages() bool {
 func (x *JobSpec) GetCommand() string {
 	if x != nil {
 		return x.Command
+	}
+	return ""
+}
+
+func (x *JobSpec) GetSpares() uint32 {
+	if x != nil {
+		return x.Spares
+	}
+	return 0
+}
+
+func (x *JobSpec) GetLaunch() string {
+	if x != nil {
+		return x.Launch
 	}
 	return ""
 }
@@ -9298,7 +9314,7 @@ const file_control_proto_rawDesc = "" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\xdd\x06\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\x8d\a\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -9320,7 +9336,9 @@ const file_control_proto_rawDesc = "" +
 	"\bper_core\x18\x12 \x01(\rR\aperCore\x12\x1d\n" +
 	"\n" +
 	"huge_pages\x18\x13 \x01(\bR\thugePages\x12\x18\n" +
-	"\acommand\x18\x14 \x01(\tR\acommand\x12\x1d\n" +
+	"\acommand\x18\x14 \x01(\tR\acommand\x12\x16\n" +
+	"\x06spares\x18n \x01(\rR\x06spares\x12\x16\n" +
+	"\x06launch\x18o \x01(\tR\x06launch\x12\x1d\n" +
 	"\n" +
 	"cores_each\x18\x15 \x01(\rR\tcoresEach\x12\x14\n" +
 	"\x05nodes\x18\x16 \x01(\rR\x05nodes\x12\x12\n" +

@@ -182,6 +182,8 @@ func (l *lifeOfHolder) settle() {
 	time.Sleep(time.Hour)
 	synctest.Wait()
 	l.agree()
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
 	for _, node := range l.model.Nodes {
 		l.h.mu.Lock()
 		life := l.h.nodes[id.Node(node)].life
@@ -257,7 +259,9 @@ func (l *lifeOfHolder) order(m proto.Message) (answer proto.Message, err error) 
 		// Whether it was carried out or not, the next serve repeats it.
 		l.conn.Close()
 		time.Sleep(time.Minute)
+		l.h.mu.Lock()
 		l.model = l.h.roster
+		l.h.mu.Unlock()
 		l.connect()
 	}
 	answer, err = l.conn.Call(l.t.Context(), m)

@@ -221,7 +221,7 @@ func (s *Server) hinder(jobs ...*waiting) {
 		w.hindered = false
 		if out {
 			offers, known := s.whole(w.spec.Arch, func(n *node) bool { return !n.out() })
-			w.hindered = known && allocate(offers, shapeOf(w.spec)) == nil
+			w.hindered = known && !fits(offers, w.spec)
 		}
 	}
 }

@@ -17,6 +17,7 @@ type job struct {
 	number  uint32
 	spec    *control.JobSpec
 	places  []*control.Place
+	spare   []*control.Place // cores of other nodes, held until its ranks run
 	members []*control.Member
 	phase   control.JobPhase
 	created time.Time

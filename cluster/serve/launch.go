@@ -78,7 +78,7 @@ func (s *Server) expected(spec *control.JobSpec) string {
 		}
 		offers = append(offers, o)
 	}
-	if len(waits) == 0 || allocate(offers, shapeOf(spec)) == nil {
+	if len(waits) == 0 || !fits(offers, spec) {
 		return ""
 	}
 	slices.Sort(waits)
@@ -104,16 +104,21 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 	if err := cmp.Or(shapeOf(spec).check(), s.reachable(shapeOf(spec)), checkLimit(spec)); err != nil {
 		return nil, err
 	}
-	if before := s.queue.before(w, spec); before > 0 {
+	if before := s.queue.before(w, spec); !s.giveBack(spec.Launch) && before > 0 {
 		return nil, control.Failf(control.Code_CODE_NO_ROOM, "%s came first and %s for cores that this one may use; --wait queues it behind %s",
 			count(before, "job"), agree(before, "waits", "wait"), agree(before, "it", "them"))
 	}
 	phases := measure(time.Now())
-	places := allocate(s.offersFor(spec), shapeOf(spec))
+	offers := s.offersFor(spec)
+	places := allocate(offers, shapeOf(spec))
 	if places == nil {
 		return nil, s.noRoom(spec)
 	}
-	if s.forgetting(places) {
+	spare := spares(offers, shapeOf(spec), places, int(spec.Spares))
+	if len(spare) < int(spec.Spares) {
+		return nil, noSpares(spec, len(spare))
+	}
+	if s.forgetting(slices.Concat(places, spare)) {
 		return nil, errForgetting
 	}
 	phases.enter(control.Phase_PHASE_RECORD)
@@ -122,6 +127,7 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 		return nil, s.onDisk(err)
 	}
 	j := newJob(number, spec, places)
+	j.spare = spare
 	j.client, j.phases = client, phases
 	j.phase = control.JobPhase_JOB_PREPARED
 	last := -1
@@ -132,6 +138,11 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 			j.members = append(j.members, &control.Member{Node: p.Node, Address: n.info.Address})
 			j.loading[p.Node] = true
 			last = int(p.Node)
+		}
+	}
+	for _, p := range spare {
+		for _, core := range coresOf(p) {
+			s.nodes[p.Node].uses[core] = use{job: number}
 		}
 	}
 	s.jobs[number] = j
@@ -158,12 +169,9 @@ func (s *Server) enter(j *job) (err error) {
 
 // remove deletes a job from the table and frees its cores. The caller holds Server.mu.
 func (s *Server) remove(j *job) {
-	for _, p := range j.places {
-		for _, core := range append([]uint32{p.Core}, p.More...) {
-			if n := s.nodes[p.Node]; n.uses[core].job == j.number {
-				delete(n.uses, core)
-			}
-		}
+	if !s.keepForRetry(j) {
+		s.free(j.number, j.places)
+		s.free(j.number, j.spare)
 	}
 	delete(s.jobs, j.number)
 	s.leave(j)
@@ -400,6 +408,7 @@ func (s *Server) runs(j *job) bool {
 		s.fail(j, toFailure(j.unsaved))
 		return false
 	}
+	s.freeSpares(j)
 	j.enter(control.Phase_PHASE_START)
 	s.keepLimit(j)
 	return true

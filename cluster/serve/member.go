@@ -169,7 +169,7 @@ func (s *Server) shrink(m *control.ShrinkMachine) (*control.NodesLeaving, error)
 	for _, number := range nodes {
 		n := s.nodes[number]
 		answer.Terms = append(answer.Terms, n.term)
-		if len(n.uses) > 0 && !m.Now {
+		if len(s.liveJobs(n)) > 0 && !m.Now {
 			answer.Busy = append(answer.Busy, number)
 		}
 		d := &control.Drain{User: by, SinceNs: time.Now().UnixNano(), Leave: true}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,7 +24,7 @@ import (
 // playedHolder is a holder with the roster of its machine's config, which the next serve reads.
 type playedHolder struct {
 	*playedClient
-	fails bool // it cannot end nodes
+	fails atomic.Bool // it cannot end nodes
 }
 
 // rosterHolder connects a holder.
@@ -52,7 +53,7 @@ func (m *machine) rosterHolder() *playedHolder {
 			}
 			h.conn.Answer(f, &control.NodesAdded{Nodes: added}, err)
 		case *control.RemoveNode:
-			if h.fails {
+			if h.fails.Load() {
 				h.conn.Answer(f, nil, errors.New("the disk is full"))
 				return
 			}
@@ -160,7 +161,7 @@ func TestShrink(t *testing.T) {
 		}
 		c.has(0, 1, 3)
 		h := m.rosterHolder()
-		h.fails = true
+		h.fails.Store(true)
 		must[*control.Done](c, &control.Kill{Job: job, Force: true})
 		m.played[1].exits(job, 1, 0, 0, 9)
 		time.Sleep(10 * time.Second)
@@ -168,7 +169,7 @@ func TestShrink(t *testing.T) {
 		if !m.logged("node1 cannot leave the machine yet: ") {
 			t.Error("why is not in the log")
 		}
-		h.fails = false
+		h.fails.Store(false)
 		time.Sleep(5 * time.Second)
 		c.has(0, 3)
 		c.refused(&control.RunRequest{Spec: on1}, control.Code_CODE_BAD_REQUEST, "node1 has left the machine: its nodes are node0,3 (margay nodes)")

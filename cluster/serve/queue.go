@@ -124,7 +124,9 @@ func (s *Server) join(w *waiting) error {
 		return err
 	}
 	whole, known := s.whole(w.spec.Arch, func(*node) bool { return true })
-	if known && allocate(whole, shape) == nil {
+	if places := allocate(whole, shape); known && places != nil && !fits(whole, w.spec) {
+		return control.Failf(control.Code_CODE_NO_ROOM, "it would wait for ever: %v, when the whole machine is free", noSpares(w.spec, len(spares(whole, shape, places, int(w.spec.Spares)))))
+	} else if known && places == nil {
 		if len(whole) == 0 {
 			return s.noRoom(w.spec)
 		}

@@ -111,6 +111,7 @@ type Server struct {
 	holder *control.Conn
 	room   chan struct{} // closed, and replaced, when there may be room for more jobs
 	queue  queue
+	held   map[string]*held // by launch
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held
@@ -142,7 +143,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	s = &Server{
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
-		jobs: make(map[uint32]*job), ended: make(map[uint32]*job), room: make(chan struct{}), life: life(c.Authority.Certificate()),
+		jobs: make(map[uint32]*job), held: make(map[string]*held), ended: make(map[uint32]*job), room: make(chan struct{}), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)
 	if s.starts, err = st.countStart(); err == nil {

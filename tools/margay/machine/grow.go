@@ -59,14 +59,14 @@ func (a commands) shrinkCommand() *cobra.Command {
 	c := a.QuietFlag(&cobra.Command{
 		Use:   "shrink COUNT|NODE...",
 		Short: "Take nodes out of a running machine",
-		Long: `Take nodes out of a running machine. They get no more jobs, and each of them ends after its last job; --now ends their jobs. The command returns when the nodes have left. It can be interrupted while it waits, and the nodes still leave
+		Long: `Take nodes out of a running machine. They get no further jobs, and each of them ends after its last job; --now ends their jobs. The command returns when the nodes have left. It can be interrupted while it waits, and the nodes still leave
 then; margay node resume keeps those in the machine that have not left yet.
 
 A single number is how many nodes leave: first those that cannot be given jobs, then those without a job, the highest first.
 Otherwise nodes are given by name and range, such as node2, 1..4 or node[1-4,10].
 
 The numbers of nodes that have left are free for margay machine grow. The console of a node stays (margay machine console) until
-the machine goes down, or another node has its number. At least one node stays.`,
+the machine goes down. At least one node stays.`,
 		Example: "  margay machine shrink 2\n  margay machine shrink node[4-7] --now",
 		Args:    command.Arguments(1, -1),
 		RunE: func(c *cobra.Command, args []string) error {
