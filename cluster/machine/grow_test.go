@@ -39,6 +39,10 @@ type seats struct {
 	removed map[seat]bool
 }
 
+func newSeats(t *testing.T) *seats {
+	return &seats{t: t, running: make(map[id.Node]chan exit), terms: make(map[id.Node]uint32), removed: make(map[seat]bool)}
+}
+
 func (s *seats) start(node id.Node, term uint32) (int, <-chan exit, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -50,6 +54,12 @@ func (s *seats) start(node id.Node, term uint32) (int, <-chan exit, error) {
 	}
 	s.running[node], s.terms[node] = make(chan exit, 1), term
 	return 1, s.running[node], nil
+}
+
+func (s *seats) runs(node id.Node) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.running[node] != nil
 }
 
 func (s *seats) end(node id.Node) {
@@ -118,7 +128,7 @@ func TestLifeOfMachine(t *testing.T) {
 }
 
 func (l *lifeOfHolder) play(d Dir) {
-	l.p = &seats{t: l.t, running: make(map[id.Node]chan exit), terms: make(map[id.Node]uint32), removed: make(map[seat]bool)}
+	l.p = newSeats(l.t)
 	l.h = &holder{dir: d, spec: Spec{Name: "m", Nodes: 2}, roster: roster.New(2), substrate: l.p, log: func(string, ...any) {}}
 	ctx, cancel := context.WithCancel(l.t.Context())
 	l.served = ctx
@@ -214,8 +224,11 @@ func (l *lifeOfHolder) step() {
 		l.p.end(id.Node(node))
 		synctest.Wait()
 	case 5:
-		l.note("node%d is up", node)
-		_ = l.conn.Send(&control.NodeUp{Node: node})
+		if l.p.runs(id.Node(node)) {
+			l.note("node%d is up", node)
+			_ = l.conn.Send(&control.NodeUp{Node: node})
+			synctest.Wait()
+		}
 	case 6:
 		l.note("node%d is rebooted", node)
 		_, err := l.conn.Call(l.t.Context(), &control.RebootNode{Node: node})
@@ -309,6 +322,36 @@ func (l *lifeOfHolder) remove(node uint32) {
 		l.model = before.Without(node)
 	}
 	l.agree()
+}
+
+// A number that is given again at once is started when its last node has ended.
+func TestNumberIsGivenAtOnce(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	synctest.Test(t, func(t *testing.T) {
+		p := newSeats(t)
+		h := &holder{dir: d, spec: Spec{Name: "m"}, roster: roster.New(2), substrate: p, log: t.Logf}
+		ctx, cancel := context.WithCancel(t.Context())
+		h.begin(ctx)
+		synctest.Wait()
+		removed := make(chan error, 1)
+		go func() { removed <- h.remove(ctx, &control.RemoveNode{Node: 1, Term: 1}) }()
+		synctest.Wait() // node1 is ending
+		if added, err := h.grow(ctx, ctx, &control.GrowMachine{Count: 1}); err != nil || !slices.Equal(added.Nodes, []uint32{1}) {
+			t.Errorf("added: %v, %v", added, err)
+		}
+		if err := <-removed; err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		p.mu.Lock()
+		if p.running[1] == nil || p.terms[1] != 2 || !p.removed[seat{1, 1}] {
+			t.Errorf("running %v, terms %v, removed %v", p.running, p.terms, p.removed)
+		}
+		p.mu.Unlock()
+		cancel()
+		h.keeping.Wait()
+	})
 }
 
 // The machine does not grow beyond its address range, and says what helps.

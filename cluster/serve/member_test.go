@@ -148,10 +148,11 @@ func TestShrink(t *testing.T) {
 		synctest.Wait()
 		c.has(0, 1, 3)
 		c.refused(leave(false, 0, 3), control.Code_CODE_REFUSED, "at least one node stays")
-		if n := c.node(1); n.Drain == nil || !n.Drain.Leave || n.Drain.State != control.DrainState_DRAIN_DRAINING {
+		must[*control.NodesDrained](c, order("fan", 1)) // which does not keep it in the machine
+		if n := c.node(1); n.Drain == nil || !n.Drain.Leave || n.Drain.Reason != "fan" || n.Drain.State != control.DrainState_DRAIN_DRAINING {
 			t.Errorf("node1 is %v", n)
 		}
-		c.refused(&control.RunRequest{Spec: on1}, control.Code_CODE_NO_ROOM, "node1 is drained")
+		c.refused(&control.RunRequest{Spec: on1}, control.Code_CODE_NO_ROOM, "node1 is drained: fan")
 
 		m.restart()
 		c = m.client()
