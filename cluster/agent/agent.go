@@ -380,18 +380,20 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 	every = max(every, 10*time.Millisecond)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	replies := make(chan error, 1)
+	replies := make(chan reply, 1)
 	waiting, looks := false, 0 // for an answer, and the ticks since
-	var seen kernel.Info       // the last one that was compared with sent
+	offset := offset{err: -1}
+	var seen kernel.Info // the last one that was compared with sent
 	for number := uint64(1); ; {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case err := <-replies:
-			if err != nil {
-				return err
+		case r := <-replies:
+			if r.err != nil {
+				return r.err
 			}
 			waiting, looks = false, 0
+			offset = r.offset
 		case <-tick.C:
 			if waiting {
 				if looks++; time.Duration(looks)*every >= silence {
@@ -403,7 +405,9 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 			if err != nil {
 				return err
 			}
-			beat := &control.Heartbeat{Number: number, FreeMemory: free}
+			beat := &control.Heartbeat{Number: number, FreeMemory: free, Vitals: &control.Vitals{
+				Space: hardware.FreeSpace("/tmp"), ClockNs: int64(offset.ahead), ClockErrorNs: int64(offset.err),
+			}}
 			for _, j := range a.node.Jobs() {
 				beat.Jobs = append(beat.Jobs, uint32(j.Job))
 			}
@@ -416,8 +420,7 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 			number++
 			waiting = true
 			go func() {
-				_, err := conn.Call(ctx, beat)
-				replies <- err
+				replies <- call(ctx, conn, beat)
 			}()
 		}
 	}

@@ -69,7 +69,6 @@ type Config struct {
 type Services struct {
 	config Config
 	files  map[string]served
-	nodes  map[netip.Addr]id.Node
 	log    *gate.Log
 
 	mu       sync.Mutex
@@ -85,10 +84,6 @@ const (
 
 // New makes services. Nothing is served before Serve.
 func New(c Config) (*Services, error) {
-	leases, err := NewLeases(c.Hosts)
-	if err != nil {
-		return nil, err
-	}
 	if !c.Server.IsValid() || !c.Server.Addr().Is4() {
 		return nil, fmt.Errorf("boot: %v is not an IPv4 address with its subnet", c.Server)
 	}
@@ -98,21 +93,48 @@ func New(c Config) (*Services, error) {
 		return nil, err
 	}
 	s := &Services{
-		config: c, nodes: make(map[netip.Addr]id.Node), log: gate.NewLog(c.Log, logBurst, logRate),
-		leases: leases, progress: NewProgress(),
+		config: c, log: gate.NewLog(c.Log, logBurst, logRate),
+		progress: NewProgress(),
 		files: map[string]served{
 			ScriptPath: {script, Script},
 			KernelPath: {c.Kernel, Kernel},
 			ImagePath:  {c.Image, Image},
 		},
 	}
+	if s.leases, err = NewLeases(nil); err != nil {
+		return nil, err
+	}
 	for _, h := range c.Hosts {
-		if !c.Server.Contains(h.Address) || h.Address == c.Server.Addr() {
-			return nil, fmt.Errorf("boot: node%d: its address %v is not one of a host in %v", h.Node, h.Address, c.Server.Masked())
+		if err := s.Add(h); err != nil {
+			return nil, err
 		}
-		s.nodes[h.Address] = h.Node
 	}
 	return s, nil
+}
+
+// Add adds a host to the ones that are served.
+func (s *Services) Add(h Host) error {
+	if !s.config.Server.Contains(h.Address) || h.Address == s.config.Server.Addr() {
+		return fmt.Errorf("boot: node%d: its address %v is not one of a host in %v", h.Node, h.Address, s.config.Server.Masked())
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leases.Add(h)
+}
+
+// Remove stops serving a node.
+func (s *Services) Remove(node id.Node) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leases.Remove(node)
+	s.progress.Starting(node)
+}
+
+// node returns the node that has an address.
+func (s *Services) node(address netip.Addr) (node id.Node, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leases.Node(address)
 }
 
 // Serve answers DHCP on one connection and HTTP on a listener until ctx ends, and closes both.

@@ -45,7 +45,7 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 	control := http.NewResponseController(w)
 	_ = control.SetWriteDeadline(time.Now().Add(stallWait)) // an error is the connection's, which the answer meets as well
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
-	node, known := s.nodes[from.Addr().Unmap()]
+	node, known := s.node(from.Addr().Unmap())
 	if err != nil || !known {
 		s.log.Printf("boot: %s asks for %.100q, and is not a node", r.RemoteAddr, r.URL.Path)
 		http.Error(w, "not a node of this machine", http.StatusForbidden)

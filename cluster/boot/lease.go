@@ -69,9 +69,10 @@ const holdTime = time.Minute
 // strangers are only counted, so they cannot exhaust addresses or memory. It is not safe for
 // concurrent use.
 type Leases struct {
-	hosts  map[MAC]Host
-	owners map[MAC]owner
-	counts Counts
+	hosts     map[MAC]Host
+	addresses map[netip.Addr]id.Node
+	owners    map[MAC]owner
+	counts    Counts
 }
 
 // owner is the machine that has used a MAC address.
@@ -82,24 +83,48 @@ type owner struct {
 
 // NewLeases returns the leases of hosts. Each host needs a MAC address and an address of its own.
 func NewLeases(hosts []Host) (*Leases, error) {
-	l := &Leases{hosts: make(map[MAC]Host, len(hosts)), owners: make(map[MAC]owner)}
-	addresses := make(map[netip.Addr]id.Node, len(hosts))
+	l := &Leases{hosts: make(map[MAC]Host, len(hosts)), owners: make(map[MAC]owner), addresses: make(map[netip.Addr]id.Node, len(hosts))}
 	for _, h := range hosts {
-		if h.MAC == (MAC{}) || h.MAC[0]&1 != 0 {
-			return nil, fmt.Errorf("boot: node%d: %x is not the MAC address of one station", h.Node, h.MAC)
+		if err := l.Add(h); err != nil {
+			return nil, err
 		}
-		if !h.Address.Is4() {
-			return nil, fmt.Errorf("boot: node%d: %v is not an IPv4 address", h.Node, h.Address)
-		}
-		if other, ok := l.hosts[h.MAC]; ok {
-			return nil, fmt.Errorf("boot: node%d and node%d have the same MAC address %x", other.Node, h.Node, h.MAC)
-		}
-		if other, ok := addresses[h.Address]; ok {
-			return nil, fmt.Errorf("boot: node%d and node%d have the same address %v", other, h.Node, h.Address)
-		}
-		l.hosts[h.MAC], addresses[h.Address] = h, h.Node
 	}
 	return l, nil
+}
+
+// Add adds a host. On an error nothing is changed.
+func (l *Leases) Add(h Host) error {
+	if h.MAC == (MAC{}) || h.MAC[0]&1 != 0 {
+		return fmt.Errorf("boot: node%d: %x is not the MAC address of one station", h.Node, h.MAC)
+	}
+	if !h.Address.Is4() {
+		return fmt.Errorf("boot: node%d: %v is not an IPv4 address", h.Node, h.Address)
+	}
+	if other, ok := l.hosts[h.MAC]; ok {
+		return fmt.Errorf("boot: node%d and node%d have the same MAC address %x", other.Node, h.Node, h.MAC)
+	}
+	if other, ok := l.addresses[h.Address]; ok {
+		return fmt.Errorf("boot: node%d and node%d have the same address %v", other, h.Node, h.Address)
+	}
+	l.hosts[h.MAC], l.addresses[h.Address] = h, h.Node
+	return nil
+}
+
+// Remove removes a node's host.
+func (l *Leases) Remove(node id.Node) {
+	for mac, h := range l.hosts {
+		if h.Node == node {
+			delete(l.hosts, mac)
+			delete(l.owners, mac)
+			delete(l.addresses, h.Address)
+		}
+	}
+}
+
+// Node returns the node that has an address.
+func (l *Leases) Node(address netip.Addr) (node id.Node, known bool) {
+	node, known = l.addresses[address]
+	return node, known
 }
 
 // Counts returns what was refused so far.

@@ -662,6 +662,14 @@ type Frame struct {
 	//	*Frame_RestartKernel
 	//	*Frame_SetDuties
 	//	*Frame_DutiesSet
+	//	*Frame_GrowMachine
+	//	*Frame_NodesAdded
+	//	*Frame_ShrinkMachine
+	//	*Frame_NodesLeaving
+	//	*Frame_EvictNodes
+	//	*Frame_NodesEvicted
+	//	*Frame_RemoveNode
+	//	*Frame_Roster
 	//	*Frame_ReadFiles
 	//	*Frame_FilesPiece
 	//	*Frame_FilesRead
@@ -1306,6 +1314,78 @@ func (x *Frame) GetDutiesSet() *DutiesSet {
 	return nil
 }
 
+func (x *Frame) GetGrowMachine() *GrowMachine {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_GrowMachine); ok {
+			return x.GrowMachine
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetNodesAdded() *NodesAdded {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_NodesAdded); ok {
+			return x.NodesAdded
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetShrinkMachine() *ShrinkMachine {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ShrinkMachine); ok {
+			return x.ShrinkMachine
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetNodesLeaving() *NodesLeaving {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_NodesLeaving); ok {
+			return x.NodesLeaving
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetEvictNodes() *EvictNodes {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_EvictNodes); ok {
+			return x.EvictNodes
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetNodesEvicted() *NodesEvicted {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_NodesEvicted); ok {
+			return x.NodesEvicted
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetRemoveNode() *RemoveNode {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_RemoveNode); ok {
+			return x.RemoveNode
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetRoster() *Roster {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Roster); ok {
+			return x.Roster
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetReadFiles() *ReadFiles {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_ReadFiles); ok {
@@ -1603,6 +1683,39 @@ type Frame_DutiesSet struct {
 	DutiesSet *DutiesSet `protobuf:"bytes,97,opt,name=duties_set,json=dutiesSet,proto3,oneof"`
 }
 
+type Frame_GrowMachine struct {
+	// Nodes that join and leave the machine: clients ask serve, serve asks the holder.
+	GrowMachine *GrowMachine `protobuf:"bytes,110,opt,name=grow_machine,json=growMachine,proto3,oneof"`
+}
+
+type Frame_NodesAdded struct {
+	NodesAdded *NodesAdded `protobuf:"bytes,111,opt,name=nodes_added,json=nodesAdded,proto3,oneof"`
+}
+
+type Frame_ShrinkMachine struct {
+	ShrinkMachine *ShrinkMachine `protobuf:"bytes,112,opt,name=shrink_machine,json=shrinkMachine,proto3,oneof"`
+}
+
+type Frame_NodesLeaving struct {
+	NodesLeaving *NodesLeaving `protobuf:"bytes,113,opt,name=nodes_leaving,json=nodesLeaving,proto3,oneof"`
+}
+
+type Frame_EvictNodes struct {
+	EvictNodes *EvictNodes `protobuf:"bytes,114,opt,name=evict_nodes,json=evictNodes,proto3,oneof"`
+}
+
+type Frame_NodesEvicted struct {
+	NodesEvicted *NodesEvicted `protobuf:"bytes,115,opt,name=nodes_evicted,json=nodesEvicted,proto3,oneof"`
+}
+
+type Frame_RemoveNode struct {
+	RemoveNode *RemoveNode `protobuf:"bytes,116,opt,name=remove_node,json=removeNode,proto3,oneof"`
+}
+
+type Frame_Roster struct {
+	Roster *Roster `protobuf:"bytes,117,opt,name=roster,proto3,oneof"`
+}
+
 type Frame_ReadFiles struct {
 	// The files that a job's ranks have written: its client asks serve, serve asks nodes.
 	ReadFiles *ReadFiles `protobuf:"bytes,146,opt,name=read_files,json=readFiles,proto3,oneof"`
@@ -1745,6 +1858,22 @@ func (*Frame_RestartKernel) isFrame_Body() {}
 func (*Frame_SetDuties) isFrame_Body() {}
 
 func (*Frame_DutiesSet) isFrame_Body() {}
+
+func (*Frame_GrowMachine) isFrame_Body() {}
+
+func (*Frame_NodesAdded) isFrame_Body() {}
+
+func (*Frame_ShrinkMachine) isFrame_Body() {}
+
+func (*Frame_NodesLeaving) isFrame_Body() {}
+
+func (*Frame_EvictNodes) isFrame_Body() {}
+
+func (*Frame_NodesEvicted) isFrame_Body() {}
+
+func (*Frame_RemoveNode) isFrame_Body() {}
+
+func (*Frame_Roster) isFrame_Body() {}
 
 func (*Frame_ReadFiles) isFrame_Body() {}
 
@@ -2331,6 +2460,8 @@ type Heartbeat struct {
 	FreeMemory    int64                  `protobuf:"varint,2,opt,name=free_memory,json=freeMemory,proto3" json:"free_memory,omitempty"` // bytes
 	Info          *NodeInfo              `protobuf:"bytes,3,opt,name=info,proto3" json:"info,omitempty"`                                // what the node is, when that is not what it was when serve was told last
 	Jobs          []uint32               `protobuf:"varint,4,rep,packed,name=jobs,proto3" json:"jobs,omitempty"`                        // those that the node has
+	Vitals        *Vitals                `protobuf:"bytes,110,opt,name=vitals,proto3" json:"vitals,omitempty"`                          // from a node
+	TimeNs        int64                  `protobuf:"varint,111,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`           // since the epoch, on the clock of serve, in its answer
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2393,6 +2524,81 @@ func (x *Heartbeat) GetJobs() []uint32 {
 	return nil
 }
 
+func (x *Heartbeat) GetVitals() *Vitals {
+	if x != nil {
+		return x.Vitals
+	}
+	return nil
+}
+
+func (x *Heartbeat) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+// Vitals are what an idle node must keep to be given jobs, besides its free memory.
+type Vitals struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Space         int64                  `protobuf:"varint,1,opt,name=space,proto3" json:"space,omitempty"`                                     // bytes that are free in /tmp of the node; -1: not known
+	ClockNs       int64                  `protobuf:"varint,2,opt,name=clock_ns,json=clockNs,proto3" json:"clock_ns,omitempty"`                  // how far its clock is ahead of serve's
+	ClockErrorNs  int64                  `protobuf:"varint,3,opt,name=clock_error_ns,json=clockErrorNs,proto3" json:"clock_error_ns,omitempty"` // how far that may be wrong, in both directions; -1: clock_ns is not known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Vitals) Reset() {
+	*x = Vitals{}
+	mi := &file_control_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Vitals) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Vitals) ProtoMessage() {}
+
+func (x *Vitals) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Vitals.ProtoReflect.Descriptor instead.
+func (*Vitals) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Vitals) GetSpace() int64 {
+	if x != nil {
+		return x.Space
+	}
+	return 0
+}
+
+func (x *Vitals) GetClockNs() int64 {
+	if x != nil {
+		return x.ClockNs
+	}
+	return 0
+}
+
+func (x *Vitals) GetClockErrorNs() int64 {
+	if x != nil {
+		return x.ClockErrorNs
+	}
+	return 0
+}
+
 // LogLine is a line of a node's log, for that of serve; or what a request of a client waits for in serve.
 type LogLine struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2406,7 +2612,7 @@ type LogLine struct {
 
 func (x *LogLine) Reset() {
 	*x = LogLine{}
-	mi := &file_control_proto_msgTypes[10]
+	mi := &file_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2418,7 +2624,7 @@ func (x *LogLine) String() string {
 func (*LogLine) ProtoMessage() {}
 
 func (x *LogLine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[10]
+	mi := &file_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2431,7 +2637,7 @@ func (x *LogLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogLine.ProtoReflect.Descriptor instead.
 func (*LogLine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{10}
+	return file_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *LogLine) GetNode() uint32 {
@@ -2478,7 +2684,7 @@ type Prepare struct {
 
 func (x *Prepare) Reset() {
 	*x = Prepare{}
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2490,7 +2696,7 @@ func (x *Prepare) String() string {
 func (*Prepare) ProtoMessage() {}
 
 func (x *Prepare) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[11]
+	mi := &file_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2503,7 +2709,7 @@ func (x *Prepare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prepare.ProtoReflect.Descriptor instead.
 func (*Prepare) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{11}
+	return file_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Prepare) GetJob() uint32 {
@@ -2576,6 +2782,8 @@ type JobSpec struct {
 	PerCore       uint32                 `protobuf:"varint,18,opt,name=per_core,json=perCore,proto3" json:"per_core,omitempty"`       // ranks that share a core; 0: one, or as many as per_node needs
 	HugePages     bool                   `protobuf:"varint,19,opt,name=huge_pages,json=hugePages,proto3" json:"huge_pages,omitempty"` // where the memory is large enough
 	Command       string                 `protobuf:"bytes,20,opt,name=command,proto3" json:"command,omitempty"`                       // what is executed, for people; serve fills it in
+	Spares        uint32                 `protobuf:"varint,110,opt,name=spares,proto3" json:"spares,omitempty"`                       // nodes that are held besides until the ranks run, to take the place of others
+	Launch        string                 `protobuf:"bytes,111,opt,name=launch,proto3" json:"launch,omitempty"`                        // the same in each try to launch a job that has spares, so that it gets what is left of the last one
 	CoresEach     uint32                 `protobuf:"varint,21,opt,name=cores_each,json=coresEach,proto3" json:"cores_each,omitempty"` // cores of each rank, which shares none of them; 0: one
 	Nodes         uint32                 `protobuf:"varint,22,opt,name=nodes,proto3" json:"nodes,omitempty"`                          // on how many nodes the ranks are spread, as evenly as they can be; 0: on as few as it takes
 	Only          []uint32               `protobuf:"varint,23,rep,packed,name=only,proto3" json:"only,omitempty"`                     // the nodes that may be used; none: all
@@ -2595,7 +2803,7 @@ type JobSpec struct {
 
 func (x *JobSpec) Reset() {
 	*x = JobSpec{}
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2607,7 +2815,7 @@ func (x *JobSpec) String() string {
 func (*JobSpec) ProtoMessage() {}
 
 func (x *JobSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2620,7 +2828,7 @@ func (x *JobSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSpec.ProtoReflect.Descriptor instead.
 func (*JobSpec) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{12}
+	return file_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *JobSpec) GetPath() []byte {
@@ -2749,6 +2957,20 @@ func (x *JobSpec) GetCommand() string {
 	return ""
 }
 
+func (x *JobSpec) GetSpares() uint32 {
+	if x != nil {
+		return x.Spares
+	}
+	return 0
+}
+
+func (x *JobSpec) GetLaunch() string {
+	if x != nil {
+		return x.Launch
+	}
+	return ""
+}
+
 func (x *JobSpec) GetCoresEach() uint32 {
 	if x != nil {
 		return x.CoresEach
@@ -2851,7 +3073,7 @@ type Terminal struct {
 
 func (x *Terminal) Reset() {
 	*x = Terminal{}
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2863,7 +3085,7 @@ func (x *Terminal) String() string {
 func (*Terminal) ProtoMessage() {}
 
 func (x *Terminal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2876,7 +3098,7 @@ func (x *Terminal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminal.ProtoReflect.Descriptor instead.
 func (*Terminal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{13}
+	return file_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Terminal) GetRows() uint32 {
@@ -2906,7 +3128,7 @@ type Exec struct {
 
 func (x *Exec) Reset() {
 	*x = Exec{}
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2918,7 +3140,7 @@ func (x *Exec) String() string {
 func (*Exec) ProtoMessage() {}
 
 func (x *Exec) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2931,7 +3153,7 @@ func (x *Exec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exec.ProtoReflect.Descriptor instead.
 func (*Exec) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{14}
+	return file_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Exec) GetArgv() [][]byte {
@@ -2975,7 +3197,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2987,7 +3209,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3000,7 +3222,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{15}
+	return file_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Part) GetFirst() uint32 {
@@ -3044,7 +3266,7 @@ type Prepared struct {
 
 func (x *Prepared) Reset() {
 	*x = Prepared{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3056,7 +3278,7 @@ func (x *Prepared) String() string {
 func (*Prepared) ProtoMessage() {}
 
 func (x *Prepared) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3069,7 +3291,7 @@ func (x *Prepared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prepared.ProtoReflect.Descriptor instead.
 func (*Prepared) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Prepared) GetLacking() []uint32 {
@@ -3112,7 +3334,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3124,7 +3346,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3137,7 +3359,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Place) GetRank() uint32 {
@@ -3178,7 +3400,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3190,7 +3412,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3203,7 +3425,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Member) GetNode() uint32 {
@@ -3230,7 +3452,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3242,7 +3464,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3255,7 +3477,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Start) GetJob() uint32 {
@@ -3274,7 +3496,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3286,7 +3508,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3299,7 +3521,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Started) GetStartNs() int64 {
@@ -3319,7 +3541,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3331,7 +3553,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3344,7 +3566,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Forget) GetJob() uint32 {
@@ -3363,7 +3585,7 @@ type Forgotten struct {
 
 func (x *Forgotten) Reset() {
 	*x = Forgotten{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3375,7 +3597,7 @@ func (x *Forgotten) String() string {
 func (*Forgotten) ProtoMessage() {}
 
 func (x *Forgotten) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3388,7 +3610,7 @@ func (x *Forgotten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgotten.ProtoReflect.Descriptor instead.
 func (*Forgotten) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Forgotten) GetUnkept() *Unkept {
@@ -3411,7 +3633,7 @@ type Unkept struct {
 
 func (x *Unkept) Reset() {
 	*x = Unkept{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3423,7 +3645,7 @@ func (x *Unkept) String() string {
 func (*Unkept) ProtoMessage() {}
 
 func (x *Unkept) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3436,7 +3658,7 @@ func (x *Unkept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unkept.ProtoReflect.Descriptor instead.
 func (*Unkept) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Unkept) GetNode() uint32 {
@@ -3479,7 +3701,7 @@ type Loaded struct {
 
 func (x *Loaded) Reset() {
 	*x = Loaded{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3491,7 +3713,7 @@ func (x *Loaded) String() string {
 func (*Loaded) ProtoMessage() {}
 
 func (x *Loaded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3504,7 +3726,7 @@ func (x *Loaded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loaded.ProtoReflect.Descriptor instead.
 func (*Loaded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Loaded) GetJob() uint32 {
@@ -3539,7 +3761,7 @@ type JobFault struct {
 
 func (x *JobFault) Reset() {
 	*x = JobFault{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3551,7 +3773,7 @@ func (x *JobFault) String() string {
 func (*JobFault) ProtoMessage() {}
 
 func (x *JobFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3564,7 +3786,7 @@ func (x *JobFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFault.ProtoReflect.Descriptor instead.
 func (*JobFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *JobFault) GetJob() uint32 {
@@ -3593,7 +3815,7 @@ type Rewind struct {
 
 func (x *Rewind) Reset() {
 	*x = Rewind{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3605,7 +3827,7 @@ func (x *Rewind) String() string {
 func (*Rewind) ProtoMessage() {}
 
 func (x *Rewind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3618,7 +3840,7 @@ func (x *Rewind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewind.ProtoReflect.Descriptor instead.
 func (*Rewind) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Rewind) GetJob() uint32 {
@@ -3645,7 +3867,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3657,7 +3879,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3670,7 +3892,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Finish) GetJob() uint32 {
@@ -3692,7 +3914,7 @@ type FileChunk struct {
 
 func (x *FileChunk) Reset() {
 	*x = FileChunk{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3704,7 +3926,7 @@ func (x *FileChunk) String() string {
 func (*FileChunk) ProtoMessage() {}
 
 func (x *FileChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3717,7 +3939,7 @@ func (x *FileChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChunk.ProtoReflect.Descriptor instead.
 func (*FileChunk) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FileChunk) GetJob() uint32 {
@@ -3752,7 +3974,7 @@ type FileTaken struct {
 
 func (x *FileTaken) Reset() {
 	*x = FileTaken{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3764,7 +3986,7 @@ func (x *FileTaken) String() string {
 func (*FileTaken) ProtoMessage() {}
 
 func (x *FileTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3777,7 +3999,7 @@ func (x *FileTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileTaken.ProtoReflect.Descriptor instead.
 func (*FileTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *FileTaken) GetJob() uint32 {
@@ -3808,7 +4030,7 @@ type ReadFiles struct {
 
 func (x *ReadFiles) Reset() {
 	*x = ReadFiles{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3820,7 +4042,7 @@ func (x *ReadFiles) String() string {
 func (*ReadFiles) ProtoMessage() {}
 
 func (x *ReadFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3833,7 +4055,7 @@ func (x *ReadFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFiles.ProtoReflect.Descriptor instead.
 func (*ReadFiles) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReadFiles) GetJob() uint32 {
@@ -3874,7 +4096,7 @@ type FilesPiece struct {
 
 func (x *FilesPiece) Reset() {
 	*x = FilesPiece{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3886,7 +4108,7 @@ func (x *FilesPiece) String() string {
 func (*FilesPiece) ProtoMessage() {}
 
 func (x *FilesPiece) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3899,7 +4121,7 @@ func (x *FilesPiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesPiece.ProtoReflect.Descriptor instead.
 func (*FilesPiece) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *FilesPiece) GetData() []byte {
@@ -3926,7 +4148,7 @@ type FilesRead struct {
 
 func (x *FilesRead) Reset() {
 	*x = FilesRead{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3938,7 +4160,7 @@ func (x *FilesRead) String() string {
 func (*FilesRead) ProtoMessage() {}
 
 func (x *FilesRead) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3951,7 +4173,7 @@ func (x *FilesRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesRead.ProtoReflect.Descriptor instead.
 func (*FilesRead) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *FilesRead) GetJob() uint32 {
@@ -3981,7 +4203,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3993,7 +4215,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4006,7 +4228,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -4099,7 +4321,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4111,7 +4333,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4124,7 +4346,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -4177,7 +4399,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4189,7 +4411,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4202,7 +4424,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -4259,7 +4481,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4271,7 +4493,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4284,7 +4506,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -4323,7 +4545,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4335,7 +4557,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4348,7 +4570,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -4404,7 +4626,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4416,7 +4638,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4429,7 +4651,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -4465,7 +4687,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4477,7 +4699,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4490,7 +4712,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -4525,7 +4747,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4537,7 +4759,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4550,7 +4772,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Resize) GetJob() uint32 {
@@ -4579,7 +4801,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4591,7 +4813,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4604,7 +4826,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -4640,7 +4862,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4652,7 +4874,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4665,7 +4887,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -4707,7 +4929,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4719,7 +4941,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4732,7 +4954,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -4759,7 +4981,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4771,7 +4993,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4784,7 +5006,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -4804,7 +5026,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4816,7 +5038,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4829,7 +5051,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -4864,7 +5086,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4876,7 +5098,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4889,7 +5111,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -4968,7 +5190,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4980,7 +5202,7 @@ func (x *PhaseTime) String() string {
 func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4993,7 +5215,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -5037,7 +5259,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5049,7 +5271,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5062,7 +5284,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -5108,7 +5330,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5120,7 +5342,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5133,7 +5355,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 type Nodes struct {
@@ -5145,7 +5367,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5157,7 +5379,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5170,7 +5392,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -5196,13 +5418,16 @@ type NodeState struct {
 	Drain         *Drain                 `protobuf:"bytes,12,opt,name=drain,proto3" json:"drain,omitempty"`           // absent: the node is given jobs when it is up
 	Stage         string                 `protobuf:"bytes,13,opt,name=stage,proto3" json:"stage,omitempty"`           // what it does to boot over the network; empty: it is up, or does not boot so
 	Percent       uint32                 `protobuf:"varint,14,opt,name=percent,proto3" json:"percent,omitempty"`      // of the file that it fetches in this stage
+	Term          uint32                 `protobuf:"varint,110,opt,name=term,proto3" json:"term,omitempty"`           // how many nodes have had this number, this one included
+	Ill           string                 `protobuf:"bytes,111,opt,name=ill,proto3" json:"ill,omitempty"`              // why it gets no jobs until it is well; empty: it is well
+	Vitals        *Vitals                `protobuf:"bytes,112,opt,name=vitals,proto3" json:"vitals,omitempty"`        // when it was last heard
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5214,7 +5439,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5227,7 +5452,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -5328,6 +5553,27 @@ func (x *NodeState) GetPercent() uint32 {
 	return 0
 }
 
+func (x *NodeState) GetTerm() uint32 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *NodeState) GetIll() string {
+	if x != nil {
+		return x.Ill
+	}
+	return ""
+}
+
+func (x *NodeState) GetVitals() *Vitals {
+	if x != nil {
+		return x.Vitals
+	}
+	return nil
+}
+
 // Drain is the state of a node that is given no jobs by order of an operator.
 type Drain struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5335,13 +5581,14 @@ type Drain struct {
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`                               // as the operator gave it; empty: none
 	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`                                   // who gave the order, and the reason
 	SinceNs       int64                  `protobuf:"varint,4,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`             // since the epoch
+	Leave         bool                   `protobuf:"varint,110,opt,name=leave,proto3" json:"leave,omitempty"`                              // it leaves the machine as soon as it has no job
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5353,7 +5600,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5366,7 +5613,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -5397,6 +5644,13 @@ func (x *Drain) GetSinceNs() int64 {
 	return 0
 }
 
+func (x *Drain) GetLeave() bool {
+	if x != nil {
+		return x.Leave
+	}
+	return false
+}
+
 type CoreUse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Core          uint32                 `protobuf:"varint,1,opt,name=core,proto3" json:"core,omitempty"`
@@ -5408,7 +5662,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5420,7 +5674,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5433,7 +5687,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -5470,7 +5724,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5482,7 +5736,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5495,7 +5749,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -5528,7 +5782,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5540,7 +5794,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5553,7 +5807,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -5573,7 +5827,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5585,7 +5839,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5598,7 +5852,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -5620,7 +5874,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5632,7 +5886,7 @@ func (x *RebootNodes) String() string {
 func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5645,7 +5899,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -5669,6 +5923,446 @@ func (x *RebootNodes) GetUser() string {
 	return ""
 }
 
+// EvictNodes takes nodes out of service as DrainNodes does, and ends their jobs. Answer: NodesEvicted, or Error and nothing is
+// changed.
+type EvictNodes struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []uint32               `protobuf:"varint,1,rep,packed,name=nodes,proto3" json:"nodes,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"` // who gives the order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvictNodes) Reset() {
+	*x = EvictNodes{}
+	mi := &file_control_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvictNodes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvictNodes) ProtoMessage() {}
+
+func (x *EvictNodes) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvictNodes.ProtoReflect.Descriptor instead.
+func (*EvictNodes) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *EvictNodes) GetNodes() []uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *EvictNodes) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *EvictNodes) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+type NodesEvicted struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Jobs          []uint32               `protobuf:"varint,1,rep,packed,name=jobs,proto3" json:"jobs,omitempty"` // that are ended
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodesEvicted) Reset() {
+	*x = NodesEvicted{}
+	mi := &file_control_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodesEvicted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodesEvicted) ProtoMessage() {}
+
+func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodesEvicted.ProtoReflect.Descriptor instead.
+func (*NodesEvicted) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *NodesEvicted) GetJobs() []uint32 {
+	if x != nil {
+		return x.Jobs
+	}
+	return nil
+}
+
+// GrowMachine adds nodes to the machine. Clients ask serve, serve asks the holder. An order that is repeated adds nothing more.
+// Answer: NodesAdded when they are being started, or Error and none is added.
+type GrowMachine struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Count         uint32                 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	Order         string                 `protobuf:"bytes,2,opt,name=order,proto3" json:"order,omitempty"` // identifies the order when it is repeated
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`   // who gives it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrowMachine) Reset() {
+	*x = GrowMachine{}
+	mi := &file_control_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrowMachine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrowMachine) ProtoMessage() {}
+
+func (x *GrowMachine) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrowMachine.ProtoReflect.Descriptor instead.
+func (*GrowMachine) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *GrowMachine) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *GrowMachine) GetOrder() string {
+	if x != nil {
+		return x.Order
+	}
+	return ""
+}
+
+func (x *GrowMachine) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+type NodesAdded struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []uint32               `protobuf:"varint,1,rep,packed,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodesAdded) Reset() {
+	*x = NodesAdded{}
+	mi := &file_control_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodesAdded) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodesAdded) ProtoMessage() {}
+
+func (x *NodesAdded) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodesAdded.ProtoReflect.Descriptor instead.
+func (*NodesAdded) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *NodesAdded) GetNodes() []uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// ShrinkMachine takes nodes out of the machine. They are drained, and each of them leaves when it has no job. Answer: NodesLeaving,
+// or Error and no node is changed.
+type ShrinkMachine struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []uint32               `protobuf:"varint,1,rep,packed,name=nodes,proto3" json:"nodes,omitempty"`
+	Now           bool                   `protobuf:"varint,2,opt,name=now,proto3" json:"now,omitempty"`  // their jobs are ended
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"` // who gives the order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShrinkMachine) Reset() {
+	*x = ShrinkMachine{}
+	mi := &file_control_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShrinkMachine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShrinkMachine) ProtoMessage() {}
+
+func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShrinkMachine.ProtoReflect.Descriptor instead.
+func (*ShrinkMachine) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *ShrinkMachine) GetNodes() []uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *ShrinkMachine) GetNow() bool {
+	if x != nil {
+		return x.Now
+	}
+	return false
+}
+
+func (x *ShrinkMachine) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+type NodesLeaving struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []uint32               `protobuf:"varint,1,rep,packed,name=nodes,proto3" json:"nodes,omitempty"`
+	Terms         []uint32               `protobuf:"varint,2,rep,packed,name=terms,proto3" json:"terms,omitempty"` // of each of the nodes
+	Busy          []uint32               `protobuf:"varint,3,rep,packed,name=busy,proto3" json:"busy,omitempty"`   // those that have jobs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodesLeaving) Reset() {
+	*x = NodesLeaving{}
+	mi := &file_control_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodesLeaving) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodesLeaving) ProtoMessage() {}
+
+func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodesLeaving.ProtoReflect.Descriptor instead.
+func (*NodesLeaving) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *NodesLeaving) GetNodes() []uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *NodesLeaving) GetTerms() []uint32 {
+	if x != nil {
+		return x.Terms
+	}
+	return nil
+}
+
+func (x *NodesLeaving) GetBusy() []uint32 {
+	if x != nil {
+		return x.Busy
+	}
+	return nil
+}
+
+// RemoveNode has the holder end a node for good. Answer: Done when the machine no longer has it, or Error.
+type RemoveNode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Term          uint32                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"` // a later node of this number stays
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveNode) Reset() {
+	*x = RemoveNode{}
+	mi := &file_control_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveNode) ProtoMessage() {}
+
+func (x *RemoveNode) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
+func (*RemoveNode) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *RemoveNode) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *RemoveNode) GetTerm() uint32 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+// Roster tells serve which nodes the machine has: when the holder connects, and before it starts nodes that are new. Answer: Done.
+type Roster struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []uint32               `protobuf:"varint,1,rep,packed,name=nodes,proto3" json:"nodes,omitempty"` // in ascending order
+	Terms         []uint32               `protobuf:"varint,2,rep,packed,name=terms,proto3" json:"terms,omitempty"` // by number: how many nodes have had it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Roster) Reset() {
+	*x = Roster{}
+	mi := &file_control_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Roster) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Roster) ProtoMessage() {}
+
+func (x *Roster) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Roster.ProtoReflect.Descriptor instead.
+func (*Roster) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *Roster) GetNodes() []uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *Roster) GetTerms() []uint32 {
+	if x != nil {
+		return x.Terms
+	}
+	return nil
+}
+
 type ListJobs struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	All           bool                   `protobuf:"varint,1,opt,name=all,proto3" json:"all,omitempty"` // ended ones too
@@ -5679,7 +6373,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5691,7 +6385,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5704,7 +6398,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -5731,7 +6425,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5743,7 +6437,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5756,7 +6450,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -5787,7 +6481,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5799,7 +6493,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5812,7 +6506,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -5874,7 +6568,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5886,7 +6580,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5899,7 +6593,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -6033,7 +6727,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6045,7 +6739,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6058,7 +6752,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -6144,7 +6838,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6156,7 +6850,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6169,7 +6863,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -6211,7 +6905,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6223,7 +6917,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6236,7 +6930,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -6262,7 +6956,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6274,7 +6968,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6287,7 +6981,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -6310,7 +7004,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6322,7 +7016,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6335,7 +7029,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -6383,7 +7077,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6395,7 +7089,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6408,7 +7102,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -6433,7 +7127,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6445,7 +7139,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6458,7 +7152,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 type MachineStatus struct {
@@ -6482,7 +7176,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6494,7 +7188,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6507,7 +7201,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -6611,7 +7305,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6623,7 +7317,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6636,7 +7330,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -6655,7 +7349,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6667,7 +7361,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6680,7 +7374,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -6715,7 +7409,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6727,7 +7421,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6740,7 +7434,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -6879,7 +7573,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6891,7 +7585,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6904,7 +7598,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -6967,7 +7661,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6979,7 +7673,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6992,7 +7686,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -7020,7 +7714,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7032,7 +7726,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7045,7 +7739,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -7071,7 +7765,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7083,7 +7777,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7096,7 +7790,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -7121,7 +7815,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7133,7 +7827,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7146,7 +7840,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -7211,7 +7905,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7223,7 +7917,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7236,7 +7930,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -7278,7 +7972,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7290,7 +7984,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7303,7 +7997,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -7335,7 +8029,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7347,7 +8041,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7360,7 +8054,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -7421,7 +8115,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7433,7 +8127,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7446,7 +8140,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -7515,7 +8209,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7527,7 +8221,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7540,7 +8234,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -7559,7 +8253,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7571,7 +8265,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7584,7 +8278,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -7604,7 +8298,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7616,7 +8310,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7629,7 +8323,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -7649,7 +8343,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7661,7 +8355,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7674,7 +8368,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -7706,7 +8400,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7718,7 +8412,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7731,7 +8425,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -7790,7 +8484,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7802,7 +8496,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7815,7 +8509,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -7881,7 +8575,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7893,7 +8587,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7906,7 +8600,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -8013,7 +8707,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8025,7 +8719,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8038,7 +8732,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -8081,7 +8775,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8093,7 +8787,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8106,7 +8800,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -8142,7 +8836,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8154,7 +8848,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8167,7 +8861,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -8201,7 +8895,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8213,7 +8907,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8226,7 +8920,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -8247,7 +8941,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8259,7 +8953,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8272,7 +8966,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -8300,7 +8994,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8312,7 +9006,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8325,7 +9019,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -8348,7 +9042,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8360,7 +9054,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8373,7 +9067,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -8407,7 +9101,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8419,7 +9113,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8432,7 +9126,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -8446,7 +9140,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\x94\x1f\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\x97#\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -8531,7 +9225,18 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"set_duties\x18` \x01(\v2\x19.margay.control.SetDutiesH\x00R\tsetDuties\x12:\n" +
 	"\n" +
-	"duties_set\x18a \x01(\v2\x19.margay.control.DutiesSetH\x00R\tdutiesSet\x12;\n" +
+	"duties_set\x18a \x01(\v2\x19.margay.control.DutiesSetH\x00R\tdutiesSet\x12@\n" +
+	"\fgrow_machine\x18n \x01(\v2\x1b.margay.control.GrowMachineH\x00R\vgrowMachine\x12=\n" +
+	"\vnodes_added\x18o \x01(\v2\x1a.margay.control.NodesAddedH\x00R\n" +
+	"nodesAdded\x12F\n" +
+	"\x0eshrink_machine\x18p \x01(\v2\x1d.margay.control.ShrinkMachineH\x00R\rshrinkMachine\x12C\n" +
+	"\rnodes_leaving\x18q \x01(\v2\x1c.margay.control.NodesLeavingH\x00R\fnodesLeaving\x12=\n" +
+	"\vevict_nodes\x18r \x01(\v2\x1a.margay.control.EvictNodesH\x00R\n" +
+	"evictNodes\x12C\n" +
+	"\rnodes_evicted\x18s \x01(\v2\x1c.margay.control.NodesEvictedH\x00R\fnodesEvicted\x12=\n" +
+	"\vremove_node\x18t \x01(\v2\x1a.margay.control.RemoveNodeH\x00R\n" +
+	"removeNode\x120\n" +
+	"\x06roster\x18u \x01(\v2\x16.margay.control.RosterH\x00R\x06roster\x12;\n" +
 	"\n" +
 	"read_files\x18\x92\x01 \x01(\v2\x19.margay.control.ReadFilesH\x00R\treadFiles\x12>\n" +
 	"\vfiles_piece\x18\x93\x01 \x01(\v2\x1a.margay.control.FilesPieceH\x00R\n" +
@@ -8584,13 +9289,19 @@ const file_control_proto_rawDesc = "" +
 	"\x06fabric\x18\x0f \x01(\tR\x06fabric\"M\n" +
 	"\tHostedJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
-	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\"\x86\x01\n" +
+	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\"\xcf\x01\n" +
 	"\tHeartbeat\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1f\n" +
 	"\vfree_memory\x18\x02 \x01(\x03R\n" +
 	"freeMemory\x12,\n" +
 	"\x04info\x18\x03 \x01(\v2\x18.margay.control.NodeInfoR\x04info\x12\x12\n" +
-	"\x04jobs\x18\x04 \x03(\rR\x04jobs\"`\n" +
+	"\x04jobs\x18\x04 \x03(\rR\x04jobs\x12.\n" +
+	"\x06vitals\x18n \x01(\v2\x16.margay.control.VitalsR\x06vitals\x12\x17\n" +
+	"\atime_ns\x18o \x01(\x03R\x06timeNs\"_\n" +
+	"\x06Vitals\x12\x14\n" +
+	"\x05space\x18\x01 \x01(\x03R\x05space\x12\x19\n" +
+	"\bclock_ns\x18\x02 \x01(\x03R\aclockNs\x12$\n" +
+	"\x0eclock_error_ns\x18\x03 \x01(\x03R\fclockErrorNs\"`\n" +
 	"\aLogLine\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
@@ -8603,7 +9314,7 @@ const file_control_proto_rawDesc = "" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\xdd\x06\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\x8d\a\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -8625,7 +9336,9 @@ const file_control_proto_rawDesc = "" +
 	"\bper_core\x18\x12 \x01(\rR\aperCore\x12\x1d\n" +
 	"\n" +
 	"huge_pages\x18\x13 \x01(\bR\thugePages\x12\x18\n" +
-	"\acommand\x18\x14 \x01(\tR\acommand\x12\x1d\n" +
+	"\acommand\x18\x14 \x01(\tR\acommand\x12\x16\n" +
+	"\x06spares\x18n \x01(\rR\x06spares\x12\x16\n" +
+	"\x06launch\x18o \x01(\tR\x06launch\x12\x1d\n" +
 	"\n" +
 	"cores_each\x18\x15 \x01(\rR\tcoresEach\x12\x14\n" +
 	"\x05nodes\x18\x16 \x01(\rR\x05nodes\x12\x12\n" +
@@ -8802,7 +9515,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04exit\x18\x05 \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"\v\n" +
 	"\tListNodes\"8\n" +
 	"\x05Nodes\x12/\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\"\xbc\x03\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\"\x92\x04\n" +
 	"\tNodeState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x122\n" +
 	"\x06health\x18\x02 \x01(\x0e2\x1a.margay.control.NodeHealthR\x06health\x12\x16\n" +
@@ -8819,12 +9532,16 @@ const file_control_proto_rawDesc = "" +
 	"\x05retry\x18\v \x01(\bR\x05retry\x12+\n" +
 	"\x05drain\x18\f \x01(\v2\x15.margay.control.DrainR\x05drain\x12\x14\n" +
 	"\x05stage\x18\r \x01(\tR\x05stage\x12\x18\n" +
-	"\apercent\x18\x0e \x01(\rR\apercent\"\x80\x01\n" +
+	"\apercent\x18\x0e \x01(\rR\apercent\x12\x12\n" +
+	"\x04term\x18n \x01(\rR\x04term\x12\x10\n" +
+	"\x03ill\x18o \x01(\tR\x03ill\x12.\n" +
+	"\x06vitals\x18p \x01(\v2\x16.margay.control.VitalsR\x06vitals\"\x96\x01\n" +
 	"\x05Drain\x120\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1a.margay.control.DrainStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
 	"\x04user\x18\x03 \x01(\tR\x04user\x12\x19\n" +
-	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\"E\n" +
+	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\x12\x14\n" +
+	"\x05leave\x18n \x01(\bR\x05leave\"E\n" +
 	"\aCoreUse\x12\x12\n" +
 	"\x04core\x18\x01 \x01(\rR\x04core\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\rR\x03job\x12\x14\n" +
@@ -8841,7 +9558,36 @@ const file_control_proto_rawDesc = "" +
 	"\vRebootNodes\x12\x14\n" +
 	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\x12\x12\n" +
-	"\x04user\x18\x03 \x01(\tR\x04user\".\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\"N\n" +
+	"\n" +
+	"EvictNodes\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\"\"\n" +
+	"\fNodesEvicted\x12\x12\n" +
+	"\x04jobs\x18\x01 \x03(\rR\x04jobs\"M\n" +
+	"\vGrowMachine\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
+	"\x05order\x18\x02 \x01(\tR\x05order\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\"\"\n" +
+	"\n" +
+	"NodesAdded\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\rR\x05nodes\"K\n" +
+	"\rShrinkMachine\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x10\n" +
+	"\x03now\x18\x02 \x01(\bR\x03now\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\"N\n" +
+	"\fNodesLeaving\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x14\n" +
+	"\x05terms\x18\x02 \x03(\rR\x05terms\x12\x12\n" +
+	"\x04busy\x18\x03 \x03(\rR\x04busy\"4\n" +
+	"\n" +
+	"RemoveNode\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\rR\x04term\"4\n" +
+	"\x06Roster\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x14\n" +
+	"\x05terms\x18\x02 \x03(\rR\x05terms\".\n" +
 	"\bListJobs\x12\x10\n" +
 	"\x03all\x18\x01 \x01(\bR\x03all\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\rR\x03job\"l\n" +
@@ -9168,7 +9914,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 107)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -9190,94 +9936,103 @@ var file_control_proto_goTypes = []any{
 	(*NodeInfo)(nil),         // 17: margay.control.NodeInfo
 	(*HostedJob)(nil),        // 18: margay.control.HostedJob
 	(*Heartbeat)(nil),        // 19: margay.control.Heartbeat
-	(*LogLine)(nil),          // 20: margay.control.LogLine
-	(*Prepare)(nil),          // 21: margay.control.Prepare
-	(*JobSpec)(nil),          // 22: margay.control.JobSpec
-	(*Terminal)(nil),         // 23: margay.control.Terminal
-	(*Exec)(nil),             // 24: margay.control.Exec
-	(*Part)(nil),             // 25: margay.control.Part
-	(*Prepared)(nil),         // 26: margay.control.Prepared
-	(*Place)(nil),            // 27: margay.control.Place
-	(*Member)(nil),           // 28: margay.control.Member
-	(*Start)(nil),            // 29: margay.control.Start
-	(*Started)(nil),          // 30: margay.control.Started
-	(*Forget)(nil),           // 31: margay.control.Forget
-	(*Forgotten)(nil),        // 32: margay.control.Forgotten
-	(*Unkept)(nil),           // 33: margay.control.Unkept
-	(*Loaded)(nil),           // 34: margay.control.Loaded
-	(*JobFault)(nil),         // 35: margay.control.JobFault
-	(*Rewind)(nil),           // 36: margay.control.Rewind
-	(*Finish)(nil),           // 37: margay.control.Finish
-	(*FileChunk)(nil),        // 38: margay.control.FileChunk
-	(*FileTaken)(nil),        // 39: margay.control.FileTaken
-	(*ReadFiles)(nil),        // 40: margay.control.ReadFiles
-	(*FilesPiece)(nil),       // 41: margay.control.FilesPiece
-	(*FilesRead)(nil),        // 42: margay.control.FilesRead
-	(*Record)(nil),           // 43: margay.control.Record
-	(*ExitStatus)(nil),       // 44: margay.control.ExitStatus
-	(*Usage)(nil),            // 45: margay.control.Usage
-	(*Ack)(nil),              // 46: margay.control.Ack
-	(*Stdin)(nil),            // 47: margay.control.Stdin
-	(*StdinTaken)(nil),       // 48: margay.control.StdinTaken
-	(*Signal)(nil),           // 49: margay.control.Signal
-	(*Resize)(nil),           // 50: margay.control.Resize
-	(*RunRequest)(nil),       // 51: margay.control.RunRequest
-	(*RunReply)(nil),         // 52: margay.control.RunReply
-	(*Attach)(nil),           // 53: margay.control.Attach
-	(*RemoveOutput)(nil),     // 54: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 55: margay.control.OutputRemoved
-	(*JobState)(nil),         // 56: margay.control.JobState
-	(*PhaseTime)(nil),        // 57: margay.control.PhaseTime
-	(*RankState)(nil),        // 58: margay.control.RankState
-	(*ListNodes)(nil),        // 59: margay.control.ListNodes
-	(*Nodes)(nil),            // 60: margay.control.Nodes
-	(*NodeState)(nil),        // 61: margay.control.NodeState
-	(*Drain)(nil),            // 62: margay.control.Drain
-	(*CoreUse)(nil),          // 63: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 64: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 65: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 66: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 67: margay.control.RebootNodes
-	(*ListJobs)(nil),         // 68: margay.control.ListJobs
-	(*Jobs)(nil),             // 69: margay.control.Jobs
-	(*WaitingJob)(nil),       // 70: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 71: margay.control.JobSummary
-	(*StoredJob)(nil),        // 72: margay.control.StoredJob
-	(*Kill)(nil),             // 73: margay.control.Kill
-	(*Noise)(nil),            // 74: margay.control.Noise
-	(*NoiseReport)(nil),      // 75: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 76: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 77: margay.control.InterruptRow
-	(*Status)(nil),           // 78: margay.control.Status
-	(*MachineStatus)(nil),    // 79: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 80: margay.control.ListExtensions
-	(*Extensions)(nil),       // 81: margay.control.Extensions
-	(*ExtensionState)(nil),   // 82: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 83: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 84: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 85: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 86: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 87: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 88: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 89: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 90: margay.control.ReadEvents
-	(*Events)(nil),           // 91: margay.control.Events
-	(*ReadClock)(nil),        // 92: margay.control.ReadClock
-	(*Clock)(nil),            // 93: margay.control.Clock
-	(*TakeSamples)(nil),      // 94: margay.control.TakeSamples
-	(*Samples)(nil),          // 95: margay.control.Samples
-	(*NodeSample)(nil),       // 96: margay.control.NodeSample
-	(*CoreSample)(nil),       // 97: margay.control.CoreSample
-	(*RankSample)(nil),       // 98: margay.control.RankSample
-	(*NodeExit)(nil),         // 99: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 100: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 101: margay.control.NodeStage
-	(*NodeUp)(nil),           // 102: margay.control.NodeUp
-	(*RebootNode)(nil),       // 103: margay.control.RebootNode
-	(*RestartKernel)(nil),    // 104: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 105: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 106: margay.control.DutiesSet
-	nil,                      // 107: margay.control.ExtensionLog.AfterEntry
+	(*Vitals)(nil),           // 20: margay.control.Vitals
+	(*LogLine)(nil),          // 21: margay.control.LogLine
+	(*Prepare)(nil),          // 22: margay.control.Prepare
+	(*JobSpec)(nil),          // 23: margay.control.JobSpec
+	(*Terminal)(nil),         // 24: margay.control.Terminal
+	(*Exec)(nil),             // 25: margay.control.Exec
+	(*Part)(nil),             // 26: margay.control.Part
+	(*Prepared)(nil),         // 27: margay.control.Prepared
+	(*Place)(nil),            // 28: margay.control.Place
+	(*Member)(nil),           // 29: margay.control.Member
+	(*Start)(nil),            // 30: margay.control.Start
+	(*Started)(nil),          // 31: margay.control.Started
+	(*Forget)(nil),           // 32: margay.control.Forget
+	(*Forgotten)(nil),        // 33: margay.control.Forgotten
+	(*Unkept)(nil),           // 34: margay.control.Unkept
+	(*Loaded)(nil),           // 35: margay.control.Loaded
+	(*JobFault)(nil),         // 36: margay.control.JobFault
+	(*Rewind)(nil),           // 37: margay.control.Rewind
+	(*Finish)(nil),           // 38: margay.control.Finish
+	(*FileChunk)(nil),        // 39: margay.control.FileChunk
+	(*FileTaken)(nil),        // 40: margay.control.FileTaken
+	(*ReadFiles)(nil),        // 41: margay.control.ReadFiles
+	(*FilesPiece)(nil),       // 42: margay.control.FilesPiece
+	(*FilesRead)(nil),        // 43: margay.control.FilesRead
+	(*Record)(nil),           // 44: margay.control.Record
+	(*ExitStatus)(nil),       // 45: margay.control.ExitStatus
+	(*Usage)(nil),            // 46: margay.control.Usage
+	(*Ack)(nil),              // 47: margay.control.Ack
+	(*Stdin)(nil),            // 48: margay.control.Stdin
+	(*StdinTaken)(nil),       // 49: margay.control.StdinTaken
+	(*Signal)(nil),           // 50: margay.control.Signal
+	(*Resize)(nil),           // 51: margay.control.Resize
+	(*RunRequest)(nil),       // 52: margay.control.RunRequest
+	(*RunReply)(nil),         // 53: margay.control.RunReply
+	(*Attach)(nil),           // 54: margay.control.Attach
+	(*RemoveOutput)(nil),     // 55: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 56: margay.control.OutputRemoved
+	(*JobState)(nil),         // 57: margay.control.JobState
+	(*PhaseTime)(nil),        // 58: margay.control.PhaseTime
+	(*RankState)(nil),        // 59: margay.control.RankState
+	(*ListNodes)(nil),        // 60: margay.control.ListNodes
+	(*Nodes)(nil),            // 61: margay.control.Nodes
+	(*NodeState)(nil),        // 62: margay.control.NodeState
+	(*Drain)(nil),            // 63: margay.control.Drain
+	(*CoreUse)(nil),          // 64: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 65: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 66: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 67: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 68: margay.control.RebootNodes
+	(*EvictNodes)(nil),       // 69: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 70: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 71: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 72: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 73: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 74: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 75: margay.control.RemoveNode
+	(*Roster)(nil),           // 76: margay.control.Roster
+	(*ListJobs)(nil),         // 77: margay.control.ListJobs
+	(*Jobs)(nil),             // 78: margay.control.Jobs
+	(*WaitingJob)(nil),       // 79: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 80: margay.control.JobSummary
+	(*StoredJob)(nil),        // 81: margay.control.StoredJob
+	(*Kill)(nil),             // 82: margay.control.Kill
+	(*Noise)(nil),            // 83: margay.control.Noise
+	(*NoiseReport)(nil),      // 84: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 85: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 86: margay.control.InterruptRow
+	(*Status)(nil),           // 87: margay.control.Status
+	(*MachineStatus)(nil),    // 88: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 89: margay.control.ListExtensions
+	(*Extensions)(nil),       // 90: margay.control.Extensions
+	(*ExtensionState)(nil),   // 91: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 92: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 93: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 94: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 95: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 96: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 97: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 98: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 99: margay.control.ReadEvents
+	(*Events)(nil),           // 100: margay.control.Events
+	(*ReadClock)(nil),        // 101: margay.control.ReadClock
+	(*Clock)(nil),            // 102: margay.control.Clock
+	(*TakeSamples)(nil),      // 103: margay.control.TakeSamples
+	(*Samples)(nil),          // 104: margay.control.Samples
+	(*NodeSample)(nil),       // 105: margay.control.NodeSample
+	(*CoreSample)(nil),       // 106: margay.control.CoreSample
+	(*RankSample)(nil),       // 107: margay.control.RankSample
+	(*NodeExit)(nil),         // 108: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 109: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 110: margay.control.NodeStage
+	(*NodeUp)(nil),           // 111: margay.control.NodeUp
+	(*RebootNode)(nil),       // 112: margay.control.RebootNode
+	(*RestartKernel)(nil),    // 113: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 114: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 115: margay.control.DutiesSet
+	nil,                      // 116: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	11,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -9287,135 +10042,145 @@ var file_control_proto_depIdxs = []int32{
 	15,  // 4: margay.control.Frame.register:type_name -> margay.control.Register
 	16,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
 	19,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
-	20,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
-	21,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	29,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	31,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	34,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	35,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	36,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	37,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	32,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
-	26,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	30,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
-	38,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	43,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	46,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	47,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	48,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	49,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
-	39,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	50,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
-	51,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	52,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	53,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
-	56,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	59,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	60,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	68,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	69,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	73,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	74,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	75,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	78,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	79,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	54,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	55,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	64,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	65,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	66,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	67,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
-	80,  // 45: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	81,  // 46: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	83,  // 47: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	89,  // 48: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	85,  // 49: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	86,  // 50: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	90,  // 51: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	91,  // 52: margay.control.Frame.events:type_name -> margay.control.Events
-	92,  // 53: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	93,  // 54: margay.control.Frame.clock:type_name -> margay.control.Clock
-	94,  // 55: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	95,  // 56: margay.control.Frame.samples:type_name -> margay.control.Samples
-	99,  // 57: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	100, // 58: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	102, // 59: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	101, // 60: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	103, // 61: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	104, // 62: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	105, // 63: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	106, // 64: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	40,  // 65: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	41,  // 66: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	42,  // 67: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	0,   // 68: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 69: margay.control.Error.code:type_name -> margay.control.Code
-	17,  // 70: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	18,  // 71: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 72: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	17,  // 73: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	22,  // 74: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	27,  // 75: margay.control.Prepare.places:type_name -> margay.control.Place
-	28,  // 76: margay.control.Prepare.members:type_name -> margay.control.Member
-	24,  // 77: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 78: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 79: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	23,  // 80: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	25,  // 81: margay.control.Exec.parts:type_name -> margay.control.Part
-	33,  // 82: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	13,  // 83: margay.control.Loaded.error:type_name -> margay.control.Error
-	13,  // 84: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 85: margay.control.Record.stream:type_name -> margay.control.Stream
-	44,  // 86: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	33,  // 87: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	45,  // 88: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	23,  // 89: margay.control.Resize.size:type_name -> margay.control.Terminal
-	22,  // 90: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	24,  // 91: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	27,  // 92: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 93: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 94: margay.control.JobState.error:type_name -> margay.control.Error
-	58,  // 95: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	33,  // 96: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	57,  // 97: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 98: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	44,  // 99: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	61,  // 100: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 101: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 102: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	63,  // 103: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	62,  // 104: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	7,   // 105: margay.control.Drain.state:type_name -> margay.control.DrainState
-	71,  // 106: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	70,  // 107: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 108: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	58,  // 109: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	33,  // 110: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	22,  // 111: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	27,  // 112: margay.control.StoredJob.places:type_name -> margay.control.Place
-	28,  // 113: margay.control.StoredJob.members:type_name -> margay.control.Member
-	71,  // 114: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	56,  // 115: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	76,  // 116: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	77,  // 117: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	82,  // 118: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	84,  // 119: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	107, // 120: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	87,  // 121: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	83,  // 122: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	82,  // 123: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	96,  // 124: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	97,  // 125: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	98,  // 126: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	82,  // 127: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 128: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 129: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 130: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	131, // [131:131] is the sub-list for method output_type
-	131, // [131:131] is the sub-list for method input_type
-	131, // [131:131] is the sub-list for extension type_name
-	131, // [131:131] is the sub-list for extension extendee
-	0,   // [0:131] is the sub-list for field type_name
+	21,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
+	22,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
+	30,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	32,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	35,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	36,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	37,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	38,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	33,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	27,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
+	31,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
+	39,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	44,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	47,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	48,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	49,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	50,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	40,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	51,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	52,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	53,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	54,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	57,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	60,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	61,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	77,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	78,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	82,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	83,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	84,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	87,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	88,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	55,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	56,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	65,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	66,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	67,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	68,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	89,  // 45: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	90,  // 46: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	92,  // 47: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	98,  // 48: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	94,  // 49: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	95,  // 50: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	99,  // 51: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	100, // 52: margay.control.Frame.events:type_name -> margay.control.Events
+	101, // 53: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	102, // 54: margay.control.Frame.clock:type_name -> margay.control.Clock
+	103, // 55: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	104, // 56: margay.control.Frame.samples:type_name -> margay.control.Samples
+	108, // 57: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	109, // 58: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	111, // 59: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	110, // 60: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	112, // 61: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	113, // 62: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	114, // 63: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	115, // 64: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	71,  // 65: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	72,  // 66: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	73,  // 67: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	74,  // 68: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	69,  // 69: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	70,  // 70: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	75,  // 71: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	76,  // 72: margay.control.Frame.roster:type_name -> margay.control.Roster
+	41,  // 73: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	42,  // 74: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	43,  // 75: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	0,   // 76: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 77: margay.control.Error.code:type_name -> margay.control.Code
+	17,  // 78: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	18,  // 79: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 80: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	17,  // 81: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	20,  // 82: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	23,  // 83: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	28,  // 84: margay.control.Prepare.places:type_name -> margay.control.Place
+	29,  // 85: margay.control.Prepare.members:type_name -> margay.control.Member
+	25,  // 86: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 87: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 88: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	24,  // 89: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	26,  // 90: margay.control.Exec.parts:type_name -> margay.control.Part
+	34,  // 91: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	13,  // 92: margay.control.Loaded.error:type_name -> margay.control.Error
+	13,  // 93: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 94: margay.control.Record.stream:type_name -> margay.control.Stream
+	45,  // 95: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	34,  // 96: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	46,  // 97: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	24,  // 98: margay.control.Resize.size:type_name -> margay.control.Terminal
+	23,  // 99: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	25,  // 100: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	28,  // 101: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 102: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 103: margay.control.JobState.error:type_name -> margay.control.Error
+	59,  // 104: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	34,  // 105: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	58,  // 106: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 107: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	45,  // 108: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	62,  // 109: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 110: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 111: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	64,  // 112: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	63,  // 113: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	20,  // 114: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	7,   // 115: margay.control.Drain.state:type_name -> margay.control.DrainState
+	80,  // 116: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	79,  // 117: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 118: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	59,  // 119: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	34,  // 120: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	23,  // 121: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	28,  // 122: margay.control.StoredJob.places:type_name -> margay.control.Place
+	29,  // 123: margay.control.StoredJob.members:type_name -> margay.control.Member
+	80,  // 124: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	57,  // 125: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	85,  // 126: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	86,  // 127: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	91,  // 128: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	93,  // 129: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	116, // 130: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	96,  // 131: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	92,  // 132: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	91,  // 133: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	105, // 134: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	106, // 135: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	107, // 136: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	91,  // 137: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 138: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 139: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 140: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	141, // [141:141] is the sub-list for method output_type
+	141, // [141:141] is the sub-list for method input_type
+	141, // [141:141] is the sub-list for extension type_name
+	141, // [141:141] is the sub-list for extension extendee
+	0,   // [0:141] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -9489,6 +10254,14 @@ func file_control_proto_init() {
 		(*Frame_RestartKernel)(nil),
 		(*Frame_SetDuties)(nil),
 		(*Frame_DutiesSet)(nil),
+		(*Frame_GrowMachine)(nil),
+		(*Frame_NodesAdded)(nil),
+		(*Frame_ShrinkMachine)(nil),
+		(*Frame_NodesLeaving)(nil),
+		(*Frame_EvictNodes)(nil),
+		(*Frame_NodesEvicted)(nil),
+		(*Frame_RemoveNode)(nil),
+		(*Frame_Roster)(nil),
 		(*Frame_ReadFiles)(nil),
 		(*Frame_FilesPiece)(nil),
 		(*Frame_FilesRead)(nil),
@@ -9499,7 +10272,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   98,
+			NumMessages:   107,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -13,6 +13,7 @@ package launch
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -115,6 +116,9 @@ func Run(ctx context.Context, o Options) (int, error) {
 		return o.Files.Ahead()
 	})
 	go pack() // while serve is connected to
+	if o.Spec.Spares > 0 {
+		o.Spec.Launch = rand.Text()
+	}
 	for try := 1; ; try++ {
 		begin := time.Now()
 		code, err := run(ctx, o, pack)
@@ -126,6 +130,9 @@ func Run(ctx context.Context, o Options) (int, error) {
 		}
 		if try == launchTries {
 			return code, fmt.Errorf("%w; given up after %d tries", err, try)
+		}
+		if errors.Is(err, errLaunchLost) && o.Spec.Spares > 0 {
+			o.Spec.Spares-- // one takes the place of the node
 		}
 		again := "starting it again"
 		if o.Spec.WaitMs != 0 {

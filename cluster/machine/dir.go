@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/cluster/roster"
 	"margay/kernel/abi/id"
 )
 
@@ -239,6 +240,39 @@ func (d Dir) writeSpec(s Spec) error {
 		return err
 	}
 	return writeFile(d.specFile(), append(text, '\n'))
+}
+
+// writeRoster records the nodes that the machine has now. A reader gets the whole roster, the last
+// one or this one.
+func (d Dir) writeRoster(r roster.Roster) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	next := d.file(nextRosterName)
+	if err := writeFile(next, append(text, '\n')); err != nil {
+		return err
+	}
+	return os.Rename(next, d.file(rosterName))
+}
+
+// ReadRoster returns the nodes that the machine has now. Before its first change these are the
+// nodes that it was made with.
+func (d Dir) ReadRoster(s Spec) (r roster.Roster, err error) {
+	text, err := readFile(d.file(rosterName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return roster.New(s.Nodes), nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &r)
+	}
+	if err == nil {
+		err = r.Check()
+	}
+	if err != nil {
+		return roster.Roster{}, fmt.Errorf("machine %s: %s: %w", d.Name(), d.file(rosterName), err)
+	}
+	return r, nil
 }
 
 // ReadSpec returns the spec from which the machine was made. The error is ErrNoMachine if the

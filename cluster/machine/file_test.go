@@ -40,7 +40,7 @@ func TestFilesElsewhere(t *testing.T) {
 			return err
 		}},
 		"boot configuration": {func(d Dir) string { return d.nodeFile(0) }, func(d Dir) error {
-			return (&hosted{dir: d, spec: Spec{Name: "m", Substrate: node.Hosted, Cores: 1, MemoryMiB: 128, Secret: "s"}, cert: []byte("c")}).writeConfig(0)
+			return (&hosted{dir: d, spec: Spec{Name: "m", Substrate: node.Hosted, Cores: 1, MemoryMiB: 128, Secret: "s"}, cert: []byte("c")}).writeConfig(0, 1)
 		}},
 		"log of serve": {func(d Dir) string { return d.Log("serve") }, func(d Dir) error {
 			return (&holder{dir: d, serve: quick}).runServe(t.Context())

@@ -24,12 +24,18 @@ const (
 	markerText = "This folder belongs to a machine. margay machine up made it, margay machine down removes it.\n"
 )
 
+// The names of the machine's roster, and of the file that takes its place.
+const (
+	rosterName     = "roster.json"
+	nextRosterName = "roster.next"
+)
+
 // parts are the folders in a machine's folder that machine up makes.
 var parts = []string{"log", "ports", "nodes"}
 
 // known are the names in a machine's folder that are a machine's, besides the marker. Nothing else
 // in it is ever removed.
-var known = append([]string{"serve.sock", "lock", makingName, "machine.json", "key.pem", "state.db", "output", imageName}, parts...)
+var known = append([]string{"serve.sock", "lock", makingName, "machine.json", "key.pem", "state.db", "output", imageName, rosterName, nextRosterName}, parts...)
 
 // foreignError reports that a machine's name belongs to a file or folder that is not a machine's.
 type foreignError struct{ path, why string }

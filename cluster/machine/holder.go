@@ -15,6 +15,7 @@ import (
 
 	"margay/cluster/boot"
 	"margay/cluster/control"
+	"margay/cluster/roster"
 	"margay/cluster/trust"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
@@ -39,16 +40,27 @@ type holder struct {
 	log       func(format string, args ...any)
 
 	obeying sync.WaitGroup // goroutines that carry out orders of serve
+	keeping sync.WaitGroup // goroutines that keep nodes
 
-	mu    sync.Mutex
-	conn  *control.Conn // to serve; nil while there is none
-	nodes []*heldNode   // by number
+	changing sync.Mutex // held, before mu, while nodes are added and removed
+	ending   bool       // no node is added any more
+	growths  growths
+
+	mu      sync.Mutex
+	conn    *control.Conn             // to serve; nil while there is none
+	roster  roster.Roster             // as recorded; changed with both held
+	nodes   map[id.Node]*heldNode     // the roster's, by number
+	leaving map[id.Node]chan struct{} // by number: closed when the last node of the number has ended
 }
 
-// heldNode is the state of a node in the holder. holder.mu guards all but orders.
+// heldNode is the state of a node in the holder. holder.mu guards life and the messages.
 type heldNode struct {
+	number id.Node
+	term   uint32 // of its number
 	life   life
-	orders chan order // to reboot it, taken by keepNode
+	orders chan order    // to reboot it, taken by keepNode
+	leave  func()        // ends it for good
+	gone   chan struct{} // closed when it has ended for good
 
 	// Sent to serve when it connects.
 	boot  *control.NodeBoot  // nil: it was never started
@@ -90,6 +102,9 @@ func Hold(ctx context.Context, d Dir, serve []string, log func(format string, ar
 	defer w.Close()
 	defer r.Close()
 	h := &holder{dir: d, spec: spec, lifeline: r, serve: serve, log: log}
+	if h.roster, err = d.ReadRoster(spec); err != nil {
+		return err
+	}
 	if h.substrate, err = h.newSubstrate(authority); err != nil {
 		return err
 	}
@@ -111,86 +126,111 @@ func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
 // run starts everything and waits for the end. Then serve ends before the nodes do, so that its
 // clients are notified of the end of the machine, and not of the ends of nodes and ranks.
 func (h *holder) run(ctx context.Context) {
-	for range h.spec.Nodes {
-		h.nodes = append(h.nodes, &heldNode{orders: make(chan order)})
-	}
 	served, end := context.WithCancel(context.WithoutCancel(ctx))
 	var all sync.WaitGroup
 	all.Go(func() {
 		defer end()
 		h.keepServe(ctx)
 	})
-	all.Go(func() { h.report(ctx) })
-	for number, n := range h.nodes {
-		all.Go(func() { h.keepNode(served, id.Node(number), n) })
-	}
+	h.begin(served)
+	all.Go(func() { h.report(ctx, served) })
 	<-ctx.Done()
 	h.log("ending machine %s", h.spec.Name)
+	h.noMore()
 	all.Wait()
+	h.keeping.Wait()
 	h.obeying.Wait()
+}
+
+// begin keeps the nodes of the roster until served ends.
+func (h *holder) begin(served context.Context) {
+	h.nodes, h.leaving = make(map[id.Node]*heldNode), make(map[id.Node]chan struct{})
+	for _, number := range h.roster.Nodes {
+		h.keep(served, id.Node(number), h.roster.Term(number))
+	}
+}
+
+// keep keeps a node until served ends or the node leaves. The last node of its number ends first.
+func (h *holder) keep(served context.Context, number id.Node, term uint32) {
+	ctx, leave := context.WithCancel(served)
+	n := &heldNode{number: number, term: term, orders: make(chan order), leave: leave, gone: make(chan struct{})}
+	h.mu.Lock()
+	last := h.leaving[number]
+	h.nodes[number] = n
+	h.mu.Unlock()
+	h.keeping.Go(func() {
+		defer close(n.gone)
+		defer leave()
+		if last != nil {
+			<-last
+		}
+		h.keepNode(ctx, n)
+		if served.Err() == nil { // otherwise the machine ends
+			h.substrate.remove(number)
+		}
+	})
 }
 
 // keepNode starts a node, starts it again after a verdict or an order to do so, and stops it when
 // ctx ends.
-func (h *holder) keepNode(ctx context.Context, number id.Node, n *heldNode) {
+func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 	var ended <-chan exit // nil while the node does not run
 	start := time.NewTimer(0)
 	defer start.Stop()
-	for {
+	for ctx.Err() == nil {
 		select {
 		case <-start.C:
 			// startNode reports an error to serve as the node's end.
-			ended, _ = h.startNode(number, n)
+			ended, _ = h.startNode(n)
 		case e := <-ended:
 			ended = nil
-			if v := h.nodeExited(number, n, e); v.Again {
+			if v := h.nodeExited(n, e); v.Again {
 				start.Reset(v.Pause)
 			}
 		case o := <-n.orders:
 			start.Stop()
 			var err error
-			if ended, err = h.stopNode(number, ended); err == nil {
-				h.nodeOrdered(number, n, o)
-				ended, err = h.startNode(number, n)
+			if ended, err = h.stopNode(n, ended); err == nil {
+				h.nodeOrdered(n, o)
+				ended, err = h.startNode(n)
 			}
 			o.obeyed <- err
 		case <-ctx.Done():
-			if _, err := h.stopNode(number, ended); err != nil {
-				h.log("%v", err)
-			}
-			return
 		}
+	}
+	if _, err := h.stopNode(n, ended); err != nil {
+		h.log("%v", err)
 	}
 }
 
 // startNode starts a node and returns a channel that gets its end; nil with an error.
-func (h *holder) startNode(number id.Node, n *heldNode) (<-chan exit, error) {
-	pid, ended, err := h.substrate.start(number)
+func (h *holder) startNode(n *heldNode) (<-chan exit, error) {
+	pid, ended, err := h.substrate.start(n.number, n.term)
 	if err != nil {
-		h.nodeExited(number, n, exit{Reason: err.Error(), Off: true})
+		h.nodeExited(n, exit{Reason: err.Error(), Off: true})
 		return nil, err
 	}
-	h.log("node%d started, pid %d", number, pid)
+	h.log("node%d started, pid %d", n.number, pid)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n.life.start()
-	n.boot, n.stage, n.exit = &control.NodeBoot{Node: uint32(number), Pid: int64(pid), Boots: n.life.boots}, nil, nil
+	n.boot, n.stage, n.exit = &control.NodeBoot{Node: uint32(n.number), Pid: int64(pid), Boots: n.life.boots}, nil, nil
 	h.tell(n.boot)
 	return ended, nil
 }
 
 // stopNode ends a node that runs. It returns nil, or ended unchanged if the node does not end in
 // time.
-func (h *holder) stopNode(number id.Node, ended <-chan exit) (<-chan exit, error) {
+func (h *holder) stopNode(n *heldNode, ended <-chan exit) (<-chan exit, error) {
 	if ended == nil {
 		return nil, nil
 	}
-	h.substrate.stop(number)
+	h.substrate.stop(n.number)
 	select {
 	case <-ended:
 		return nil, nil
 	case <-time.After(stopWait):
-		return ended, fmt.Errorf("node%d does not end", number)
+		return ended, fmt.Errorf("node%d does not end", n.number)
 	}
 }
 
@@ -205,11 +245,8 @@ func (h *holder) tell(m proto.Message) {
 func (h *holder) nodeStage(node id.Node, status boot.Status) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if int(node) >= len(h.nodes) {
-		return
-	}
 	n := h.nodes[node]
-	if n.boot == nil || n.life.up {
+	if n == nil || n.boot == nil || n.life.up {
 		return
 	}
 	text := status.String()
@@ -221,7 +258,7 @@ func (h *holder) nodeStage(node id.Node, status boot.Status) {
 }
 
 // nodeExited gets the verdict on a node that has ended, and reports the end to serve.
-func (h *holder) nodeExited(number id.Node, n *heldNode, e exit) verdict {
+func (h *holder) nodeExited(n *heldNode, e exit) verdict {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	v := n.life.end(e.Off, time.Now())
@@ -229,31 +266,37 @@ func (h *holder) nodeExited(number id.Node, n *heldNode, e exit) verdict {
 	if v.Reason != "" {
 		reason += "; " + v.Reason
 	}
-	h.log("node%d: %s", number, reason)
-	n.exit = &control.NodeExit{Node: uint32(number), Reason: reason, Console: e.Console, Retry: v.Again}
+	h.log("node%d: %s", n.number, reason)
+	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: reason, Console: e.Console, Retry: v.Again}
 	h.tell(n.exit)
 	return v
 }
 
 // nodeOrdered notes that a node starts because of an order.
-func (h *holder) nodeOrdered(number id.Node, n *heldNode, o order) {
-	h.log("node%d: %s", number, o.why)
+func (h *holder) nodeOrdered(n *heldNode, o order) {
+	h.log("node%d: %s", n.number, o.why)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n.life.order()
-	n.exit = &control.NodeExit{Node: uint32(number), Reason: o.why, Retry: true}
+	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: o.why, Retry: true}
 	h.tell(n.exit)
 }
 
 // reboot ends a node and starts it. It returns when the node has been started. ctx ends with the
 // holder.
 func (h *holder) reboot(ctx context.Context, m *control.RebootNode) error {
-	if int(m.Node) >= len(h.nodes) {
-		return control.Failf(control.Code_CODE_NOT_FOUND, "the holder has no node%d", m.Node)
+	h.mu.Lock()
+	n := h.nodes[id.Node(m.Node)]
+	h.mu.Unlock()
+	none := control.Failf(control.Code_CODE_NOT_FOUND, "the holder has no node%d", m.Node)
+	if n == nil {
+		return none
 	}
 	o := order{why: m.Why, obeyed: make(chan error, 1)}
 	select {
-	case h.nodes[m.Node].orders <- o:
+	case n.orders <- o:
+	case <-n.gone:
+		return none
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -303,10 +346,11 @@ func (h *holder) runServe(ctx context.Context) error {
 	return cmd.Run()
 }
 
-// report keeps a connection to serve, over which it reports the state of the nodes.
-func (h *holder) report(ctx context.Context) {
+// report keeps a connection to serve, over which it reports the state of the nodes. Nodes that are
+// added run until served ends.
+func (h *holder) report(ctx, served context.Context) {
 	for ctx.Err() == nil {
-		if err := h.reportOnce(ctx); err != nil && ctx.Err() == nil {
+		if err := h.reportOnce(ctx, served); err != nil && ctx.Err() == nil {
 			select {
 			case <-time.After(firstPause):
 			case <-ctx.Done():
@@ -315,12 +359,16 @@ func (h *holder) report(ctx context.Context) {
 	}
 }
 
-func (h *holder) reportOnce(ctx context.Context) error {
+func (h *holder) reportOnce(ctx, served context.Context) error {
 	raw, err := net.Dial("unix", h.dir.Socket())
 	if err != nil {
 		return err
 	}
-	conn := control.NewConn(raw)
+	return h.attend(ctx, served, control.NewConn(raw))
+}
+
+// attend reports to serve and obeys it over a connection, which it closes.
+func (h *holder) attend(ctx, served context.Context, conn *control.Conn) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, conn.Close)
 	defer stop()
@@ -330,7 +378,12 @@ func (h *holder) reportOnce(ctx context.Context) error {
 	}
 	h.mu.Lock()
 	h.conn = conn
-	for _, n := range h.nodes {
+	_ = conn.Send(rosterMessage(h.roster))
+	for _, number := range h.roster.Nodes {
+		n := h.nodes[id.Node(number)]
+		if n == nil { // it is being added
+			continue
+		}
 		if n.boot != nil {
 			_ = conn.Send(n.boot)
 		}
@@ -353,6 +406,13 @@ func (h *holder) reportOnce(ctx context.Context) error {
 			h.nodeUp(m)
 		case *control.RebootNode:
 			h.obeying.Go(func() { conn.Answer(f, &control.Done{}, h.reboot(ctx, m)) })
+		case *control.GrowMachine:
+			h.obeying.Go(func() {
+				added, err := h.grow(ctx, served, m)
+				conn.Answer(f, added, err)
+			})
+		case *control.RemoveNode:
+			h.obeying.Go(func() { conn.Answer(f, &control.Done{}, h.remove(ctx, m)) })
 		}
 	})
 }
@@ -361,8 +421,7 @@ func (h *holder) reportOnce(ctx context.Context) error {
 func (h *holder) nodeUp(m *control.NodeUp) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if int(m.Node) < len(h.nodes) {
-		n := h.nodes[m.Node]
+	if n := h.nodes[id.Node(m.Node)]; n != nil {
 		n.life.registered()
 		n.stage = nil
 	}

@@ -17,6 +17,7 @@ import (
 
 	"margay/cluster/boot"
 	"margay/cluster/control"
+	"margay/cluster/roster"
 	"margay/internal/check"
 	"margay/kernel/abi/id"
 )
@@ -32,7 +33,7 @@ type playedSubstrate struct {
 	stopped []id.Node
 }
 
-func (p *playedSubstrate) start(node id.Node) (int, <-chan exit, error) {
+func (p *playedSubstrate) start(node id.Node, _ uint32) (int, <-chan exit, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.starts = append(p.starts, node)
@@ -53,7 +54,8 @@ func (p *playedSubstrate) stop(node id.Node) {
 	p.ends[node] <- exit{Reason: "it was stopped"}
 }
 
-func (p *playedSubstrate) close() error { return nil }
+func (p *playedSubstrate) remove(id.Node) {}
+func (p *playedSubstrate) close() error   { return nil }
 
 // end ends a node.
 func (p *playedSubstrate) end(node id.Node, reason string) {
@@ -160,7 +162,7 @@ func holding(t *testing.T, d Dir, nodes int, p *playedSubstrate, serve ...string
 	}
 	p.ends = make(map[id.Node]chan exit)
 	h := &holder{
-		dir: d, spec: Spec{Name: "m", Nodes: nodes}, substrate: p, lifeline: r, serve: append([]string{exe, "serve"}, serve...), log: t.Logf,
+		dir: d, spec: Spec{Name: "m", Nodes: nodes}, roster: roster.New(nodes), substrate: p, lifeline: r, serve: append([]string{exe, "serve"}, serve...), log: t.Logf,
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})

@@ -80,8 +80,8 @@ func newHosted(s Spec, d Dir, a *trust.Authority) (*hosted, error) {
 }
 
 // start implements substrate.
-func (h *hosted) start(node id.Node) (int, <-chan exit, error) {
-	if err := h.writeConfig(node); err != nil {
+func (h *hosted) start(node id.Node, term uint32) (int, <-chan exit, error) {
+	if err := h.writeConfig(node, term); err != nil {
 		return 0, nil, err
 	}
 	log, err := console.New(console.Config{Path: h.dir.ConsoleLog(node)})
@@ -114,8 +114,8 @@ func (h *hosted) start(node id.Node) (int, <-chan exit, error) {
 	return n.cmd.Process.Pid, ended, nil
 }
 
-func (h *hosted) writeConfig(node id.Node) error {
-	text, err := h.spec.bootConfig(node, h.cert).Encode()
+func (h *hosted) writeConfig(node id.Node, term uint32) error {
+	text, err := h.spec.bootConfig(node, term, h.cert).Encode()
 	if err != nil {
 		return err
 	}
@@ -191,6 +191,14 @@ func (h *hosted) stop(node id.Node) {
 		// It may have ended a moment ago. With its PID 1 the kernel ends every process of the node.
 		_ = n.cmd.Process.Kill()
 		delete(h.nodes, node)
+	}
+}
+
+// remove implements substrate. The network card of a node goes with its network namespace. What
+// stays shows a node that ended: its console.
+func (h *hosted) remove(node id.Node) {
+	if err := removeFiles(h.dir.nodeFile(node), h.dir.nodeRoot(node)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 	}
 }
 

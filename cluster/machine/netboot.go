@@ -5,14 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"sync"
 
 	"margay/cluster/boot"
 	"margay/kernel/abi/id"
 	"margay/qemu"
-	"margay/qemu/ether"
 	"margay/qemu/netstack"
 )
 
@@ -48,15 +46,8 @@ func startBoot(s Spec, d Dir, events virtualEvents) (b *bootServices, err error)
 	if err != nil {
 		return nil, err
 	}
-	var hosts []boot.Host
-	neighbors := make(map[netip.Addr]ether.MAC)
-	for node := range id.Node(s.Nodes) {
-		h := boot.Host{Node: node, MAC: boot.MAC(nodeMAC(node)), Address: nodeAddress(node).Addr()}
-		hosts = append(hosts, h)
-		neighbors[h.Address] = nodeMAC(node)
-	}
 	b.services, err = boot.New(boot.Config{
-		Hosts: hosts, Server: bootAddress, Cmdline: qemu.CommandLine(qemu.Accel(s.Accel), s.Cmdline), Kernel: kernel, Image: image,
+		Server: bootAddress, Cmdline: qemu.CommandLine(qemu.Accel(s.Accel), s.Cmdline), Kernel: kernel, Image: image,
 		Report: events.stage, MAC: boot.MAC(bootMAC), Send: func(frame []byte) error { return b.stack.Send(frame) }, Log: events.log,
 	})
 	if err != nil {
@@ -67,7 +58,7 @@ func startBoot(s Spec, d Dir, events virtualEvents) (b *bootServices, err error)
 		return nil, err
 	}
 	b.stack, err = netstack.New(link, netstack.Config{
-		MAC: bootMAC, Address: bootAddress, MTU: bootMTU, SendBuffer: bootBuffer, Reset: true, Neighbors: neighbors,
+		MAC: bootMAC, Address: bootAddress, MTU: bootMTU, SendBuffer: bootBuffer, Reset: true,
 	})
 	if err != nil {
 		return nil, err
@@ -92,6 +83,16 @@ func (b *bootServices) serve(events virtualEvents) error {
 		}
 	})
 	return nil
+}
+
+// add makes the services know a node.
+func (b *bootServices) add(node id.Node) error {
+	address := nodeAddress(node).Addr()
+	if err := b.services.Add(boot.Host{Node: node, MAC: boot.MAC(nodeMAC(node)), Address: address}); err != nil {
+		return err
+	}
+	// The node cannot answer ARP while it has no address.
+	return b.stack.AddNeighbor(address, nodeMAC(node))
 }
 
 func (b *bootServices) open(path string) (boot.File, error) {

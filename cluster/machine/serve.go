@@ -31,6 +31,10 @@ func Serve(ctx context.Context, d Dir, lifeline io.Reader, log func(format strin
 	if err != nil {
 		return err
 	}
+	nodes, err := d.ReadRoster(spec)
+	if err != nil {
+		return err
+	}
 	authority, err := trust.Load(d.keyFile())
 	if err != nil {
 		return err
@@ -46,24 +50,24 @@ func Serve(ctx context.Context, d Dir, lifeline io.Reader, log func(format strin
 		}()
 	}
 	server, err := serve.New(serve.Config{
-		Machine: spec.Name, Substrate: spec.Substrate, Nodes: spec.Nodes, Authority: authority, Secret: spec.Secret,
-		Dir: string(d), Log: log, Timing: spec.timing(), Owner: os.Getuid(), History: spec.history(),
+		Machine: spec.Name, Substrate: spec.Substrate, Roster: nodes, Authority: authority, Secret: spec.Secret,
+		Dir: string(d), Log: log, Timing: spec.timing(), Owner: os.Getuid(), History: spec.history(), Fitness: spec.Fitness,
 		Address: func(node id.Node) netip.Addr { return nodeAddress(node).Addr() },
 		Console: func(node id.Node, lines int) []string { return tail(d.ConsoleLog(node), lines) },
 	})
 	if err != nil {
 		return err
 	}
-	nodes, err := listenNodes(ctx, spec, d, cancel)
+	port, err := listenNodes(ctx, spec, d, cancel)
 	if err != nil {
 		return err
 	}
 	clients, err := listenClients(d.Socket())
 	if err != nil {
-		return errors.Join(err, nodes.Close())
+		return errors.Join(err, port.Close())
 	}
 	log("serving machine %s", spec.Name)
-	err = server.Run(ctx, clients, nodes)
+	err = server.Run(ctx, clients, port)
 	if cause := context.Cause(ctx); !errors.Is(cause, ErrDown) {
 		err = errors.Join(err, cause)
 	}

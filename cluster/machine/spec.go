@@ -6,8 +6,9 @@
 // ends, whatever the cause, all of it ends: children get a signal from the kernel (package
 // qemu/child), and a pipe whose write end only the holder has reaches its end.
 //
-// Locks: holder.mu guards the state of nodes that serve receives. hosted.mu and virtual.mu guard
-// the tables of nodes of the two substrates. None of the three is held while another one is taken.
+// Locks: holder.mu guards the state of nodes that serve receives. holder.changing, which is taken
+// before it, serializes changes of the roster. hosted.mu and virtual.mu guard the tables of nodes
+// of the two substrates. None of holder.mu and these two is held while another one is taken.
 package machine
 
 import (
@@ -17,7 +18,9 @@ import (
 	"net/netip"
 	"time"
 
+	"margay/cluster/fitness"
 	"margay/cluster/ledger"
+	"margay/cluster/roster"
 	"margay/cluster/serve"
 	"margay/cluster/trust"
 	"margay/initramfs"
@@ -31,8 +34,8 @@ import (
 type Spec struct {
 	Name      string `json:"name"`
 	Substrate string `json:"substrate"` // node.Virtual or node.Hosted
-	Nodes     int    `json:"nodes"`
-	Cores     int    `json:"cores"` // for applications, on each node
+	Nodes     int    `json:"nodes"`     // at first (Dir.ReadRoster)
+	Cores     int    `json:"cores"`     // for applications, on each node
 
 	AllCores    bool `json:"all_cores,omitempty"`    // core 0 computes for applications, too
 	MessageCore bool `json:"message_core,omitempty"` // the last core handles messages and nothing else
@@ -60,6 +63,8 @@ type Spec struct {
 	HistoryMiB int    `json:"history_mib,omitempty"` // size of the history of its jobs; 0: none is kept
 	History    string `json:"history,omitempty"`     // the folder of histories; empty: none is kept
 
+	Fitness fitness.Limits `json:"fitness,omitzero"` // that idle nodes must keep
+
 	Timing serve.Timing `json:"timing,omitzero"`
 }
 
@@ -71,9 +76,6 @@ const (
 
 // FabricAuto stands for the fastest fabric that is safe on the wire between the nodes.
 const FabricAuto = "auto"
-
-// MaxNodes bounds a machine.
-const MaxNodes = 1000
 
 // defaults of a spec.
 const (
@@ -119,8 +121,8 @@ func (s *Spec) complete() error {
 	switch {
 	case s.Substrate != node.Virtual && s.Substrate != node.Hosted:
 		return fmt.Errorf("there is no substrate %q: use %s or %s", s.Substrate, node.Virtual, node.Hosted)
-	case s.Nodes < 1 || s.Nodes > MaxNodes:
-		return fmt.Errorf("a machine has 1 to %d nodes, not %d", MaxNodes, s.Nodes)
+	case s.Nodes < 1 || s.Nodes > roster.Most:
+		return fmt.Errorf("a machine has 1 to %d nodes, not %d", roster.Most, s.Nodes)
 	case s.Cores < 1 || s.Cores > 254:
 		return fmt.Errorf("a node has 1 to 254 application cores, not %d", s.Cores)
 	case s.MessageCore && s.Cores < 2 && !s.AllCores:
@@ -183,13 +185,13 @@ func nodeMAC(node id.Node) ether.MAC {
 	return mac
 }
 
-// bootConfig is the configuration that a node gets at its start.
-func (s Spec) bootConfig(number id.Node, certificate []byte) node.Config {
+// bootConfig is the configuration that a node gets at its start. The term is its number's.
+func (s Spec) bootConfig(number id.Node, term uint32, certificate []byte) node.Config {
 	c := node.Config{
 		Machine: s.Name, Node: number, Substrate: s.Substrate, Profile: s.Profile,
 		MAC: nodeMAC(number).String(), Address: nodeAddress(number).String(), MTU: s.MTU, Fabric: s.Fabric,
 		Serve: netip.AddrPortFrom(serveAddress.Addr(), servePort).String(),
-		CA:    certificate, Token: trust.NodeToken(s.Secret, number), Lacks: s.Lacks, Extensions: s.Extensions,
+		CA:    certificate, Token: trust.NodeToken(s.Secret, number, term), Lacks: s.Lacks, Extensions: s.Extensions,
 		AllCores: s.AllCores, MessageCore: s.MessageCore,
 	}
 	if s.Substrate == node.Hosted {
@@ -235,9 +237,12 @@ type exit struct {
 // substrate is what nodes run on.
 type substrate interface {
 	// start starts a node, or starts it again, and returns its pid and a channel that gets its end.
-	start(node id.Node) (pid int, ended <-chan exit, err error)
+	// The term is its number's.
+	start(node id.Node, term uint32) (pid int, ended <-chan exit, err error)
 	// stop ends a node.
 	stop(node id.Node)
+	// remove frees what starts of a node that has ended for good have left.
+	remove(node id.Node)
 	// close ends the parts that the nodes share.
 	close() error
 }

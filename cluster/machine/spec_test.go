@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/cluster/roster"
 	"margay/cluster/serve"
 	"margay/cluster/trust"
 	"margay/kernel/abi/id"
@@ -66,7 +67,7 @@ func TestNetwork(t *testing.T) {
 	addresses := map[string]bool{
 		serveAddress.Addr().String(): true, serveMAC.String(): true, bootAddress.Addr().String(): true, bootMAC.String(): true,
 	}
-	for node := range id.Node(MaxNodes) {
+	for node := range id.Node(roster.Most) {
 		p := nodeAddress(node)
 		if !serveAddress.Contains(p.Addr()) || p.Bits() != serveAddress.Bits() {
 			t.Fatalf("node %d has the address %v", node, p)
@@ -90,7 +91,7 @@ func TestBootConfig(t *testing.T) {
 		if err := s.complete(); err != nil {
 			t.Fatal(err)
 		}
-		text, err := s.bootConfig(7, []byte("certificate")).Encode()
+		text, err := s.bootConfig(7, 1, []byte("certificate")).Encode()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +99,7 @@ func TestBootConfig(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.Node != 7 || c.Token != trust.NodeToken("secret", 7) || strings.Contains(string(text), `"secret"`) || string(c.CA) != "certificate" || c.Serve != "10.66.0.1:7117" || c.Substrate != substrate || c.Fabric != node.UDP || len(c.Lacks) != 1 {
+		if c.Node != 7 || c.Token != trust.NodeToken("secret", 7, 1) || strings.Contains(string(text), `"secret"`) || string(c.CA) != "certificate" || c.Serve != "10.66.0.1:7117" || c.Substrate != substrate || c.Fabric != node.UDP || len(c.Lacks) != 1 {
 			t.Errorf("node 7 is told %+v", c)
 		}
 		if hosted := substrate == node.Hosted; hosted != (c.Cores == 3) || hosted != (c.Memory == 200<<20) || hosted != (c.Profile == node.Shared) {

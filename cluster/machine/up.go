@@ -14,8 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"margay/cluster/client"
-	"margay/cluster/control"
 	"margay/cluster/trust"
 	"margay/internal/progress"
 	"margay/kernel/abi/node"
@@ -228,7 +226,7 @@ func (d Dir) hints(who string) (text string) {
 	return text
 }
 
-// awaitNodes waits until every node is up, or can no longer come up.
+// awaitNodes waits until every node is up, or can no longer come up, or the holder ends.
 func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -239,104 +237,7 @@ func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) err
 		case <-ctx.Done():
 		}
 	}()
-	serve := &listed{dir: d}
-	defer serve.close()
-	started := time.Now()
-	up := make(map[uint32]bool)
-	again := make(map[uint32]string) // why it boots again
-	stages := make(map[uint32]string)
-	for {
-		nodes, err := serve.nodes(ctx)
-		if err != nil {
-			return firstCause(ctx, err)
-		}
-		for _, n := range nodes.Nodes {
-			if n.Retry && n.Reason != again[n.Node] {
-				again[n.Node] = n.Reason
-				o.Told("node%d: %s", n.Node, n.Reason)
-			}
-			if n.Stage != stages[n.Node] && n.Stage != "" {
-				o.Told("node%d: %s", n.Node, n.Stage)
-			}
-			stages[n.Node] = n.Stage
-			switch n.Health {
-			case control.NodeHealth_NODE_UP:
-				if !up[n.Node] {
-					up[n.Node] = true
-					boot := ""
-					if n.Boots > 1 {
-						boot = fmt.Sprintf(" on boot %d", n.Boots)
-					}
-					o.Told("node%d is up%s after %.1f s (%d of %d)", n.Node, boot, time.Since(started).Seconds(), len(up), len(nodes.Nodes))
-				}
-			case control.NodeHealth_NODE_REFUSED:
-				return fmt.Errorf("node%d was refused: %s", n.Node, n.Reason)
-			case control.NodeHealth_NODE_DEAD:
-				if !n.Retry {
-					return fmt.Errorf("node%d did not come up: %s", n.Node, n.Reason)
-				}
-			}
-		}
-		if len(up) == len(nodes.Nodes) {
-			return nil
-		}
-		select {
-		case <-time.After(upPoll):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// mostServes bounds how many serves awaitNodes asks, one after the other.
-const mostServes = 6
-
-// listed asks serve for the nodes, and the next serve when that one ends without a reason.
-type listed struct {
-	dir  Dir
-	conn *control.Conn
-	used int // serves
-}
-
-func (l *listed) nodes(ctx context.Context) (*control.Nodes, error) {
-	for {
-		if l.conn == nil {
-			if err := l.dial(ctx); err != nil {
-				return nil, err
-			}
-		}
-		answer, err := l.conn.Call(ctx, &control.ListNodes{})
-		if said := (*control.Failure)(nil); err != nil && (errors.As(err, &said) || ctx.Err() != nil || l.used == mostServes) {
-			return nil, err
-		}
-		if err != nil {
-			l.close()
-			continue
-		}
-		nodes, ok := answer.(*control.Nodes)
-		if !ok {
-			return nil, fmt.Errorf("serve answered ListNodes with %T", answer)
-		}
-		return nodes, nil
-	}
-}
-
-func (l *listed) dial(ctx context.Context) (err error) {
-	ctx, done := context.WithTimeout(ctx, serveWait)
-	defer done()
-	if l.conn, err = client.Dial(ctx, l.dir.Socket()); err != nil {
-		return fmt.Errorf("%w%s", err, l.dir.hints("serve"))
-	}
-	l.used++
-	go l.conn.Serve(func(*control.Frame) {})
-	return nil
-}
-
-func (l *listed) close() {
-	if l.conn != nil {
-		l.conn.Close()
-	}
-	l.conn = nil
+	return d.AwaitUp(ctx, nil, o.Told)
 }
 
 // firstCause prefers the reason why the context ended to the errors that follow from it.

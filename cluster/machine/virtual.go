@@ -144,10 +144,6 @@ func newVirtual(s Spec, d Dir, a *trust.Authority, events virtualEvents) (*virtu
 		// Without an address the switch lets it answer DHCP clients.
 		config.Ports = append(config.Ports, vswitch.PortConfig{Name: bootPort, MAC: bootMAC, Socket: d.Port(bootPort)})
 	}
-	for node := range id.Node(s.Nodes) {
-		name := nodeName(node)
-		config.Ports = append(config.Ports, vswitch.PortConfig{Name: name, MAC: nodeMAC(node), Address: nodeAddress(node).Addr(), Socket: d.Port(name)})
-	}
 	fabric, err := vswitch.New(config)
 	if err != nil {
 		return nil, err
@@ -172,9 +168,12 @@ func (s *Spec) bootKernel() string {
 func nodeName(node id.Node) string { return fmt.Sprintf("node%d", node) }
 
 // start implements substrate.
-func (v *virtual) start(number id.Node) (int, <-chan exit, error) {
-	text, err := v.spec.bootConfig(number, v.cert).Encode()
+func (v *virtual) start(number id.Node, term uint32) (int, <-chan exit, error) {
+	text, err := v.spec.bootConfig(number, term, v.cert).Encode()
 	if err != nil {
+		return 0, nil, err
+	}
+	if err := v.plugIn(number); err != nil {
 		return 0, nil, err
 	}
 	config := qemu.Config{
@@ -205,6 +204,38 @@ func (v *virtual) start(number id.Node) (int, <-chan exit, error) {
 		ended <- exit{Reason: vm.Exit().Error(), Console: vm.Console().Tail(consoleLines)}
 	}()
 	return vm.PID(), ended, nil
+}
+
+// plugIn gives a node a port of the switch, and makes the boot services know it, unless that was
+// done before.
+func (v *virtual) plugIn(number id.Node) error {
+	name := nodeName(number)
+	if v.fabric.Port(name) != nil {
+		return nil
+	}
+	if v.boot != nil {
+		if err := v.boot.add(number); err != nil {
+			return err
+		}
+	}
+	_, err := v.fabric.Add(vswitch.PortConfig{Name: name, MAC: nodeMAC(number), Address: nodeAddress(number).Addr(), Socket: v.dir.Port(name)})
+	if err != nil && v.boot != nil {
+		v.boot.services.Remove(number)
+	}
+	return err
+}
+
+// remove implements substrate.
+func (v *virtual) remove(number id.Node) {
+	if v.boot != nil {
+		v.boot.services.Remove(number)
+	}
+	v.mu.Lock()
+	delete(v.vms, number)
+	v.mu.Unlock()
+	if err := errors.Join(v.fabric.Remove(nodeName(number)), removeFiles(v.dir.nodeImage(number), v.dir.nodeFile(number))); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
 }
 
 // bootFromFiles makes QEMU load the kernel, and an image with the configuration of a node.

@@ -61,17 +61,16 @@ func (s shape) check() error {
 	return nil
 }
 
-// known refuses nodes that a machine with this number of nodes does not have.
-func (s shape) known(nodes int) error {
-	for _, node := range slices.Concat(s.only, s.without) {
-		if int64(node) >= int64(nodes) {
-			return control.Failf(control.Code_CODE_BAD_REQUEST, "the machine has no node%d: its nodes are node0 to node%d (margay nodes)", node, nodes-1)
+// reachable refuses a job that may use none of the machine's nodes, or names others. The caller holds
+// Server.mu.
+func (s *Server) reachable(shape shape) error {
+	for _, node := range slices.Concat(shape.only, shape.without) {
+		if !s.roster.Has(node) {
+			return control.Failf(control.Code_CODE_BAD_REQUEST, "%s", s.absentee(int64(node)))
 		}
 	}
-	for node := range nodes {
-		if s.mayUse(uint32(node)) {
-			return nil
-		}
+	if slices.ContainsFunc(s.roster.Nodes, shape.mayUse) {
+		return nil
 	}
 	return control.Failf(control.Code_CODE_BAD_REQUEST, "-w and -x leave no node")
 }

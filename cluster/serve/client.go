@@ -74,6 +74,17 @@ func (c *client) handle(f *control.Frame) {
 		c.conn.Answer(f, drained, err)
 	case *control.ResumeNodes:
 		c.conn.Answer(f, &control.Done{}, s.resume(m))
+	case *control.EvictNodes:
+		evicted, err := s.evict(m)
+		c.conn.Answer(f, evicted, err)
+	case *control.ShrinkMachine:
+		leaving, err := s.shrink(m)
+		c.conn.Answer(f, leaving, err)
+	case *control.GrowMachine:
+		s.running.Go(func() {
+			added, err := s.grow(m)
+			c.conn.Answer(f, added, err)
+		})
 	case *control.RebootNodes:
 		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.reboot(m)) })
 	case *control.Status:
@@ -309,10 +320,11 @@ func (s *Server) listNodes() *control.Nodes {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list := new(control.Nodes)
-	for _, n := range s.nodes {
+	for n := range s.members() {
 		state := &control.NodeState{
 			Node: n.number, Health: n.health, Reason: n.reason, Retry: n.retry, Info: n.info, FreeMemory: n.free, Boots: n.boots,
-			SilentMs: time.Since(n.heard).Milliseconds(), Drain: n.drained(),
+			SilentMs: time.Since(n.heard).Milliseconds(), Drain: n.drained(), Term: n.term,
+			Ill: n.fit.Ill(), Vitals: n.vitals,
 		}
 		if n.health == control.NodeHealth_NODE_DEAD {
 			state.Remedy = n.remedy
@@ -370,7 +382,7 @@ func (s *Server) status() *control.MachineStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	m := &control.MachineStatus{
-		Machine: s.config.Machine, Substrate: s.config.Substrate, ServePid: int64(os.Getpid()), Nodes: uint32(len(s.nodes)),
+		Machine: s.config.Machine, Substrate: s.config.Substrate, ServePid: int64(os.Getpid()), Nodes: uint32(len(s.roster.Nodes)),
 		SinceNs: s.started.UnixNano(), ServeStarts: s.starts,
 		Unwritten: s.history.unwritten(),
 	}
@@ -379,7 +391,7 @@ func (s *Server) status() *control.MachineStatus {
 			m.Jobs++
 		}
 	}
-	for _, n := range s.nodes {
+	for n := range s.members() {
 		if n.drain != nil {
 			m.Drained++
 		}

@@ -18,6 +18,8 @@ import (
 //	in service -- drain, it has none --> drained
 //	draining, drained -- resume --> in service
 //
+// A drained node that is ordered to leave the machine does so (member.go).
+//
 // Only the operator's order, node.drain, is kept and recorded; whether a node is draining or
 // drained follows from its cores. A node that is not in service gets no new jobs. Its health, its
 // extensions and its running jobs do not change.
@@ -26,7 +28,11 @@ import (
 const maxReason = 256
 
 // inService reports whether the node can be given jobs. The caller holds Server.mu.
-func (n *node) inService() bool { return n.up() && n.drain == nil }
+func (n *node) inService() bool { return n.up() && !n.out() }
+
+// out reports whether the node gets no jobs even when it is up: it is drained, or ill. The caller
+// holds Server.mu.
+func (n *node) out() bool { return n.drain != nil || n.fit.Ill() != "" }
 
 // drained returns why the node is out of service, for a list of nodes; nil if it is in service. The
 // caller holds Server.mu.
@@ -69,7 +75,7 @@ func (s *Server) drain(m *control.DrainNodes) (*control.NodesDrained, error) {
 		}
 		d := &control.Drain{Reason: printable.Line(m.Reason), User: printable.Line(m.User), SinceNs: now}
 		if n.drain != nil {
-			d.SinceNs = n.drain.SinceNs
+			d.SinceNs, d.Leave = n.drain.SinceNs, n.drain.Leave
 		}
 		drains[number] = d
 		changed = append(changed, number)
@@ -95,8 +101,12 @@ func (s *Server) resume(m *control.ResumeNodes) error {
 	var in []uint32
 	drains := make(map[uint32]*control.Drain)
 	for _, number := range nodes {
-		if s.nodes[number].drain == nil {
+		n := s.nodes[number]
+		if n.drain == nil {
 			in = append(in, number)
+		}
+		if n.retiring {
+			return control.Failf(control.Code_CODE_REFUSED, "it is just being ended, because it leaves the machine").At(number)
 		}
 		drains[number] = nil
 	}
@@ -120,7 +130,7 @@ func (s *Server) named(nodes []uint32) ([]uint32, error) {
 	slices.Sort(nodes)
 	nodes = slices.Compact(nodes)
 	for _, number := range nodes {
-		if int64(number) >= int64(len(s.nodes)) {
+		if s.member(number) == nil {
 			return nil, s.noNode(int64(number))
 		}
 	}
@@ -145,8 +155,8 @@ func (s *Server) setDrains(drains map[uint32]*control.Drain) error {
 func (s *Server) restoreDrains() error {
 	drains, err := s.store.drains()
 	for number, d := range drains {
-		if int64(number) < int64(len(s.nodes)) {
-			s.nodes[number].drain = d
+		if n := s.member(number); n != nil {
+			n.drain = d
 		}
 	}
 	return err
@@ -170,27 +180,31 @@ func because(reason string) string {
 	return ": " + reason
 }
 
-// outOfService names the drained nodes that a job may use, as the end of a sentence; it is empty if
+// outOfService names the drained and ill nodes that a job may use, as the end of a sentence; it is empty if
 // there are none. The caller holds Server.mu.
 func (s *Server) outOfService(spec *control.JobSpec) (text string) {
 	shape := shapeOf(spec)
 	reasons := make(map[string][]uint32)
 	var order []string
-	for _, n := range s.nodes {
-		if n.drain == nil || !shape.mayUse(n.number) || n.info != nil && n.info.Arch != spec.Arch {
+	for n := range s.members() {
+		if !n.out() || !shape.mayUse(n.number) || n.info != nil && n.info.Arch != spec.Arch {
 			continue
 		}
-		if reasons[n.drain.Reason] == nil {
-			order = append(order, n.drain.Reason)
+		reason := "ill: " + n.fit.Ill()
+		if n.drain != nil {
+			reason = "drained" + because(n.drain.Reason)
 		}
-		reasons[n.drain.Reason] = append(reasons[n.drain.Reason], n.number)
+		if reasons[reason] == nil {
+			order = append(order, reason)
+		}
+		reasons[reason] = append(reasons[reason], n.number)
 	}
 	for i, reason := range order {
 		if i == shownReasons {
 			return text + "; ..."
 		}
 		nodes := reasons[reason]
-		text += fmt.Sprintf("; %s %s drained%s", nodeset.Condense(nodes), agree(len(nodes), "is", "are"), because(reason))
+		text += fmt.Sprintf("; %s %s %s", nodeset.Condense(nodes), agree(len(nodes), "is", "are"), reason)
 	}
 	return text
 }
@@ -198,16 +212,16 @@ func (s *Server) outOfService(spec *control.JobSpec) (text string) {
 // shownReasons bounds how many drain reasons an error names.
 const shownReasons = 3
 
-// hinder marks the given queued jobs that do not fit as long as nodes are drained. The result
-// changes when a node is drained, is resumed or describes itself, but not when a job gets or frees
+// hinder marks the given queued jobs that do not fit as long as nodes are drained or ill. The result
+// changes when a node is drained, is resumed, becomes ill or well, or describes itself, but not when a job gets or frees
 // cores. The caller holds Server.mu.
 func (s *Server) hinder(jobs ...*waiting) {
-	drained := slices.ContainsFunc(s.nodes, func(n *node) bool { return n.drain != nil })
+	out := slices.ContainsFunc(s.roster.Nodes, func(number uint32) bool { return s.nodes[number].out() })
 	for _, w := range jobs {
 		w.hindered = false
-		if drained {
-			offers, known := s.whole(w.spec.Arch, func(n *node) bool { return n.drain == nil })
-			w.hindered = known && allocate(offers, shapeOf(w.spec)) == nil
+		if out {
+			offers, known := s.whole(w.spec.Arch, func(n *node) bool { return !n.out() })
+			w.hindered = known && !fits(offers, w.spec)
 		}
 	}
 }
@@ -217,7 +231,7 @@ func (s *Server) hinder(jobs ...*waiting) {
 // holds Server.mu.
 func (s *Server) whole(arch string, counts func(*node) bool) (offers []offer, known bool) {
 	known = true
-	for _, n := range s.nodes {
+	for n := range s.members() {
 		switch {
 		case !counts(n):
 		case n.info == nil:

@@ -92,7 +92,7 @@ func TestDrainAnswers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 3)
 		c := m.client()
-		c.refused(order("why", 1, 3), control.Code_CODE_NOT_FOUND, "machine m has no node3, but node0 to node2 (margay nodes)")
+		c.refused(order("why", 1, 3), control.Code_CODE_NOT_FOUND, "the machine has no node3: its nodes are node0-2 (margay nodes)")
 		c.refused(order("why"), control.Code_CODE_BAD_REQUEST, "it names no node")
 		c.refused(order(strings.Repeat("x", maxReason+1), 1), control.Code_CODE_BAD_REQUEST, "the reason has 257 bytes, 256 at most")
 		c.drainOf(1, control.DrainState_DRAIN_UNKNOWN)

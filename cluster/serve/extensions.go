@@ -24,6 +24,9 @@ import (
 // active is the state of an extension that is in its slot.
 const active = "active"
 
+// noNode is the node of the request of an extension that no node should have.
+const noNode = -2
+
 // wants reports whether a node should have the extension. The caller holds Server.mu.
 func wants(x *control.MachineExtension, node uint32) bool {
 	return (x.Request.Node == control.None || uint32(x.Request.Node) == node) && !slices.Contains(x.Except, node)
@@ -98,10 +101,7 @@ func (s *Server) takeBack(m *control.InsertExtension, nodes []uint32) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x := &control.MachineExtension{
-		Request: &control.InsertExtension{Job: m.Job, Node: control.None, Name: m.Name, Number: m.Number}, Untold: nodes,
-	}
-	for _, n := range s.nodes { // no node should have it
-		x.Except = append(x.Except, n.number)
+		Request: &control.InsertExtension{Job: m.Job, Node: noNode, Name: m.Name, Number: m.Number}, Untold: nodes,
 	}
 	s.extensions = append(s.extensions, x)
 	for _, n := range nodes {
@@ -140,7 +140,7 @@ func (s *Server) insertIntoMachine(m *control.InsertExtension) (*control.Extensi
 		}
 	}
 	s.extensions = append(s.extensions, x)
-	for _, n := range s.nodes {
+	for n := range s.members() {
 		if wants(x, n.number) && placedOn(x, n.number) < 0 || slices.Contains(unsure, n.number) {
 			s.hasChanged(n)
 		}
@@ -194,11 +194,40 @@ func (s *Server) placedAs(node, handle uint32) *control.MachineExtension {
 // recordExtension records the current state of an extension of the machine, and forgets an
 // extension that no node should have any longer. The caller holds Server.placing and Server.mu.
 func (s *Server) recordExtension(x *control.MachineExtension) error {
-	wanted := len(x.Untold) > 0 || slices.ContainsFunc(s.nodes, func(n *node) bool { return wants(x, n.number) })
+	wanted := isWanted(x, s.roster.Nodes)
 	if !wanted {
 		s.extensions = slices.DeleteFunc(s.extensions, func(other *control.MachineExtension) bool { return other == x })
 	}
 	return s.store.saveExtension(x, wanted)
+}
+
+// isWanted reports whether one of the nodes should have an extension, or may have it and should not.
+// The caller holds Server.mu.
+func isWanted(x *control.MachineExtension, nodes []uint32) bool {
+	return len(x.Untold) > 0 || slices.ContainsFunc(nodes, func(node uint32) bool { return wants(x, node) })
+}
+
+// leaveExtensions forgets what the machine's extensions say about a node that has left: the next
+// node of its number gets them as any new node does. It returns the extensions that have changed.
+// The caller holds Server.mu.
+func (s *Server) leaveExtensions(number uint32) (changed []*control.MachineExtension) {
+	for _, x := range s.extensions {
+		named := x.Request.Node >= 0 && uint32(x.Request.Node) == number
+		i := placedOn(x, number)
+		if !named && i < 0 && !slices.Contains(x.Except, number) && !slices.Contains(x.Untold, number) {
+			continue
+		}
+		if named {
+			x.Request = proto.CloneOf(x.Request)
+			x.Request.Node = noNode
+		}
+		if i >= 0 {
+			x.Placed = slices.Delete(x.Placed, i, i+1)
+		}
+		x.Except, x.Untold = without(x.Except, number), without(x.Untold, number)
+		changed = append(changed, x)
+	}
+	return changed
 }
 
 // catchUp inserts the machine's extensions that a node lacks, and removes the extensions that it
@@ -269,6 +298,9 @@ func (s *Server) placeOne(ctx context.Context, node uint32, conn *control.Conn, 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.nodes[node].conn != conn {
+		return control.ErrClosed
+	}
 	x.Untold = without(x.Untold, node)
 	if refused != nil {
 		s.config.Log("node%d does not get extension %s of the machine: %v", node, x.Request.Name, refused)

@@ -27,7 +27,7 @@ func (s *Server) upNodes(named int64) ([]uint32, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var nodes []uint32
-	for _, n := range s.nodes {
+	for n := range s.members() {
 		if n.up() && (named == control.None || named == int64(n.number)) {
 			nodes = append(nodes, n.number)
 		}
@@ -43,8 +43,8 @@ func (s *Server) noNode(named int64) error {
 	switch {
 	case named == control.None:
 		return control.Failf(control.Code_CODE_NOT_FOUND, "no node of machine %s is up (margay nodes)", s.config.Machine)
-	case named < 0 || named >= int64(len(s.nodes)):
-		return control.Failf(control.Code_CODE_NOT_FOUND, "machine %s has no node%d, but node0 to node%d (margay nodes)", s.config.Machine, named, len(s.nodes)-1)
+	case named < 0 || s.member(uint32(named)) == nil:
+		return control.Failf(control.Code_CODE_NOT_FOUND, "%s", s.absentee(named))
 	}
 	return control.Failf(control.Code_CODE_NODE_LOST, "it is not up: %s (margay nodes)", s.nodes[named].why()).At(uint32(named))
 }
@@ -168,7 +168,7 @@ func (s *Server) missing() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []error
-	for _, n := range s.nodes {
+	for n := range s.members() {
 		if !n.up() {
 			all = append(all, fmt.Errorf("node%d: %s", n.number, n.why()))
 		}
@@ -216,10 +216,10 @@ func (s *Server) restartKernel(m *control.RestartKernel) error {
 func (s *Server) registered(node uint32) *control.Conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if int64(node) >= int64(len(s.nodes)) || s.nodes[node].health != control.NodeHealth_NODE_UP {
-		return nil
+	if n := s.member(node); n != nil && n.health == control.NodeHealth_NODE_UP {
+		return n.conn
 	}
-	return s.nodes[node].conn
+	return nil
 }
 
 // setDuties changes the duties of nodes' cores. Refusals of some nodes do not hide the changes on

@@ -55,7 +55,7 @@ func TestImposter(t *testing.T) {
 func TestTokensOfOthers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 1)
-		for _, token := range []string{m.config.Secret, trust.NodeToken(trust.NewToken(), 0), m.token(1)} {
+		for _, token := range []string{m.config.Secret, trust.NodeToken(trust.NewToken(), 0, 1), m.token(1)} {
 			_, err := m.dial().Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: token, Program: "an imposter"})
 			if !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) {
 				t.Errorf("%s is admitted: %v", token, err)

@@ -17,6 +17,7 @@ type job struct {
 	number  uint32
 	spec    *control.JobSpec
 	places  []*control.Place
+	spare   []*control.Place // cores of other nodes, held until its ranks run
 	members []*control.Member
 	phase   control.JobPhase
 	created time.Time
@@ -368,7 +369,7 @@ func (s *Server) inputAgain(j *job, node uint32) {
 
 // ack acknowledges a job's records to a node: they are safe elsewhere. The caller holds Server.mu.
 func (s *Server) ack(j *job, node uint32, seq uint64) {
-	if int(node) >= len(s.nodes) {
+	if int64(node) >= int64(len(s.nodes)) {
 		return
 	}
 	j.moved = time.Now()

@@ -59,8 +59,8 @@ func (s *Server) admit(spec *control.JobSpec, client *control.Conn) (*job, error
 func (s *Server) expected(spec *control.JobSpec) string {
 	var offers []offer
 	var waits []string
-	for _, n := range s.nodes {
-		if n.info == nil || n.info.Arch != spec.Arch || n.drain != nil || !n.late() && !n.up() {
+	for n := range s.members() {
+		if n.info == nil || n.info.Arch != spec.Arch || n.out() || !n.late() && !n.up() {
 			continue
 		}
 		o := offer{node: n.number, total: len(n.info.Cores)}
@@ -78,7 +78,7 @@ func (s *Server) expected(spec *control.JobSpec) string {
 		}
 		offers = append(offers, o)
 	}
-	if len(waits) == 0 || allocate(offers, shapeOf(spec)) == nil {
+	if len(waits) == 0 || !fits(offers, spec) {
 		return ""
 	}
 	slices.Sort(waits)
@@ -101,19 +101,24 @@ func (s *Server) create(spec *control.JobSpec, client *control.Conn) (*job, erro
 // createAs is create for a job that waits in the queue, or, with nil, for any other job. The caller
 // holds Server.mu.
 func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Conn) (*job, error) {
-	if err := cmp.Or(shapeOf(spec).check(), shapeOf(spec).known(len(s.nodes)), checkLimit(spec)); err != nil {
+	if err := cmp.Or(shapeOf(spec).check(), s.reachable(shapeOf(spec)), checkLimit(spec)); err != nil {
 		return nil, err
 	}
-	if before := s.queue.before(w, spec); before > 0 {
+	if before := s.queue.before(w, spec); !s.giveBack(spec.Launch) && before > 0 {
 		return nil, control.Failf(control.Code_CODE_NO_ROOM, "%s came first and %s for cores that this one may use; --wait queues it behind %s",
 			count(before, "job"), agree(before, "waits", "wait"), agree(before, "it", "them"))
 	}
 	phases := measure(time.Now())
-	places := allocate(s.offersFor(spec), shapeOf(spec))
+	offers := s.offersFor(spec)
+	places := allocate(offers, shapeOf(spec))
 	if places == nil {
 		return nil, s.noRoom(spec)
 	}
-	if s.forgetting(places) {
+	spare := spares(offers, shapeOf(spec), places, int(spec.Spares))
+	if len(spare) < int(spec.Spares) {
+		return nil, noSpares(spec, len(spare))
+	}
+	if s.forgetting(slices.Concat(places, spare)) {
 		return nil, errForgetting
 	}
 	phases.enter(control.Phase_PHASE_RECORD)
@@ -122,6 +127,7 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 		return nil, s.onDisk(err)
 	}
 	j := newJob(number, spec, places)
+	j.spare = spare
 	j.client, j.phases = client, phases
 	j.phase = control.JobPhase_JOB_PREPARED
 	last := -1
@@ -132,6 +138,11 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 			j.members = append(j.members, &control.Member{Node: p.Node, Address: n.info.Address})
 			j.loading[p.Node] = true
 			last = int(p.Node)
+		}
+	}
+	for _, p := range spare {
+		for _, core := range coresOf(p) {
+			s.nodes[p.Node].uses[core] = use{job: number}
 		}
 	}
 	s.jobs[number] = j
@@ -158,10 +169,9 @@ func (s *Server) enter(j *job) (err error) {
 
 // remove deletes a job from the table and frees its cores. The caller holds Server.mu.
 func (s *Server) remove(j *job) {
-	for _, p := range j.places {
-		for _, core := range append([]uint32{p.Core}, p.More...) {
-			delete(s.nodes[p.Node].uses, core)
-		}
+	if !s.keepForRetry(j) {
+		s.free(j.number, j.places)
+		s.free(j.number, j.spare)
 	}
 	delete(s.jobs, j.number)
 	s.leave(j)
@@ -171,7 +181,7 @@ func (s *Server) remove(j *job) {
 // offers lists the free cores of the nodes that are in service. The caller holds Server.mu.
 func (s *Server) offers() []offer {
 	var offers []offer
-	for _, n := range s.nodes {
+	for n := range s.members() {
 		if !n.inService() {
 			continue
 		}
@@ -232,7 +242,7 @@ func (s *Server) noRoom(spec *control.JobSpec) error {
 	} else if len(holders) > 1 {
 		text += fmt.Sprintf("; jobs %s have the others, and jobs do not share cores", numbers(holders))
 	}
-	return control.Failf(control.Code_CODE_NO_ROOM, "%s%s (%d of %d nodes are up; see margay nodes)", text, s.outOfService(spec), up, len(s.nodes))
+	return control.Failf(control.Code_CODE_NO_ROOM, "%s%s (%d of %d nodes are up; see margay nodes)", text, s.outOfService(spec), up, len(s.roster.Nodes))
 }
 
 // holders lists the jobs that hold cores of nodes in service that a job may use, in order. It omits
@@ -240,7 +250,7 @@ func (s *Server) noRoom(spec *control.JobSpec) error {
 // Server.mu.
 func (s *Server) holders(spec *control.JobSpec) (jobs []uint32) {
 	shape := shapeOf(spec)
-	for _, n := range s.nodes {
+	for n := range s.members() {
 		if n.inService() && shape.mayUse(n.number) {
 			jobs = append(jobs, n.jobs()...)
 		}
@@ -267,7 +277,7 @@ func numbers(jobs []uint32) string {
 
 // arches returns how many nodes are up, and their architectures. The caller holds Server.mu.
 func (s *Server) arches() (up int, arches []string) {
-	for _, n := range s.nodes {
+	for n := range s.members() {
 		if n.up() {
 			up++
 			arches = append(arches, n.info.Arch)
@@ -398,6 +408,7 @@ func (s *Server) runs(j *job) bool {
 		s.fail(j, toFailure(j.unsaved))
 		return false
 	}
+	s.freeSpares(j)
 	j.enter(control.Phase_PHASE_START)
 	s.keepLimit(j)
 	return true

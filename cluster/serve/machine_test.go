@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/cluster/roster"
 	"margay/cluster/trust"
 	"margay/internal/check"
 	"margay/kernel/abi/id"
@@ -51,21 +52,26 @@ func newMachine(t *testing.T, nodes int, changes ...func(*Config)) *machine {
 	}
 	m := &machine{t: t}
 	m.config = Config{
-		Machine: "m", Substrate: "played", Nodes: nodes, Authority: authority, Secret: trust.NewToken(), Dir: t.TempDir(),
+		Machine: "m", Substrate: "played", Roster: roster.New(nodes), Authority: authority, Secret: trust.NewToken(), Dir: t.TempDir(),
 		Log: m.logf, Owner: os.Getuid(),
 	}
 	for _, change := range changes {
 		change(&m.config)
 	}
-	for i := range nodes {
-		m.played = append(m.played, &playedNode{
-			m: m, number: uint32(i), boot: fmt.Sprint("boot ", i), cores: []uint32{1, 2}, refused: make(map[string]error), mute: make(map[string]bool),
-			acked: make(map[uint32]uint64), runs: make(map[uint32]map[uint32]bool), last: make(map[uint32]uint64),
-		})
+	for i := range uint32(nodes) {
+		m.played = append(m.played, m.player(i))
 	}
 	m.start()
 	t.Cleanup(func() { m.stop(context.Canceled) })
 	return m
+}
+
+// player makes a node that has not connected.
+func (m *machine) player(number uint32) *playedNode {
+	return &playedNode{
+		m: m, number: number, boot: fmt.Sprint("boot ", number), cores: []uint32{1, 2}, refused: make(map[string]error), mute: make(map[string]bool),
+		acked: make(map[uint32]uint64), runs: make(map[uint32]map[uint32]bool), last: make(map[uint32]uint64),
+	}
 }
 
 // up is newMachine with all nodes registered.
@@ -195,12 +201,15 @@ type playedNode struct {
 	runs  map[uint32]map[uint32]bool // by job: its ranks here that have not ended
 	last  map[uint32]uint64          // by job: its record that no other follows
 
-	conn    *control.Conn
-	silence context.CancelFunc
+	conn      *control.Conn
+	connected string // the boot that conn was opened for
+	silence   context.CancelFunc
 }
 
 // token is the join token of a node.
-func (m *machine) token(node uint32) string { return trust.NodeToken(m.config.Secret, id.Node(node)) }
+func (m *machine) token(node uint32) string {
+	return trust.NodeToken(m.config.Secret, id.Node(node), m.config.Roster.Term(node))
+}
 
 // dial opens a connection to serve like a node, up to the handshake.
 func (m *machine) dial() *control.Conn {
@@ -223,6 +232,11 @@ func (n *playedNode) connect() {
 // connectAs is connect with a given registration.
 func (n *playedNode) connectAs(register *control.Register) {
 	n.m.t.Helper()
+	if n.conn != nil && n.connected != register.Boot { // its last boot has ended
+		n.conn.Close()
+		synctest.Wait()
+	}
+	n.connected = register.Boot
 	n.conn = n.m.dial()
 	if _, err := n.conn.Greet(&control.Hello{Role: control.Role_ROLE_NODE, Token: n.m.token(n.number), Node: n.number, Program: "a played node"}); err != nil {
 		n.m.t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/records"
+	"margay/cluster/roster"
 	"margay/cluster/trust"
 	"margay/kernel/abi/id"
 	"margay/kernel/task"
@@ -82,7 +83,7 @@ func TestModel(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			h := &history{t: t, rng: rand.New(rand.NewPCG(seed+i, 0)), root: root, story: newStory()}
 			h.config = Config{
-				Machine: "m", Substrate: "played", Nodes: 2, Authority: authority, Secret: "secret", Owner: os.Getuid(),
+				Machine: "m", Substrate: "played", Roster: roster.New(2), Authority: authority, Secret: "secret", Owner: os.Getuid(),
 				Timing: Timing{Late: 20 * time.Second, Dead: time.Minute, Kill: 20 * time.Second}.withDefaults(),
 			}
 			h.startServe(empty)
@@ -171,7 +172,7 @@ func (h *history) play() {
 
 // request submits the job.
 func (h *history) request() {
-	for i := range h.config.Nodes {
+	for i := range len(h.config.Roster.Nodes) {
 		h.nodes = append(h.nodes, &actor{story: h.story, number: uint32(i), present: h.rng.IntN(2) == 0})
 		h.connect(h.nodes[i])
 	}
@@ -461,7 +462,7 @@ func (h *history) dial(serve func(*control.Conn) error, hello *control.Hello) *l
 func (h *history) connect(a *actor) {
 	h.note("node %d connects", a.number)
 	a.link = h.dial(h.server.serveNode, &control.Hello{
-		Role: control.Role_ROLE_NODE, Node: a.number, Token: trust.NodeToken(h.config.Secret, id.Node(a.number)),
+		Role: control.Role_ROLE_NODE, Node: a.number, Token: trust.NodeToken(h.config.Secret, id.Node(a.number), 1),
 	})
 	a.link.call(a.registration())
 	h.onDisk(func() { a.link.deliver() })

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/cluster/fitness"
 	"margay/cluster/trust"
 	"margay/internal/printable"
 	"margay/kernel/abi/id"
@@ -21,29 +22,34 @@ import (
 
 // node is serve's view of a node. Server.mu guards it.
 type node struct {
-	number  uint32
-	conn    *control.Conn // nil while it is not connected
-	fresh   *control.Conn // the newest connection that has shown the node's token and has not registered; nil if there is none
-	leaving string        // the boot that a reboot order ends; empty if there is none
-	health  control.NodeHealth
-	reason  string // why it is not up
-	retry   bool   // reason says how it ended, and it is being started again
-	remedy  string // what brings it back when it is dead; empty when it comes back unaided
-	info    *control.NodeInfo
-	unsaved bool // info has changed since it was recorded
-	boot    string
-	heard   time.Time // when it last sent something; while it is booting, when the boot started
-	since   time.Time // when it registered
-	free    int64     // memory, in bytes
-	boots   uint32
-	started time.Time          // when the holder started its substrate
-	stage   *control.NodeStage // progress of its boot over the network; nil if it is up, or boots in another way
-	uses    map[uint32]use     // cores in use
-	drain   *control.Drain     // why it gets no jobs; nil if it is in service
-	strays  []uint32           // jobs in its last heartbeat that serve does not have there
-	owes    int                // actions that it must complete before it can get jobs
-	log     *gate.Log          // takes the lines of its own log
-	deeds   *gate.Log          // takes its actions that deserve a line
+	number   uint32
+	term     uint32        // how many nodes have had the number, this one included
+	conn     *control.Conn // nil while it is not connected
+	fresh    *control.Conn // the newest connection that has shown the node's token and has not registered; nil if there is none
+	leaving  string        // the boot that a reboot order ends; empty if there is none
+	health   control.NodeHealth
+	reason   string // why it is not up
+	retry    bool   // reason says how it ended, and it is being started again
+	remedy   string // what brings it back when it is dead; empty when it comes back unaided
+	info     *control.NodeInfo
+	unsaved  bool // info has changed since it was recorded
+	boot     string
+	heard    time.Time // when it last sent something; while it is booting, when the boot started
+	since    time.Time // when it registered
+	free     int64     // memory, in bytes
+	boots    uint32
+	started  time.Time          // when the holder started its substrate
+	stage    *control.NodeStage // progress of its boot over the network; nil if it is up, or boots in another way
+	uses     map[uint32]use     // cores in use
+	drain    *control.Drain     // why it gets no jobs; nil if it is in service
+	retiring bool               // the holder has been asked to end it for good
+	kept     time.Time          // when the holder could not
+	vitals   *control.Vitals    // from its last heartbeat
+	fit      fitness.State      // whether it is well enough for jobs
+	strays   []uint32           // jobs in its last heartbeat that serve does not have there
+	owes     int                // actions that it must complete before it can get jobs
+	log      *gate.Log          // takes the lines of its own log
+	deeds    *gate.Log          // takes its actions that deserve a line
 }
 
 // Bounds on a line of a node's log and of its console, in bytes. A line of the log is bounded when
@@ -63,8 +69,13 @@ type use struct {
 	ranks []uint32
 }
 
-func newNode(number uint32, log func(format string, args ...any)) *node {
-	return &node{number: number, heard: time.Now(), boots: 1, uses: make(map[uint32]use), log: gate.NewLog(log, 100, 10), deeds: gate.NewLog(log, 20, 1)}
+func newNode(number, term uint32, log func(format string, args ...any)) *node {
+	return &node{number: number, term: term, heard: time.Now(), boots: 1, uses: make(map[uint32]use), log: gate.NewLog(log, 100, 10), deeds: gate.NewLog(log, 20, 1)}
+}
+
+func (n *node) closeLogs() {
+	n.log.Close()
+	n.deeds.Close()
 }
 
 // up reports whether serve can send requests to the node. The caller holds Server.mu.
@@ -121,10 +132,11 @@ func (n *node) send(m proto.Message) {
 // serveNode serves the connection of a node.
 func (s *Server) serveNode(conn *control.Conn) error {
 	hello, err := conn.Meet()
-	admitted := hello != nil && hello.Role == control.Role_ROLE_NODE &&
-		trust.SameToken(hello.Token, trust.NodeToken(s.config.Secret, id.Node(hello.Node)))
-	if err == nil && !admitted {
-		err = control.Failf(control.Code_CODE_REFUSED, "%s does not show the join token of node%d of machine %s", hello.Program, hello.Node, s.config.Machine)
+	admitted := false
+	if hello != nil {
+		stranger := s.identify(hello)
+		admitted = stranger == nil
+		err = cmp.Or(err, stranger)
 	}
 	if err != nil {
 		if admitted {
@@ -145,6 +157,7 @@ func (s *Server) serveNode(conn *control.Conn) error {
 			if n != nil {
 				conn.Answer(f, nil, control.Failf(control.Code_CODE_REFUSED, "it has registered over this connection").At(n.number))
 			} else if n, err = s.register(conn, hello.Node, f, m); err != nil {
+				s.known.Printf("connection from %s: refused: %v", name(conn.NetConn()), err)
 				conn.Answer(f, nil, err)
 			}
 			return
@@ -163,16 +176,45 @@ func (s *Server) serveNode(conn *control.Conn) error {
 	return err
 }
 
+// identify refuses a connection that does not show the join token of one of the machine's nodes. The
+// reason tells a token of an earlier node of the same number from a token that this machine has not
+// made.
+func (s *Server) identify(hello *control.Hello) error {
+	s.mu.Lock()
+	r := s.roster
+	s.mu.Unlock()
+	made := func(term uint32) bool {
+		return trust.SameToken(hello.Token, trust.NodeToken(s.config.Secret, id.Node(hello.Node), term))
+	}
+	refuse := func(why string) error {
+		return control.Failf(control.Code_CODE_REFUSED, "%s does not show the join token of node%d of machine %s%s", hello.Program, hello.Node, s.config.Machine, why)
+	}
+	term := r.Term(hello.Node)
+	switch {
+	case hello.Role != control.Role_ROLE_NODE:
+		return refuse("")
+	case r.Has(hello.Node) && made(term):
+		return nil
+	case term > 0 && made(term):
+		return refuse(": that node has left the machine")
+	case r.Has(hello.Node) && term > 1 && made(term-1):
+		return refuse(": the node that it was made for has left the machine, and another one has its number")
+	case !r.Has(hello.Node):
+		return refuse(fmt.Sprintf(", which has %v", r))
+	}
+	return refuse("")
+}
+
 // greeted notes a connection over which a node can register, and closes an earlier one over which
 // it has not registered: the gate no longer counts them. The returned function forgets the
 // connection.
 func (s *Server) greeted(node uint32, conn *control.Conn) (forget func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if int(node) >= len(s.nodes) {
+	n := s.member(node)
+	if n == nil {
 		return func() {}
 	}
-	n := s.nodes[node]
 	if n.fresh != nil {
 		go n.fresh.Close() // it waits for its writer
 	}
@@ -190,8 +232,7 @@ func (s *Server) greeted(node uint32, conn *control.Conn) (forget func()) {
 func (s *Server) nodeRefused(hello *control.Hello, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if int(hello.Node) < len(s.nodes) && s.nodes[hello.Node].conn == nil {
-		n := s.nodes[hello.Node]
+	if n := s.member(hello.Node); n != nil && n.conn == nil {
 		n.turn(control.NodeHealth_NODE_REFUSED, err.Error())
 	}
 }
@@ -210,15 +251,21 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 	if m.Node != shown {
 		return nil, control.Failf(control.Code_CODE_REFUSED, "node%d registers as node%d", shown, m.Node).At(shown)
 	}
-	if int(m.Node) >= len(s.nodes) || m.Info == nil {
-		return nil, control.Failf(control.Code_CODE_REFUSED, "machine %s has no node %d", s.config.Machine, m.Node)
+	if m.Info == nil {
+		return nil, control.Failf(control.Code_CODE_REFUSED, "it does not describe itself").At(shown)
 	}
 	if err := s.checkAddress(m.Node, m.Info.Address); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := s.nodes[m.Node]
+	n := s.member(m.Node)
+	if n == nil || n.fresh != conn {
+		return nil, control.Failf(control.Code_CODE_REFUSED, "it has left the machine, or has connected once more since").At(m.Node)
+	}
+	if n.conn != nil && n.boot != m.Boot && n.health == control.NodeHealth_NODE_UP {
+		return nil, control.Failf(control.Code_CODE_REFUSED, "another node has registered with its join token and is up: a token admits one node").At(m.Node)
+	}
 	if n.leaving != "" && n.leaving == m.Boot {
 		return nil, control.Failf(control.Code_CODE_REFUSED, "it is being rebooted").At(m.Node)
 	}
@@ -228,14 +275,13 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 	if n.boot != m.Boot {
 		n.since = time.Now()
 	}
-	if n.fresh == conn {
-		n.fresh = nil
-	}
+	n.fresh = nil
 	conn.Answer(f, &control.Registered{Certificate: s.certify(m), HeartbeatMs: uint32(s.config.Timing.Heartbeat.Milliseconds())}, nil)
 	again := n.boot == m.Boot && n.health == control.NodeHealth_NODE_DEAD
 	n.conn, n.info, n.boot, n.heard = conn, m.Info, m.Boot, time.Now()
 	s.hinder(s.queue...)
 	n.free, n.stage = m.Info.Memory, nil
+	n.vitals, n.fit = nil, fitness.State{}
 	if again {
 		n.deeds.Printf("node%d is back", n.number)
 	} else {
@@ -422,11 +468,12 @@ func (s *Server) fromNode(conn *control.Conn, n *node, f *control.Frame) {
 	switch m := f.Message().(type) {
 	case *control.Heartbeat:
 		n.free = m.FreeMemory
+		s.examine(n, m.Vitals)
 		if m.Info != nil {
 			s.changed(n, m.Info)
 		}
 		s.forgetStray(n, m.Jobs)
-		conn.Answer(f, &control.Heartbeat{Number: m.Number}, nil)
+		conn.Answer(f, &control.Heartbeat{Number: m.Number, TimeNs: time.Now().UnixNano()}, nil)
 	case *control.LogLine:
 		n.log.Printf("node%d: %s: %s", n.number, printable.Short(m.Level, maxLevel), m.Text)
 	default:
@@ -501,13 +548,14 @@ func (s *Server) watch(ctx context.Context) {
 		away := absence(now.Sub(last), every)
 		last = now
 		s.mu.Lock()
-		for _, n := range s.nodes {
+		for n := range s.members() {
 			n.heard = n.heard.Add(away)
 			s.judge(n, now.Sub(n.heard))
 			if n.unsaved {
 				s.saveNode(n)
 			}
 		}
+		s.retire()
 		for _, j := range s.jobs {
 			s.catchUpClient(j)
 			s.awaitRecords(j)
@@ -578,16 +626,21 @@ func (s *Server) dead(n *node, reason, remedy string) {
 
 // lose ends the jobs of a node. A job that is being launched has not run any rank, so it can be
 // launched again. The caller holds Server.mu.
-func (s *Server) lose(n *node) {
+func (s *Server) lose(n *node) { s.loseJobs(n, n.why()) }
+
+// loseJobs is lose for a given reason. It returns the jobs. The caller holds Server.mu.
+func (s *Server) loseJobs(n *node, why string) (jobs []uint32) {
 	for _, j := range s.jobs {
 		if j.on(n.number) && !j.records.Complete(n.number) {
 			code := control.Code_CODE_NODE_LOST
 			if j.phase == control.JobPhase_JOB_PREPARED {
 				code = control.Code_CODE_LAUNCH_LOST
 			}
-			s.fail(j, control.Failf(code, "%s", n.why()).At(n.number))
+			s.fail(j, control.Failf(code, "%s", why).At(n.number))
+			jobs = append(jobs, j.number)
 		}
 	}
+	return jobs
 }
 
 // consoleLines is how many lines of a node's console an error message includes.
@@ -611,10 +664,10 @@ func (s *Server) consoleTail(node uint32) string {
 func (s *Server) nodeBoot(m *control.NodeBoot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if int(m.Node) >= len(s.nodes) {
+	n := s.member(m.Node)
+	if n == nil {
 		return
 	}
-	n := s.nodes[m.Node]
 	if n.conn == nil && n.health != control.NodeHealth_NODE_LATE {
 		if m.Boots <= 1 {
 			n.reason, n.retry = "", false // otherwise they say why the node boots again
@@ -633,10 +686,7 @@ const bootExtension = 5
 func (s *Server) nodeStage(m *control.NodeStage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if int(m.Node) >= len(s.nodes) {
-		return
-	}
-	if n := s.nodes[m.Node]; n.conn == nil && n.health == control.NodeHealth_NODE_BOOTING {
+	if n := s.member(m.Node); n != nil && n.conn == nil && n.health == control.NodeHealth_NODE_BOOTING {
 		n.stage = m
 		if time.Since(n.started) < (bootExtension-1)*s.config.Timing.Boot {
 			n.heard = time.Now()
@@ -648,7 +698,8 @@ func (s *Server) nodeStage(m *control.NodeStage) {
 func (s *Server) nodeExit(m *control.NodeExit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if int(m.Node) >= len(s.nodes) {
+	n := s.member(m.Node)
+	if n == nil {
 		return
 	}
 	reason, remedy := m.Reason, "it does not come back by itself: "+s.rebooted(m.Node)
@@ -657,7 +708,6 @@ func (s *Server) nodeExit(m *control.NodeExit) {
 	} else if len(m.Console) > 0 {
 		reason += "; the last lines of its console:\n    " + strings.Join(m.Console, "\n    ")
 	}
-	n := s.nodes[m.Node]
 	s.dead(n, reason, remedy)
 	n.retry = m.Retry
 }

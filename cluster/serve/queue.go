@@ -120,11 +120,13 @@ func (s *Server) join(w *waiting) error {
 	if err := shape.check(); err != nil {
 		return err
 	}
-	if err := shape.known(len(s.nodes)); err != nil {
+	if err := s.reachable(shape); err != nil {
 		return err
 	}
 	whole, known := s.whole(w.spec.Arch, func(*node) bool { return true })
-	if known && allocate(whole, shape) == nil {
+	if places := allocate(whole, shape); known && places != nil && !fits(whole, w.spec) {
+		return control.Failf(control.Code_CODE_NO_ROOM, "it would wait for ever: %v, when the whole machine is free", noSpares(w.spec, len(spares(whole, shape, places, int(w.spec.Spares)))))
+	} else if known && places == nil {
 		if len(whole) == 0 {
 			return s.noRoom(w.spec)
 		}

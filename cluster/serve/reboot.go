@@ -49,14 +49,14 @@ func (s *Server) orderReboot(m *control.RebootNodes, by string) (nodes []uint32,
 		return nil, nil, err
 	}
 	if s.holder == nil {
-		return nil, nil, control.Failf(control.Code_CODE_RESTARTED, "the machine's holder is not connected, and it starts the nodes; try again")
+		return nil, nil, noHolder
 	}
 	for _, number := range nodes {
 		n := s.nodes[number]
 		if n.leaving != "" {
 			return nil, nil, control.Failf(control.Code_CODE_REFUSED, "it is being rebooted already").At(number)
 		}
-		jobs := slices.DeleteFunc(n.jobs(), func(job uint32) bool { j := s.jobs[job]; return j != nil && j.announced })
+		jobs := s.liveJobs(n)
 		if len(jobs) > 0 && !m.Force {
 			return nil, nil, control.Failf(control.Code_CODE_REFUSED, "it has %s %s: drain it and wait, or end them with --force",
 				agree(len(jobs), "job", "jobs"), numbers(jobs)).At(number)
@@ -70,4 +70,10 @@ func (s *Server) orderReboot(m *control.RebootNodes, by string) (nodes []uint32,
 	}
 	s.config.Log("%s: rebooted by %s", nodeset.Condense(nodes), by)
 	return nodes, asked, nil
+}
+
+// liveJobs returns the jobs that hold cores of a node, in order. It omits jobs that have ended as far
+// as their client knows. The caller holds Server.mu.
+func (s *Server) liveJobs(n *node) []uint32 {
+	return slices.DeleteFunc(n.jobs(), func(job uint32) bool { j := s.jobs[job]; return j != nil && j.announced })
 }

@@ -12,22 +12,28 @@ import (
 // register again, drained nodes, and running jobs, whose clients get some time to come back. It
 // ends jobs that were still being launched, because their files are lost.
 func (s *Server) restore() error {
-	members, err := s.store.nodes()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last, err := s.store.roster()
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.extensions, err = s.store.extensions(); err != nil {
+		return err
+	}
+	if err := s.forgetLeft(last, s.roster); err != nil {
+		return err
+	}
+	members, err := s.store.nodes()
+	if err != nil {
 		return err
 	}
 	if err := s.restoreDrains(); err != nil {
 		return err
 	}
 	for _, m := range members {
-		if int(m.Node) < len(s.nodes) {
+		if n := s.member(m.Node); n != nil {
 			control.Tame(m) // an earlier version of serve may have stored it untamed
-			n := s.nodes[m.Node]
 			n.health, n.reason, n.info, n.boots = control.NodeHealth_NODE_LATE, "it has not registered since serve was started", m.Info, m.Boots
 			s.absent[n.number] = true
 		}

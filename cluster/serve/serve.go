@@ -26,6 +26,8 @@ import (
 	"time"
 
 	"margay/cluster/control"
+	"margay/cluster/fitness"
+	"margay/cluster/roster"
 	"margay/cluster/trust"
 	"margay/kernel/abi/id"
 	"margay/kernel/gate"
@@ -35,7 +37,7 @@ import (
 type Config struct {
 	Machine   string
 	Substrate string
-	Nodes     int              // nodes 0..Nodes-1 belong to the machine
+	Roster    roster.Roster    // the machine's nodes, as far as its holder has recorded them
 	Authority *trust.Authority // the machine's key
 	Secret    string           // nodes show tokens made from it (trust.NodeToken)
 	Dir       string           // has the store and the output of detached jobs
@@ -49,8 +51,9 @@ type Config struct {
 
 	History History // gets a record of each job that ends; nil: no history
 
-	Timing Timing
-	Owner  int // the only user, besides root, that may connect
+	Fitness fitness.Limits // that idle nodes must keep
+	Timing  Timing
+	Owner   int // the only user, besides root, that may connect
 }
 
 // Timing contains the timeouts of a serve. A zero field means the default.
@@ -100,20 +103,22 @@ type Server struct {
 	settled chan struct{} // closed after that, when the jobs whose launch the restart interrupted are gone
 
 	mu     sync.Mutex
-	nodes  []*node         // by number
+	roster roster.Roster
+	nodes  []*node         // by number, also those that have left (members)
 	absent map[uint32]bool // nodes of an earlier serve that have not registered yet
 	jobs   map[uint32]*job
 	ended  map[uint32]*job // jobs whose end could not be recorded yet
 	holder *control.Conn
 	room   chan struct{} // closed, and replaced, when there may be room for more jobs
 	queue  queue
+	held   map[string]*held // by launch
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held
 }
 
 // How many connections to the nodes' port may be without a join token: in addition to one for each
-// node, and from one address.
+// node that a machine can have, and from one address.
 const (
 	strangers     = 64
 	strangersEach = 16
@@ -138,11 +143,9 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	s = &Server{
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
-		jobs: make(map[uint32]*job), ended: make(map[uint32]*job), room: make(chan struct{}), life: life(c.Authority.Certificate()),
+		jobs: make(map[uint32]*job), held: make(map[string]*held), ended: make(map[uint32]*job), room: make(chan struct{}), life: life(c.Authority.Certificate()),
 	}
-	for i := range c.Nodes {
-		s.nodes = append(s.nodes, newNode(uint32(i), c.Log))
-	}
+	s.seat(c.Roster)
 	if s.starts, err = st.countStart(); err == nil {
 		s.history, err = newChronicle(c, st)
 	}
@@ -169,7 +172,7 @@ func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
 		nodes.Close()
 	})
 	defer stop()
-	waiting := gate.New(gate.Config{Most: strangers + s.config.Nodes, MostEach: strangersEach, Wait: 2 * control.HelloTimeout, Log: s.log})
+	waiting := gate.New(gate.Config{Most: strangers + roster.Most, MostEach: strangersEach, Wait: 2 * control.HelloTimeout, Log: s.log})
 	attached, release := context.WithCancel(context.WithoutCancel(ctx))
 	defer release()
 	s.running.Go(func() {
@@ -188,8 +191,7 @@ func (s *Server) closeLogs() {
 	s.log.Close()
 	s.known.Close()
 	for _, n := range s.nodes {
-		n.log.Close()
-		n.deeds.Close()
+		n.closeLogs()
 	}
 }
 
@@ -328,7 +330,7 @@ func (s *Server) checkPeer(c net.Conn) error {
 func (s *Server) serveHolder(conn *control.Conn) error {
 	s.mu.Lock()
 	s.holder = conn
-	for _, n := range s.nodes {
+	for n := range s.members() {
 		if n.health == control.NodeHealth_NODE_UP || n.health == control.NodeHealth_NODE_LATE {
 			_ = conn.Send(&control.NodeUp{Node: n.number})
 		}
@@ -350,6 +352,8 @@ func (s *Server) serveHolder(conn *control.Conn) error {
 			s.nodeExit(m)
 		case *control.NodeStage:
 			s.nodeStage(m)
+		case *control.Roster:
+			conn.Answer(f, &control.Done{}, s.adopt(m))
 		}
 	})
 }

@@ -15,6 +15,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/ledger"
+	"margay/cluster/roster"
 )
 
 // keepEnded is how many ended jobs the store remembers.
@@ -30,6 +31,7 @@ var (
 	bucketUnwritten  = []byte("unwritten")
 	keyStarts        = []byte("starts")
 	keyLost          = []byte("lost")
+	keyRoster        = []byte("roster")
 )
 
 // storeName is the name of the store's file.
@@ -129,6 +131,29 @@ func (s *store) nodes() (nodes []*control.NodeState, err error) {
 		})
 	})
 	return nodes, err
+}
+
+// saveRoster records which nodes the machine has, and forgets nodes that have left it.
+func (s *store) saveRoster(r roster.Roster, left []uint32) error {
+	value, err := proto.Marshal(&control.Roster{Nodes: r.Nodes, Terms: r.Terms})
+	if err != nil {
+		return err
+	}
+	return s.db.Update(func(tx *bbolt.Tx) error {
+		for _, number := range left {
+			if err := errors.Join(tx.Bucket(bucketNodes).Delete(key(number)), tx.Bucket(bucketDrains).Delete(key(number))); err != nil {
+				return err
+			}
+		}
+		return tx.Bucket(bucketMeta).Put(keyRoster, value)
+	})
+}
+
+// roster returns the roster that saveRoster has recorded last; it is empty if there is none.
+func (s *store) roster() (roster.Roster, error) {
+	m := new(control.Roster)
+	err := s.db.View(func(tx *bbolt.Tx) error { return proto.Unmarshal(tx.Bucket(bucketMeta).Get(keyRoster), m) })
+	return roster.Roster{Nodes: m.Nodes, Terms: m.Terms}, err
 }
 
 // saveDrains records why nodes are drained, nil for nodes that are not. On an error it records none

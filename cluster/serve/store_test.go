@@ -32,7 +32,7 @@ func TestStore(t *testing.T) {
 	if err := s.saveJob(j, 0); err != nil {
 		t.Fatal(err)
 	}
-	n := newNode(3, t.Logf)
+	n := newNode(3, 1, t.Logf)
 	n.info, n.boots = &control.NodeInfo{Hostname: "node3", Cores: []uint32{1, 2}}, 2
 	if err := s.saveNode(n); err != nil {
 		t.Fatal(err)

@@ -229,10 +229,11 @@ func PeerNode(state tls.ConnectionState) (id.Node, error) {
 	return id.Node(node), nil
 }
 
-// NodeToken is the join token of a node of the machine with a secret.
-func NodeToken(secret string, node id.Node) string {
+// NodeToken is the join token of a node of the machine with a secret. The term is how many nodes
+// have had its number, this one included.
+func NodeToken(secret string, node id.Node, term uint32) string {
 	mac := hmac.New(sha256.New, []byte(secret))
-	fmt.Fprintf(mac, "join token of node %d", node)
+	fmt.Fprintf(mac, "join token of node %d, term %d", node, term)
 	return hex.EncodeToString(mac.Sum(nil))
 }
 

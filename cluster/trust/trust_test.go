@@ -148,17 +148,19 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// A token admits one node to one machine.
+// A token admits one node, in one term of its number, to one machine.
 func TestNodeToken(t *testing.T) {
 	seen := make(map[string]string)
 	for _, secret := range []string{"", "secret", NewToken()} {
 		for _, node := range []id.Node{0, 1, 11, 999, 1<<32 - 1} {
-			who := fmt.Sprintf("node %d of %q", node, secret)
-			token := NodeToken(secret, node)
-			if other := seen[token]; other != "" || token != NodeToken(secret, node) || len(token) != 64 {
-				t.Errorf("%s has the token %s, %s too", who, token, other)
+			for _, term := range []uint32{0, 1, 11, 1<<32 - 1} {
+				who := fmt.Sprintf("node %d, term %d of %q", node, term, secret)
+				token := NodeToken(secret, node, term)
+				if other := seen[token]; other != "" || token != NodeToken(secret, node, term) || len(token) != 64 {
+					t.Errorf("%s has the token %s, %s too", who, token, other)
+				}
+				seen[token] = who
 			}
-			seen[token] = who
 		}
 	}
 }

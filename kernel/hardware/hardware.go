@@ -115,6 +115,15 @@ func FreeMemory() (int64, error) {
 	return parseMeminfo(text[:n])
 }
 
+// FreeSpace returns how many bytes of a file system can still be written; -1 if that is not known.
+func FreeSpace(path string) int64 {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil || st.Blocks == 0 { // a ramfs counts nothing
+		return -1
+	}
+	return int64(st.Bavail) * st.Bsize
+}
+
 // meminfoHead is how much of /proc/meminfo is read, in bytes: MemAvailable is the third of its
 // lines, which have 28 each.
 const meminfoHead = 512

@@ -163,12 +163,20 @@ func (s *Stack) configure() error {
 		{Destination: header.IPv4Broadcast.WithPrefix().Subnet(), NIC: nicID},
 	})
 	for ip, mac := range s.cfg.Neighbors {
-		if !ip.Is4() {
-			return fmt.Errorf("neighbor %v: not an IPv4 address", ip)
+		if err := s.AddNeighbor(ip, mac); err != nil {
+			return err
 		}
-		if err := s.ip.AddStaticNeighbor(nicID, ipv4.ProtocolNumber, tcpip.AddrFrom4(ip.As4()), tcpip.LinkAddress(mac[:])); err != nil {
-			return fmt.Errorf("neighbor %v: %v", ip, err)
-		}
+	}
+	return nil
+}
+
+// AddNeighbor adds or replaces one of the Neighbors of the Config.
+func (s *Stack) AddNeighbor(ip netip.Addr, mac ether.MAC) error {
+	if !ip.Is4() {
+		return fmt.Errorf("neighbor %v: not an IPv4 address", ip)
+	}
+	if err := s.ip.AddStaticNeighbor(nicID, ipv4.ProtocolNumber, tcpip.AddrFrom4(ip.As4()), tcpip.LinkAddress(mac[:])); err != nil {
+		return fmt.Errorf("neighbor %v: %v", ip, err)
 	}
 	return nil
 }

@@ -147,12 +147,12 @@ func (p *Port) accept() {
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
-			p.sw.log.Warn("vswitch: accept", "port", p.cfg.Name, "err", err)
+			p.sw.cfg.Log.Warn("vswitch: accept", "port", p.cfg.Name, "err", err)
 			time.Sleep(acceptRetry)
 			continue
 		}
 		if err := checkPeer(conn); err != nil {
-			p.sw.log.Warn("vswitch: peer refused", "port", p.cfg.Name, "err", err)
+			p.sw.cfg.Log.Warn("vswitch: peer refused", "port", p.cfg.Name, "err", err)
 			conn.Close()
 			continue
 		}
@@ -200,7 +200,7 @@ func (p *Port) attach(conn *net.UnixConn) {
 		old.end(errReplaced)
 	}
 	p.count.connections.Add(1)
-	p.sw.log.Info("vswitch: connected", "port", p.cfg.Name)
+	p.sw.cfg.Log.Info("vswitch: connected", "port", p.cfg.Name)
 	p.sw.wg.Go(s.read)
 	p.sw.wg.Go(s.write)
 }
@@ -259,7 +259,7 @@ func (s *session) end(reason error) {
 		s.port.detach(s)
 		s.out.close()
 		s.conn.Close()
-		switch log := s.port.sw.log; {
+		switch log := s.port.sw.cfg.Log; {
 		case errors.Is(reason, net.ErrClosed):
 		case errors.Is(reason, io.EOF):
 			log.Info("vswitch: disconnected", "port", s.port.cfg.Name)

@@ -2,21 +2,22 @@
 // service node of one margay machine without any privilege. Tests use it to cut cables and to lose
 // or delay frames.
 //
-// A switch has a fixed set of ports. Each port is a unix stream socket that its peer connects to: a
-// QEMU with "-netdev stream,server=off,addr.type=unix,addr.path=SOCKET" or the service node's
-// network stack. Frames use the framing of package ether. Only processes of the switch's own user
-// or of root may connect. A port has one peer at a time; a newer connection replaces the older one.
+// Ports can be added and removed while the switch runs. Each port is a unix stream socket that its
+// peer connects to: a QEMU with "-netdev stream,server=off,addr.type=unix,addr.path=SOCKET" or the
+// service node's network stack. Frames use the framing of package ether. Only processes of the
+// switch's own user or of root may connect. A port has one peer at a time; a newer connection
+// replaces the older one.
 //
 // # Forwarding
 //
-// The forwarding table is static: each port declares the one address of its peer. A unicast frame
-// goes to the port of its destination or is dropped, a multicast or broadcast frame goes to all
-// other ports. A frame whose source is not its port's own address is dropped, so the source address
-// identifies the sender. So is an ARP packet that claims another Ethernet or IP address than the
-// peer's own, so no peer can attract another's frames. From a peer with an IP address only ARP and
-// IPv4 from that address pass, so an address identifies one station. It cannot answer DHCP clients,
-// so it cannot give another station something else to boot, nor ask DHCP in the name of another
-// station.
+// The forwarding table follows from the ports alone: each port declares the one address of its
+// peer. A unicast frame goes to the port of its destination or is dropped, a multicast or broadcast
+// frame goes to all other ports. A frame whose source is not its port's own address is dropped, so
+// the source address identifies the sender. So is an ARP packet that claims another Ethernet or IP
+// address than the peer's own, so no peer can attract another's frames. From a peer with an IP
+// address only ARP and IPv4 from that address pass, so an address identifies one station. It cannot
+// answer DHCP clients, so it cannot give another station something else to boot, nor ask DHCP in
+// the name of another station.
 //
 // # No port stalls another
 //
@@ -28,16 +29,20 @@
 // too much leaves room for other senders in the receiver's outbox. Every dropped frame is counted
 // (see Drops).
 //
-// Locks, outermost first: Port.mu, wire.mu of a port's in, wire.mu of a port's out, outbox.mu. Of
-// each kind at most one is held.
+// Locks, outermost first: Switch.mu, Port.mu, wire.mu of a port's in, wire.mu of a port's out,
+// outbox.mu. Of each kind at most one is held.
 package vswitch
 
 import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"net"
 	"net/netip"
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"margay/qemu/ether"
 )
@@ -69,11 +74,20 @@ type PortConfig struct {
 
 // A Switch is a running switch. Its methods may be called from several goroutines.
 type Switch struct {
+	cfg   Config
+	table atomic.Pointer[table]
+	wg    sync.WaitGroup // every goroutine of the switch
+
+	mu     sync.Mutex // held to change table
+	added  int        // ports, those removed since included
+	closed bool
+}
+
+// table is the ports of a switch. It never changes.
+type table struct {
 	ports  []*Port
 	byMAC  map[ether.MAC]*Port
 	byName map[string]*Port
-	log    *slog.Logger
-	wg     sync.WaitGroup // every goroutine of the switch
 }
 
 // New starts a switch: when it returns, every port's socket accepts connections. It replaces the
@@ -87,53 +101,86 @@ func New(cfg Config) (*Switch, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Switch{
-		byMAC:  make(map[ether.MAC]*Port, len(cfg.Ports)),
-		byName: make(map[string]*Port, len(cfg.Ports)),
-		log:    cfg.Log,
-	}
-	for i, pc := range cfg.Ports {
-		if err := s.addPort(i, pc, cfg); err != nil {
-			return nil, errors.Join(fmt.Errorf("vswitch: port %q: %w", pc.Name, err), s.Close())
+	s := &Switch{cfg: cfg}
+	s.table.Store(&table{byMAC: make(map[ether.MAC]*Port, len(cfg.Ports)), byName: make(map[string]*Port, len(cfg.Ports))})
+	for _, pc := range cfg.Ports {
+		if _, err := s.Add(pc); err != nil {
+			return nil, errors.Join(err, s.Close())
 		}
-	}
-	for _, p := range s.ports {
-		s.wg.Go(p.accept)
 	}
 	return s, nil
 }
 
-func (s *Switch) addPort(index int, pc PortConfig, cfg Config) error {
+// Add adds a port. Its socket accepts connections when Add returns.
+func (s *Switch) Add(pc PortConfig) (*Port, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.table.Load()
+	if err := t.check(pc); err != nil {
+		return nil, fmt.Errorf("vswitch: port %q: %w", pc.Name, err)
+	}
+	if s.closed {
+		return nil, fmt.Errorf("vswitch: port %q: %w", pc.Name, net.ErrClosed)
+	}
+	p, err := newPort(s, s.added, pc, s.cfg)
+	if err != nil {
+		return nil, fmt.Errorf("vswitch: port %q: %w", pc.Name, err)
+	}
+	s.added++
+	next := t.clone()
+	next.ports = append(next.ports, p)
+	next.byMAC[pc.MAC], next.byName[pc.Name] = p, p
+	s.table.Store(next)
+	s.wg.Go(p.accept)
+	return p, nil
+}
+
+// Remove disconnects the peer of a port, and removes the port and its socket. A name that no port
+// has is not an error.
+func (s *Switch) Remove(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := s.table.Load().clone()
+	p := next.byName[name]
+	if p == nil {
+		return nil
+	}
+	next.ports = slices.DeleteFunc(next.ports, func(other *Port) bool { return other == p })
+	delete(next.byMAC, p.cfg.MAC)
+	delete(next.byName, name)
+	s.table.Store(next)
+	return p.close()
+}
+
+// check refuses a port that cannot be beside the others.
+func (t *table) check(pc PortConfig) error {
 	switch {
 	case pc.Name == "":
 		return errors.New("no name")
-	case s.byName[pc.Name] != nil:
+	case t.byName[pc.Name] != nil:
 		return errors.New("name used twice")
 	case !pc.MAC.Station():
 		return fmt.Errorf("%v is not the address of one station", pc.MAC)
-	case s.byMAC[pc.MAC] != nil:
-		return fmt.Errorf("address %v is port %q's", pc.MAC, s.byMAC[pc.MAC].cfg.Name)
+	case t.byMAC[pc.MAC] != nil:
+		return fmt.Errorf("address %v is port %q's", pc.MAC, t.byMAC[pc.MAC].cfg.Name)
 	}
-	p, err := newPort(s, index, pc, cfg)
-	if err != nil {
-		return err
-	}
-	s.ports = append(s.ports, p)
-	s.byMAC[pc.MAC] = p
-	s.byName[pc.Name] = p
 	return nil
 }
 
-// Ports returns the ports in the order of the Config.
-func (s *Switch) Ports() []*Port { return append([]*Port(nil), s.ports...) }
+func (t *table) clone() *table {
+	return &table{slices.Clone(t.ports), maps.Clone(t.byMAC), maps.Clone(t.byName)}
+}
+
+// Ports returns the ports in the order in which they were added.
+func (s *Switch) Ports() []*Port { return slices.Clone(s.table.Load().ports) }
 
 // Port returns the port of that name, or nil.
-func (s *Switch) Port(name string) *Port { return s.byName[name] }
+func (s *Switch) Port(name string) *Port { return s.table.Load().byName[name] }
 
 // Stats returns the sum over all ports. Connected reports whether any port is connected.
 func (s *Switch) Stats() Stats {
 	var sum Stats
-	for _, p := range s.ports {
+	for _, p := range s.table.Load().ports {
 		sum.add(p.Stats())
 	}
 	return sum
@@ -142,26 +189,30 @@ func (s *Switch) Stats() Stats {
 // Close disconnects all peers, removes the sockets and waits for the switch's goroutines. Frames in
 // flight are lost. Later calls do nothing.
 func (s *Switch) Close() error {
+	s.mu.Lock()
+	s.closed = true
 	var errs []error
-	for _, p := range s.ports {
+	for _, p := range s.table.Load().ports {
 		errs = append(errs, p.close())
 	}
+	s.mu.Unlock()
 	s.wg.Wait()
 	return errors.Join(errs...)
 }
 
 // forward sends a frame with a valid header, received at a port, to its destination.
 func (s *Switch) forward(from *Port, frame []byte) {
+	t := s.table.Load()
 	dst := ether.Destination(frame)
 	if dst.Group() {
-		for _, p := range s.ports {
+		for _, p := range t.ports {
 			if p != from {
 				p.out.send(frame)
 			}
 		}
 		return
 	}
-	to := s.byMAC[dst]
+	to := t.byMAC[dst]
 	if to == nil || to == from {
 		from.count.unknown.Add(1)
 		return

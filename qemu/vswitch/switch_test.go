@@ -244,7 +244,7 @@ func TestFloodLeavesRoom(t *testing.T) {
 	payload := strings.Repeat("x", 1000)
 	flood := func(p *peer) {
 		p.write(bytes.Repeat(ether.Append(nil, frame(slow.mac, p.mac, payload)), 4000))
-		check.AwaitFor(t, patience, "the flood to come", func() bool { return l.Switch.byMAC[p.mac].Stats().RxFrames == 4000 })
+		check.AwaitFor(t, patience, "the flood to come", func() bool { return l.table.Load().byMAC[p.mac].Stats().RxFrames == 4000 })
 	}
 	flood(flooder)
 	flood(second)
@@ -519,4 +519,41 @@ func TestConnectStorm(t *testing.T) {
 		s := l.Port("p0").Stats()
 		return s.Connections == 400 && !s.Connected
 	})
+}
+
+// Ports come and go beside others, whose traffic goes on.
+func TestAddAndRemove(t *testing.T) {
+	l := newLab(t, 2)
+	a, b := l.plug(0), l.plug(1)
+	third := PortConfig{Name: "p2", MAC: mac(2), Socket: filepath.Join(t.TempDir(), "p2.sock")}
+	for range 2 {
+		if _, err := l.Add(third); err != nil {
+			t.Fatal(err)
+		}
+		c := l.plug(2)
+		a.send(c.mac, "to the third")
+		c.expect(a.mac, "to the third")
+		c.send(ether.Broadcast, "to all")
+		a.expect(c.mac, "to all")
+		b.expect(c.mac, "to all")
+		if _, err := l.Add(third); err == nil {
+			t.Error("a name is added twice")
+		}
+		if err := errors.Join(l.Remove("p2"), l.Remove("p2")); err != nil {
+			t.Error(err)
+		}
+		c.expectEnd()
+		if _, err := os.Stat(third.Socket); !errors.Is(err, os.ErrNotExist) || l.Port("p2") != nil || len(l.Ports()) != 2 {
+			t.Errorf("the port is still there: %v", err)
+		}
+		a.send(c.mac, "to a port that has left")
+		a.send(b.mac, "to the second")
+		b.expect(a.mac, "to the second")
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := l.Add(third); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("a port is added to a switch that is closed: %v", err)
+	}
 }

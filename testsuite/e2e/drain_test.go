@@ -49,10 +49,10 @@ func TestDrain(t *testing.T) {
 		t.Errorf("nodes in service: %v", r)
 	}
 	for line, want := range map[string]string{
-		"node drain 0,7":        "machine " + m.name + " has no node7, but node0 to node1 (margay nodes)",
+		"node drain 0,7":        "the machine has no node7: its nodes are node0-1 (margay nodes)",
 		"node resume 0..1":      "node0-1 are not drained, so nothing is changed (margay nodes)",
-		"run -w node[0,7] true": "the machine has no node7: its nodes are node0 to node1 (margay nodes)",
-		"run -x 1..2 true":      "the machine has no node2: its nodes are node0 to node1 (margay nodes)",
+		"run -w node[0,7] true": "the machine has no node7: its nodes are node0-1 (margay nodes)",
+		"run -x 1..2 true":      "the machine has no node2: its nodes are node0-1 (margay nodes)",
 	} {
 		if r := m.margay(strings.Fields(line)...); r.code != 125 || !strings.Contains(r.stderr, want) {
 			t.Errorf("margay %s: %v", line, r)

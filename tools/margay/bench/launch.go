@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/machine"
+	"margay/cluster/roster"
 	"margay/kernel/abi/node"
 	"margay/tools/margay/bench/launches"
 	"margay/tools/margay/bench/page"
@@ -108,8 +109,8 @@ func (f *launchFlags) check(c *cobra.Command) (err error) {
 		}
 	}
 	for _, n := range f.nodes {
-		if n < 1 || n > machine.MaxNodes {
-			return fmt.Errorf("bench launch: --nodes %d: a machine has 1 to %d nodes", n, machine.MaxNodes)
+		if n < 1 || n > roster.Most {
+			return fmt.Errorf("bench launch: --nodes %d: a machine has 1 to %d nodes", n, roster.Most)
 		}
 	}
 	if f.into != "" {

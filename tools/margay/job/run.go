@@ -18,6 +18,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/launch"
+	"margay/cluster/roster"
 	"margay/cluster/serve"
 	"margay/internal/nodeset"
 	"margay/tools/margay/command"
@@ -42,6 +43,7 @@ type Flags struct {
 	Detach    bool
 	KeepGoing bool
 	NoRetry   bool
+	Spares    int
 	HugePages bool
 	Force     bool
 	MPI       string // auto, pmi1 or none
@@ -213,6 +215,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.BoolVarP(&f.Detach, "detach", "d", false, "print the job's number and return; margay logs shows its output, "+keptOutput+" at most")
 	fs.BoolVar(&f.KeepGoing, "keep-going", false, "let the other ranks continue when one fails; the lowest rank that failed decides the status")
 	fs.BoolVar(&f.NoRetry, "no-retry", false, "fail when a node is lost before the ranks run, instead of launching on other nodes")
+	fs.IntVar(&f.Spares, "spares", 0, "hold so many more nodes until the ranks run, to take the place of nodes that are lost before")
 	fs.BoolVarP(&f.Verbose, "verbose", "v", false, "print the steps of margay")
 	fs.StringVar(&f.Stdin, "stdin", "first", "which ranks read standard input: first, all or none (in loops that read it)")
 	fs.BoolVar(&f.Terminal, "pty", false, "give the rank, a single one, a terminal: for shells, editors and other programs that need one")
@@ -432,8 +435,14 @@ func (f *Flags) spec() (*control.JobSpec, error) {
 	if f.Detach {
 		mode = control.StdinMode_STDIN_NONE
 	}
+	switch {
+	case f.Spares < 0 || f.Spares > roster.Most:
+		return nil, fmt.Errorf("run: --spares %d: it is a number of nodes, 0 to %d", f.Spares, roster.Most)
+	case f.Spares > 0 && f.NoRetry:
+		return nil, errors.New("run: --spares is for another try, and --no-retry allows none")
+	}
 	s := &control.JobSpec{
-		Ranks: uint32(f.Ranks), Stdin: mode, KeepGoing: f.KeepGoing, Detach: f.Detach, Memory: int64(f.MemoryMiB) << 20, Pids: uint32(f.Pids),
+		Spares: uint32(f.Spares), Ranks: uint32(f.Ranks), Stdin: mode, KeepGoing: f.KeepGoing, Detach: f.Detach, Memory: int64(f.MemoryMiB) << 20, Pids: uint32(f.Pids),
 		InitTimeoutMs: uint32(f.InitWait.Milliseconds()), HugePages: f.HugePages, PerNode: uint32(f.PerNode), PerCore: uint32(f.PerCore),
 		Nodes: uint32(f.Nodes), CoresEach: uint32(f.CoresEach), Network: f.Network, HostRoot: f.Root == rootHost,
 	}

@@ -41,19 +41,63 @@ func (a commands) consoleCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if !follow {
-				defer f.Close()
-				_, err := io.Copy(a.Stdout, f)
-				return err
-			}
-			return copyFollowing(c.Context(), a.Stdout, f, func() error {
-				_, err := a.Running()
-				return err
-			})
+			return a.show(c.Context(), f, follow)
 		},
 	}
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "continue until Ctrl-C, or until the machine goes down")
+	followFlag(c, &follow)
 	return c
+}
+
+func (a commands) logsCommand() *cobra.Command {
+	var follow bool
+	c := &cobra.Command{
+		Use:   "logs [serve|holder]",
+		Short: "Show the log of a daemon of a machine",
+		Long: `Show the log of a daemon of a machine: of serve, which has what happened to nodes and jobs, and which connections were refused and
+why; or of the holder, which starts and ends the nodes.`,
+		Example: "  margay machine logs --follow\n  margay machine logs holder",
+		Args:    command.Arguments(0, 1),
+		RunE: func(c *cobra.Command, args []string) error {
+			who := "serve"
+			if len(args) > 0 {
+				who = args[0]
+			}
+			if who != "serve" && who != "holder" {
+				return fmt.Errorf("machine logs %s: the daemons are serve and holder", who)
+			}
+			d, err := a.Dir()
+			if err != nil {
+				return err
+			}
+			if _, err := d.ReadSpec(); err != nil {
+				return err
+			}
+			f, err := os.Open(d.Log(who))
+			if err != nil {
+				return err
+			}
+			return a.show(c.Context(), f, follow)
+		},
+	}
+	followFlag(c, &follow)
+	return c
+}
+
+func followFlag(c *cobra.Command, follow *bool) {
+	c.Flags().BoolVarP(follow, "follow", "f", false, "continue until Ctrl-C, or until the machine goes down")
+}
+
+// show prints a file of the machine, and follows it if follow is set. It closes the file.
+func (a commands) show(ctx context.Context, f *os.File, follow bool) error {
+	if !follow {
+		defer f.Close()
+		_, err := io.Copy(a.Stdout, f)
+		return err
+	}
+	return copyFollowing(ctx, a.Stdout, f, func() error {
+		_, err := a.Running()
+		return err
+	})
 }
 
 // followPause is how often a file is looked at for more.

@@ -110,6 +110,9 @@ func List() ([]State, error) {
 		}
 		if err == nil {
 			m.Substrate, m.Nodes, m.Cores = spec.Substrate, spec.Nodes, spec.Cores
+			if nodes, err := d.ReadRoster(spec); err == nil {
+				m.Nodes = len(nodes.Nodes)
+			}
 		}
 		var alive bool
 		switch m.HolderPID, alive = d.Holder(); {

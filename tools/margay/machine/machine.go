@@ -27,7 +27,8 @@ func Commands(app *command.App) []*cobra.Command {
 
 func (a commands) machineCommand() *cobra.Command {
 	c := &cobra.Command{Use: "machine", Short: "Make, show and end machines"}
-	c.AddCommand(a.upCommand(), a.downCommand(), a.statusCommand(), a.machineListCommand(), a.consoleCommand(), a.restartCommand(), a.coresCommand())
+	c.AddCommand(a.upCommand(), a.downCommand(), a.growCommand(), a.shrinkCommand(), a.statusCommand(), a.machineListCommand(), a.consoleCommand(),
+		a.logsCommand(), a.restartCommand(), a.coresCommand())
 	return c
 }
 

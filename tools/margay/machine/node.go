@@ -1,9 +1,6 @@
 package machine
 
 import (
-	"context"
-	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -16,7 +13,7 @@ import (
 
 func (a commands) nodeCommand() *cobra.Command {
 	c := &cobra.Command{Use: "node", Short: "Take nodes out of service, and into it again; reboot them"}
-	c.AddCommand(a.drainCommand(), a.resumeCommand(), a.rebootCommand())
+	c.AddCommand(a.drainCommand(), a.evictCommand(), a.resumeCommand(), a.rebootCommand())
 	return c
 }
 
@@ -59,11 +56,45 @@ replaces the old one.`,
 	return c
 }
 
+func (a commands) evictCommand() *cobra.Command {
+	var reason string
+	c := a.QuietFlag(a.VerboseFlag(&cobra.Command{
+		Use:   "evict NODE...",
+		Short: "Take nodes out of service, and end their jobs",
+		Long: `Take nodes out of service as margay node drain does, and end the jobs that have ranks on them, on all their nodes. The jobs end as
+they do when a node is lost: their margay run reports the node and the reason, and launches a job whose ranks had not started yet
+on other nodes.`,
+		Example: `  margay node evict 2 --reason "fan is broken"`,
+		Args:    command.Arguments(1, -1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := command.Given(c, "reason"); err != nil {
+				return err
+			}
+			nodes, err := nodeset.Parse(strings.Join(args, ","))
+			if err != nil {
+				return err
+			}
+			evicted, err := command.Ask[*control.NodesEvicted](c.Context(), a.App, &control.EvictNodes{Nodes: nodes, Reason: reason, User: command.UserName()})
+			if err != nil {
+				return err
+			}
+			a.Detail("%s: out of service", nodeset.Condense(nodes))
+			if len(evicted.Jobs) > 0 {
+				a.Detail("ended: jobs %s", nodeset.Ranges(evicted.Jobs))
+			}
+			return nil
+		},
+	}))
+	c.Flags().StringVar(&reason, "reason", "", "why, for margay nodes, for the jobs and for jobs that wait")
+	return c
+}
+
 func (a commands) resumeCommand() *cobra.Command {
 	return a.QuietFlag(a.VerboseFlag(&cobra.Command{
-		Use:     "resume NODE...",
-		Short:   "Take drained nodes into service again",
-		Long:    `Take nodes into service again that margay node drain took out of it. If one of them is not drained, none is changed.`,
+		Use:   "resume NODE...",
+		Short: "Take drained nodes into service again",
+		Long: `Take nodes into service again that margay node drain or evict took out of it. If one of them is not drained, none is changed. A node
+that is to leave the machine (margay machine shrink) and still has a job stays then.`,
 		Example: "  margay node resume 2\n  margay node resume node[1-4,10]",
 		Args:    command.Arguments(1, -1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -82,9 +113,6 @@ func (a commands) resumeCommand() *cobra.Command {
 
 // rebootWait is longer than serve waits for the holder.
 const rebootWait = time.Minute
-
-// upPoll is the pause between two looks at nodes that boot.
-const upPoll = 100 * time.Millisecond
 
 func (a commands) rebootCommand() *cobra.Command {
 	var force, noWait bool
@@ -115,7 +143,11 @@ margay machine restart restarts only the kernel of a node, and its jobs continue
 			if noWait {
 				return nil
 			}
-			if err := a.awaitUp(c.Context(), nodes); err != nil {
+			d, err := a.Dir()
+			if err != nil {
+				return err
+			}
+			if err := d.AwaitUp(c.Context(), nodes, func(string, ...any) {}); err != nil {
 				return err
 			}
 			a.Detail("%s: up", nodeset.Condense(nodes))
@@ -125,32 +157,4 @@ margay machine restart restarts only the kernel of a node, and its jobs continue
 	c.Flags().BoolVar(&force, "force", false, "end the jobs of the nodes")
 	c.Flags().BoolVar(&noWait, "no-wait", false, "do not wait until the nodes are up")
 	return c
-}
-
-// awaitUp waits until nodes that were started are up, or one is dead, which serve decides.
-func (a commands) awaitUp(ctx context.Context, nodes []uint32) error {
-	for {
-		list, err := command.Ask[*control.Nodes](ctx, a.App, &control.ListNodes{})
-		if err != nil {
-			return err
-		}
-		waiting := false
-		for _, n := range list.Nodes {
-			switch {
-			case !slices.Contains(nodes, n.Node) || n.Health == control.NodeHealth_NODE_UP:
-			case n.Health == control.NodeHealth_NODE_DEAD && !n.Retry || n.Health == control.NodeHealth_NODE_REFUSED:
-				return fmt.Errorf("node%d did not come up: %s", n.Node, n.Reason)
-			default:
-				waiting = true
-			}
-		}
-		if !waiting {
-			return nil
-		}
-		select {
-		case <-time.After(upPoll):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
 }

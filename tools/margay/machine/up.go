@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"margay/cluster/fitness"
 	"margay/cluster/ledger"
 	"margay/cluster/machine"
 	"margay/kernel/abi/node"
@@ -81,6 +82,8 @@ encrypted connections.`,
 	f.IntVar(&spec.HistoryMiB, "history", ledger.DefaultSize>>20, "size of the history of its jobs (margay history), in MiB, 4 to 1024; 0: none is kept")
 	f.DurationVar(&spec.Timing.Boot, "boot-timeout", 0, "how long a node may take to come up (default 2m0s)")
 	f.DurationVar(&spec.Timing.Dead, "dead-after", 0, "silence after which a node is dead (default 10s)")
+	spec.Fitness = fitness.Default
+	f.Var(fitnessFlag{&spec.Fitness}, "fitness", "what an idle node must keep to be given jobs: memory and space in /tmp, in MiB, and clock, the most that its clock may be wrong; or off")
 	f.StringVar(&spec.Profile, "profile", "isolated", "boot profile of virtual nodes: isolated (least noise) or sched (sched_ext can be used)")
 	f.StringVar(&spec.Boot, "boot", machine.BootKernel, "how virtual nodes boot: kernel (QEMU loads it, the fastest), or bios (from their network card, by DHCP and HTTP)")
 	f.StringVar(&spec.Accel, "accel", "tcg", "how virtual nodes are run: tcg (emulated), kvm, or auto (KVM if it proves itself)")
@@ -129,6 +132,23 @@ func bootExtensions(given []string) ([]node.Extension, error) {
 	}
 	return all, nil
 }
+
+// fitnessFlag is the value of --fitness.
+type fitnessFlag struct{ limits *fitness.Limits }
+
+func (f fitnessFlag) Set(text string) (err error) {
+	*f.limits, err = fitness.Parse(text)
+	return err
+}
+
+func (f fitnessFlag) String() string {
+	if f.limits == nil {
+		return ""
+	}
+	return f.limits.String()
+}
+
+func (f fitnessFlag) Type() string { return "limits" }
 
 // coresFlag is the value of --cores: how many application cores, or all, which is core 0 beside the
 // usual number.

@@ -93,10 +93,13 @@ var drainNames = map[control.DrainState]string{
 	control.DrainState_DRAIN_DRAINED:  "drained",
 }
 
-// State is the state of a node in words: its health, or that it is up and out of service.
+// State is the state of a node in words: its health, or that it is up and gets no jobs.
 func State(n *control.NodeState) string {
 	if n.Drain != nil && n.Health == control.NodeHealth_NODE_UP {
 		return drainNames[n.Drain.State]
+	}
+	if n.Ill != "" && n.Health == control.NodeHealth_NODE_UP {
+		return "ill"
 	}
 	return healthNames[n.Health]
 }
@@ -107,7 +110,7 @@ func state(n *control.NodeState) show.State {
 	switch n.Health {
 	case control.NodeHealth_NODE_UP:
 		s.Color = show.Good
-		if n.Drain != nil {
+		if n.Drain != nil || n.Ill != "" {
 			s.Color = show.Passing
 		}
 	case control.NodeHealth_NODE_BOOTING, control.NodeHealth_NODE_LATE:
@@ -160,7 +163,7 @@ func (a commands) printNodes(nodes *control.Nodes) error {
 func use(n *control.NodeState) (free int, jobs []string) {
 	for _, core := range n.Cores {
 		switch {
-		case core.Job == 0 && n.Health == control.NodeHealth_NODE_UP && n.Drain == nil:
+		case core.Job == 0 && n.Health == control.NodeHealth_NODE_UP && n.Drain == nil && n.Ill == "":
 			free++
 		case core.Job != 0:
 			jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, nodeset.Ranges(core.Ranks)))
@@ -193,6 +196,9 @@ func (l *notes) of(n *control.NodeState) {
 	if n.Remedy != "" {
 		l.add(n.Node, ": "+n.Remedy, ": "+n.Remedy)
 	}
+	if n.Ill != "" {
+		l.add(n.Node, " is ill, and gets no jobs until it is well: "+n.Ill, " are ill, and get no jobs until they are well: "+n.Ill)
+	}
 	if n.Drain != nil {
 		text := " " + drained(n.Drain)
 		l.add(n.Node, " is"+text, " are"+text)
@@ -219,7 +225,11 @@ func (l *notes) of(n *control.NodeState) {
 
 // drained returns the state of a drained node in words: since when, by which user, and why.
 func drained(d *control.Drain) string {
-	text := fmt.Sprintf("%s (since %s, by %s)", drainNames[d.State], time.Unix(0, d.SinceNs).Format(time.DateTime), d.User)
+	state := drainNames[d.State]
+	if d.Leave {
+		state = "leaving the machine"
+	}
+	text := fmt.Sprintf("%s (since %s, by %s)", state, time.Unix(0, d.SinceNs).Format(time.DateTime), d.User)
 	if d.Reason == "" {
 		return text
 	}
