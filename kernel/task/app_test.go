@@ -80,10 +80,12 @@ func app(args []string) int {
 			return 1
 		}
 	case "status":
-		text, err := os.ReadFile("/proc/self/status")
-		fmt.Print(string(text))
-		if err != nil {
-			fmt.Println(err)
+		for _, name := range []string{"status", "timerslack_ns"} {
+			text, err := os.ReadFile("/proc/self/" + name)
+			fmt.Print(string(text))
+			if err != nil {
+				fmt.Println(err)
+			}
 		}
 	case "strings":
 		fmt.Print(digest(os.Args), digest(os.Environ()))
