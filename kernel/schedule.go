@@ -179,8 +179,8 @@ func (j *job) Started(p task.RankProcess) {
 	j.enter(process{Task: t, since: p.Since})
 }
 
-// enter notes that a rank runs, and gives it to the scheduler if that must schedule it, or take from
-// it what the previous node kernel may have left. Until there is a scheduler Linux schedules the
+// enter notes that a rank runs, and gives it to the scheduler if that must schedule it, or may have
+// to undo what the previous node kernel has done. Until there is a scheduler Linux schedules the
 // rank, even if the previous node kernel left it stopped.
 func (j *job) enter(p process) {
 	n := j.node

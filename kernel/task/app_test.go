@@ -80,13 +80,13 @@ func app(args []string) int {
 			return 1
 		}
 	case "status":
-		for _, name := range []string{"status", "timerslack_ns"} {
-			text, err := os.ReadFile("/proc/self/" + name)
-			fmt.Print(string(text))
-			if err != nil {
-				fmt.Println(err)
-			}
+		text, err := os.ReadFile("/proc/self/status")
+		fmt.Print(string(text))
+		if err != nil {
+			fmt.Println(err)
 		}
+		fmt.Print("TimerSlack:\t")
+		fmt.Println(unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0))
 	case "strings":
 		fmt.Print(digest(os.Args), digest(os.Environ()))
 	case "surroundings":
