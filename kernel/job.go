@@ -112,6 +112,7 @@ type job struct {
 	messages   *message.Job
 	extensions *extension.Set
 	halts      halts
+	adopted    bool                // an earlier node kernel made it, and may have scheduled its ranks
 	scheduled  atomic.Bool         // the scheduler has its ranks and is notified of their messages; written under Node.handing
 	phase      Phase               // guarded by Node.mu
 	running    map[id.Rank]bool    // ranks that have not ended; guarded by Node.mu
@@ -372,6 +373,7 @@ func (n *Node) adoptJob(item *keep.Item) error {
 		return errors.Join(err, keep.Drop(n.config.Link, item.Name))
 	}
 	j := n.newJob()
+	j.adopted = true
 	j.container, j.phase, j.uid = c, Running, c.Spec().UID
 	j.halts.set(c.Adopted().Halted)
 	defer close(j.ready)

@@ -179,8 +179,9 @@ func (j *job) Started(p task.RankProcess) {
 	j.enter(process{Task: t, since: p.Since})
 }
 
-// enter notes that a rank runs, and gives it to the scheduler. Until there is a scheduler Linux
-// schedules the rank, even if the previous node kernel left it stopped.
+// enter notes that a rank runs, and gives it to the scheduler if that must schedule it, or may have
+// to undo what the previous node kernel has done. Until there is a scheduler Linux schedules the
+// rank, even if the previous node kernel left it stopped.
 func (j *job) enter(p process) {
 	n := j.node
 	n.handing.Lock()
@@ -190,7 +191,9 @@ func (j *job) enter(p process) {
 	n.mu.Unlock()
 	j.recordStart(&p)
 	if s := n.opened(); s != nil {
-		j.hand(s, p.Task)
+		if j.adopted || j.scheduled.Load() {
+			j.hand(s, p.Task)
+		}
 	} else if n.config.Scheduler != nil {
 		if err := p.Stop(false, p.PID); err != nil {
 			n.config.Log("job %d: rank %d may be stopped until cores are shared: %v", p.Job, p.Rank, err)

@@ -17,6 +17,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/roster"
 	"margay/cluster/trust"
+	"margay/internal/slack"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 )
@@ -343,7 +344,10 @@ func (h *holder) runServe(ctx context.Context) error {
 	cmd.ExtraFiles = []*os.File{h.lifeline}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = stopWait
-	return cmd.Run()
+	if err := slack.Start(slack.Daemon, cmd.Start); err != nil {
+		return err
+	}
+	return cmd.Wait()
 }
 
 // report keeps a connection to serve, over which it reports the state of the nodes. Nodes that are

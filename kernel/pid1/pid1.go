@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/slack"
 	"margay/kernel/abi/node"
 	"margay/kernel/descriptor"
 	"margay/kernel/keep"
@@ -128,10 +129,13 @@ func (p *process) runKernel() (unix.WaitStatus, error) {
 	}
 	defer near.Close()
 	p.mu.Lock()
-	p.kernel, err = syscall.ForkExec(p.program[0], p.program, &syscall.ProcAttr{
-		Env:   []string{memoryLimit, "GOGC=400", "PATH=/"},
-		Files: []uintptr{0, 1, 2, far.Fd()},
-		Sys:   &syscall.SysProcAttr{Setsid: true},
+	err = slack.Start(slack.Daemon, func() (err error) {
+		p.kernel, err = syscall.ForkExec(p.program[0], p.program, &syscall.ProcAttr{
+			Env:   []string{memoryLimit, "GOGC=400", "PATH=/"},
+			Files: []uintptr{0, 1, 2, far.Fd()},
+			Sys:   &syscall.SysProcAttr{Setsid: true},
+		})
+		return err
 	})
 	if err != nil {
 		p.kernel = 0

@@ -74,8 +74,14 @@ func first(args []string) error {
 	return pid1.Main(ready{}, []string{"/proc/self/exe", "kernel", args[0]})
 }
 
-// nodeKernel is a node kernel. It says what was kept for it before it plays its part.
+// nodeKernel is a node kernel. It says which timer slack it has, and what was kept for it, before
+// it plays its part.
 func nodeKernel(part func(c *link.Conn, kept []*keep.Item) error) error {
+	slack, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
+	if err != nil {
+		return err
+	}
+	fmt.Println("slack", slack)
 	conn, err := link.NewConn(os.NewFile(pid1.LinkFD, "link"))
 	if err != nil {
 		return err
@@ -289,8 +295,8 @@ func contains(t *testing.T, said string, texts ...string) {
 func TestRestart(t *testing.T) {
 	said := play(t, nil, "pid1", "restart").end(0)
 	contains(t, said,
-		"margay: node3 of machine test is up, starting the node kernel\n", "kept 0\n",
-		"margay: the node kernel ended with status 3; starting it again in 50ms\n", "kept 1\n",
+		"margay: node3 of machine test is up, starting the node kernel\n", "slack 1000000\n", "kept 0\n",
+		"margay: the node kernel ended with status 3; starting it again in 50ms\n", "slack 1000000\n", "kept 1\n",
 		"margay: the node kernel was killed by SIGKILL; starting it again in 100ms\n", "kept 2\n",
 		"margay: the node kernel ended with status 0; starting it again in 200ms\n", "kept 3\n",
 		"margay: the node goes off\n", "off\n")

@@ -85,6 +85,8 @@ func app(args []string) int {
 		if err != nil {
 			fmt.Println(err)
 		}
+		fmt.Print("TimerSlack:\t")
+		fmt.Println(unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0))
 	case "strings":
 		fmt.Print(digest(os.Args), digest(os.Environ()))
 	case "surroundings":

@@ -91,13 +91,14 @@ func (h Host) join(cmd *exec.Cmd, group string) error {
 // initEnv is the environment of a job init: variables of Go's runtime.
 func initEnv() []string {
 	env := []string{"GOMAXPROCS=1", "GOMEMLIMIT=64MiB", "GOGC=400"}
+	debug := "GODEBUG=containermaxprocs=0" // no search for a limit that GOMAXPROCS overrides
 	if runtime.GOARCH == "amd64" {
 		// Package zstd makes a table of hash/crc32 that it uses for Snappy alone, with an
 		// instruction of SSE 4.2 if there is one, which takes 20 ms of an emulated node at each
 		// start. Nothing else in Go uses that instruction.
-		env = append(env, "GODEBUG=cpu.sse42=off")
+		debug += ",cpu.sse42=off"
 	}
-	return env
+	return append(env, debug)
 }
 
 // limits returns what bounds the control group of a job.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/clock"
+	"margay/internal/slack"
 	"margay/kernel/abi/id"
 	"margay/kernel/cgroup"
 	"margay/kernel/hardware"
@@ -75,6 +76,9 @@ func (in *initProcess) spawn() error {
 func (in *initProcess) spawnAll() error {
 	if err := dropPrivileges(); err != nil {
 		return failure("give up privileges", err)
+	}
+	if err := slack.Set(slack.Application); err != nil {
+		return failure("start", err)
 	}
 	for _, r := range in.spec.Ranks {
 		if err := in.spawnRank(r); err != nil {
@@ -234,7 +238,8 @@ func (r *rank) awaitStop() {
 		if n, _ := unix.Poll(ended, 0); n > 0 {
 			return
 		}
-		time.Sleep(min(pause, time.Millisecond))
+		look := unix.NsecToTimespec(int64(min(pause, time.Millisecond)))
+		_ = unix.Nanosleep(&look, nil) // this thread has the slack of a rank, and the others of the process have more
 	}
 }
 
