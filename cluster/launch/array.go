@@ -17,8 +17,9 @@ import (
 	"margay/cluster/records"
 )
 
-// mostAsked is how many tasks of an array wait in serve's queue, or are being prepared, at a time.
-const mostAsked = 32
+// mostAsked is how many tasks of an array wait in serve's queue, or are being prepared, at a time,
+// on a small machine. Each of them looks for room whenever a job ends.
+const mostAsked = 8
 
 // taskLines bounds the memory for unfinished lines of one task, in bytes.
 const taskLines = 1 << 20
@@ -83,8 +84,8 @@ func RunArray(ctx context.Context, o ArrayOptions) (int, error) {
 	return a.result()
 }
 
-// arraySession is an array from the client's side. One goroutine, that of loop, has all of it; what
-// others receive comes as events.
+// arraySession is an array from the client's side. Only the goroutine of loop uses it. Other
+// goroutines pass it what they receive as events.
 type arraySession struct {
 	ArrayOptions
 	ahead   []byte

@@ -40,8 +40,8 @@ func CheckPattern(pattern string, array bool) error {
 	return nil
 }
 
-// expand puts the numbers of a job, a rank and a node into a pattern, and those of a task of an
-// array unless it is nil.
+// expand puts the numbers of a job, a rank and a node into a pattern. For a task, which may be nil,
+// it also puts in the numbers of the task and its array.
 func expand(pattern string, job uint32, task *control.Task, p *control.Place) string {
 	number := func(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 	pairs := []string{"%%", "%", "%j", number(job), "%r", number(p.Rank), "%n", number(p.Node)}

@@ -34,8 +34,8 @@ type Record struct {
 	Machine   string    `json:"machine"`
 	Run       string    `json:"run"` // the life of the machine: job numbers begin at 1 in each
 	Job       uint32    `json:"job"`
-	Array     uint32    `json:"array,omitempty"` // the first job of the array of which it is a task; 0: it is none
-	Task      *uint32   `json:"task,omitempty"`  // its number in the array; nil: it is none
+	Array     uint32    `json:"array,omitempty"` // the first job of its array; 0: it is no task of one
+	Task      *uint32   `json:"task,omitempty"`  // its number in the array; nil: it is no task
 	User      string    `json:"user"`
 	UID       uint32    `json:"uid"`
 	Command   string    `json:"command"`

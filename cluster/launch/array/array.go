@@ -21,7 +21,7 @@ import (
 // Limits bound how much of an array goes on at a time.
 type Limits struct {
 	Active int           // tasks that are asked or placed; 0: any number
-	Asked  int           // tasks that are asked; at least 1
+	Asked  int           // tasks that are asked, besides one for each four that are placed; at least 1
 	Tries  int           // how often a task is asked for when its launch is spoilt
 	Pause  time.Duration // before the second try; it doubles with each further one
 }
@@ -43,7 +43,7 @@ type retry struct {
 	at   time.Time
 }
 
-// New returns the machine of an array of which no task was asked for.
+// New returns the machine of an array. No task was asked for yet.
 func New(tasks []uint32, l Limits) *Machine {
 	return &Machine{limits: l, left: tasks, active: make(map[uint32]bool), tries: make(map[uint32]int)}
 }
@@ -51,7 +51,7 @@ func New(tasks []uint32, l Limits) *Machine {
 // Next returns the next task to ask for now. If there is none now, wake is when to call Next again,
 // zero for after the next event.
 func (m *Machine) Next(now time.Time) (task uint32, ok bool, wake time.Time) {
-	if m.stopped || m.asked >= m.limits.Asked || m.limits.Active > 0 && len(m.active) >= m.limits.Active {
+	if m.stopped || m.asked >= m.limits.Asked+(len(m.active)-m.asked)/4 || m.limits.Active > 0 && len(m.active) >= m.limits.Active {
 		return 0, false, time.Time{}
 	}
 	for i, r := range m.again {

@@ -54,7 +54,7 @@ func (f *Flags) set() (array.Set, error) {
 	return set, nil
 }
 
-// runArray runs an array of jobs, of which o is one.
+// runArray runs an array of jobs. o describes one of them.
 func (f *Flags) runArray(ctx context.Context, a *command.App, o launch.Options) error {
 	set, err := f.set()
 	if err != nil {

@@ -84,7 +84,7 @@ func (f *folding) finish() {
 	f.entry.tasks = slices.Compact(f.entry.tasks)
 	var nodes []uint32
 	for set := range f.nodes {
-		some, _ := nodeset.Parse(set) // what cannot be read is not shown
+		some, _ := nodeset.Parse(set) // unreadable sets are left out
 		nodes = append(nodes, some...)
 	}
 	slices.Sort(nodes)
@@ -94,8 +94,8 @@ func (f *folding) finish() {
 // mostTasks bounds the list of tasks in a line, in bytes.
 const mostTasks = 24
 
-// number is the number of the job, of the array with its tasks (12_[0-99]), or of the job of a task,
-// with its array and its number there: 19 (12_7).
+// number is the number of the job. An array has its tasks beside it: 12_[0-99]. The job of a task
+// has its array and its number there: 19 (12_7).
 func (e *entry) number() string {
 	switch {
 	case e.Task == nil:
