@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +26,7 @@ type arrayServe struct {
 	r     *rand.Rand
 	spoil bool // launches
 
+	mu    sync.Mutex // guards the rest; each connection has its goroutine
 	array uint32
 	jobs  map[uint32]*playedTask
 	ran   map[uint32]int // by task: how often it has run
@@ -53,31 +55,39 @@ func (s *arrayServe) talk(c *talk, most int) {
 		if most--; most == 0 {
 			break
 		}
-		switch m := f.Message().(type) {
-		case *control.RunRequest:
-			s.request(c, f, m)
-		case *control.FileChunk:
-			if j := s.jobs[m.Job]; j.phase == control.JobPhase_JOB_PREPARED {
-				j.phase = control.JobPhase_JOB_RUNNING
-				s.ran[j.id]++
-				_ = c.Send(s.state(m.Job))
-				s.records(c, m.Job)
-			}
-		case *control.Attach:
-			c.Answer(f, s.state(m.Job), nil)
-			if s.jobs[m.Job].phase == control.JobPhase_JOB_RUNNING {
-				s.records(c, m.Job)
-			}
-		case *control.Ack:
-			if j := s.jobs[m.Job]; m.Seq == 2 && j.phase == control.JobPhase_JOB_RUNNING {
-				j.phase = control.JobPhase_JOB_DONE
-				_ = c.Send(s.state(m.Job))
-			}
-		}
+		s.handle(c, f)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, j := range s.jobs { // as after a restart
 		if j.phase == control.JobPhase_JOB_PREPARED {
 			j.phase = control.JobPhase_JOB_UNKNOWN
+		}
+	}
+}
+
+func (s *arrayServe) handle(c *talk, f *control.Frame) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch m := f.Message().(type) {
+	case *control.RunRequest:
+		s.request(c, f, m)
+	case *control.FileChunk:
+		if j := s.jobs[m.Job]; j.phase == control.JobPhase_JOB_PREPARED {
+			j.phase = control.JobPhase_JOB_RUNNING
+			s.ran[j.id]++
+			_ = c.Send(s.state(m.Job))
+			s.records(c, m.Job)
+		}
+	case *control.Attach:
+		c.Answer(f, s.state(m.Job), nil)
+		if s.jobs[m.Job].phase == control.JobPhase_JOB_RUNNING {
+			s.records(c, m.Job)
+		}
+	case *control.Ack:
+		if j := s.jobs[m.Job]; m.Seq == 2 && j.phase == control.JobPhase_JOB_RUNNING {
+			j.phase = control.JobPhase_JOB_DONE
+			_ = c.Send(s.state(m.Job))
 		}
 	}
 }
@@ -153,7 +163,8 @@ func TestArray(t *testing.T) {
 	played.spoil = true
 	var talks []func(*talk)
 	for range 5 {
-		talks = append(talks, func(c *talk) { played.talk(c, 20+played.r.IntN(150)) })
+		most := 20 + played.r.IntN(150)
+		talks = append(talks, func(c *talk) { played.talk(c, most) })
 	}
 	s := serveTo(t, append(talks, func(c *talk) { played.talk(c, 0) })...)
 	l := newLauncher(t, s, 1)
@@ -176,6 +187,8 @@ func TestArray(t *testing.T) {
 	if n := len(slices.Compact(lines)); n != 200 || len(lines) != 200 {
 		t.Errorf("%d lines of output, %d of them different", len(lines), n)
 	}
+	played.mu.Lock()
+	defer played.mu.Unlock()
 	for task := range uint32(200) {
 		if ended[task] != 1 || played.ran[task] != 1 {
 			t.Errorf("task %d has run %d times and ended %d times", task, played.ran[task], ended[task])

@@ -73,7 +73,8 @@ func TestRunArrayRefuses(t *testing.T) {
 	}
 }
 
-// The tasks of an array are one line of the history, wherever other jobs have come between them.
+// The tasks of an array are one line of the history, wherever other jobs have come between them. Job
+// 9 is a launch of task 2 that was spoilt.
 func TestHistoryOfArray(t *testing.T) {
 	base := histories(t)
 	task := func(job, id uint32, state ledger.State, status int32) *ledger.Record {
@@ -87,7 +88,7 @@ func TestHistoryOfArray(t *testing.T) {
 		}
 		return r
 	}
-	if err := ledger.New(base, "m", ledger.MinSize).Append(task(10, 1, ledger.Completed, 0), task(11, 3, ledger.Failure, 4), task(12, 0, ledger.Completed, 0),
+	if err := ledger.New(base, "m", ledger.MinSize).Append(task(9, 2, ledger.Failure, 125), task(10, 1, ledger.Completed, 0), task(11, 3, ledger.Failure, 4), task(12, 0, ledger.Completed, 0),
 		task(13, 2, ledger.Failure, 2), task(14, 4, ledger.Completed, 0)); err != nil {
 		t.Fatal(err)
 	}

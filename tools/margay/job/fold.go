@@ -35,7 +35,7 @@ func fold(records []*ledger.Record) (entries []*entry) {
 		}
 		f := arrays[keyOf(r)]
 		if f == nil {
-			f = &folding{entry: &entry{Record: *r}, nodes: make(map[string]bool)}
+			f = &folding{entry: &entry{Record: *r}, nodes: make(map[string]bool), seen: make(map[uint32]bool)}
 			f.entry.Failed, f.entry.Job = 0, r.Array
 			f.entry.Usage = ledger.Usage{}
 			arrays[keyOf(r)] = f
@@ -54,10 +54,17 @@ func fold(records []*ledger.Record) (entries []*entry) {
 type folding struct {
 	entry *entry
 	nodes map[string]bool // the sets of nodes that tasks had
+	seen  map[uint32]bool // tasks
 }
 
+// add adds the record of a task. Records come from the newest to the oldest: a task has older ones
+// if its launch was spoilt and repeated, and they do not count.
 func (f *folding) add(r *ledger.Record) {
 	e := f.entry
+	if f.seen[*r.Task] {
+		return
+	}
+	f.seen[*r.Task] = true
 	e.tasks = append(e.tasks, *r.Task)
 	f.nodes[r.Nodes] = true
 	if r.Submitted.Before(e.Submitted) {
@@ -81,7 +88,6 @@ func (f *folding) add(r *ledger.Record) {
 
 func (f *folding) finish() {
 	slices.Sort(f.entry.tasks)
-	f.entry.tasks = slices.Compact(f.entry.tasks)
 	var nodes []uint32
 	for set := range f.nodes {
 		some, _ := nodeset.Parse(set) // unreadable sets are left out
