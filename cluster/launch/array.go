@@ -108,6 +108,8 @@ type arraySession struct {
 	failure error          // why the array ends early, besides tasks that have failed
 	signal  syscall.Signal // that ends the array; 0: none
 	left    bool           // the array is given up while tasks may run
+
+	suspending bool // this process stops as soon as no request waits: serve expects it to answer for tasks that are placed
 }
 
 // heeded is a signal, with the meaning of an interrupt.
@@ -141,6 +143,9 @@ func (a *arraySession) loop() {
 			a.reconnect()
 			continue
 		}
+		if a.suspending && a.calls == 0 {
+			a.suspend()
+		}
 		wake = a.ask()
 		select {
 		case event := <-a.events:
@@ -167,7 +172,7 @@ func (a *arraySession) post(event func()) {
 // ask asks serve for the tasks whose turn has come. It returns when to try again, nil for after the
 // next event. Until the first task has a job, there is one only: the others name it.
 func (a *arraySession) ask() <-chan time.Time {
-	for !a.gone && (a.array != 0 || a.machine.Active() == 0) {
+	for !a.gone && !a.suspending && (a.array != 0 || a.machine.Active() == 0) {
 		id, ok, wake := a.machine.Next(time.Now())
 		if !ok && wake.IsZero() {
 			return nil
@@ -268,7 +273,9 @@ func (a *arraySession) refused(id uint32, err error) {
 	case errors.Is(spoilt(err), errSpoilt) && a.machine.Spoilt(time.Now(), id):
 		a.Status.Logf("task %d: %v; asking again", id, err)
 		return
-	case a.machine.Stopped() && errors.As(err, &f) && f.Code == control.Code_CODE_KILLED: // withdrawn
+	case a.suspending && errors.As(err, &f) && f.Code == control.Code_CODE_KILLED: // withdrawn
+		return
+	case a.machine.Stopped() && errors.As(err, &f) && f.Code == control.Code_CODE_KILLED:
 		a.sum.unstarted = append(a.sum.unstarted, id)
 	default: // no other task would fare better
 		a.fail(fmt.Errorf("task %d: %w", id, err))
@@ -463,7 +470,8 @@ func (a *arraySession) heed(over <-chan struct{}) syscall.Signal {
 func (a *arraySession) signalled(sig heeded) {
 	switch sig.signal {
 	case unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU:
-		a.suspend()
+		a.suspending = true
+		_ = a.conn.Send(&control.Withdraw{})
 		return
 	case unix.SIGWINCH, unix.SIGCONT:
 		return
@@ -487,8 +495,11 @@ func (a *arraySession) signalled(sig heeded) {
 	}
 }
 
-// suspend stops the tasks and this process, until it is continued.
+// suspend stops the tasks and this process, until it is continued. Tasks that were withdrawn from
+// the queue are then asked for again.
 func (a *arraySession) suspend() {
+	a.suspending = false
+	a.machine.Lost(time.Now())
 	for job := range a.jobs {
 		_ = a.conn.Send(&control.Kill{Job: job, Rank: control.None, Signal: int32(unix.SIGSTOP)})
 	}

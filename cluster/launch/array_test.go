@@ -258,3 +258,39 @@ func TestArrayFiles(t *testing.T) {
 		}
 	}
 }
+
+// A stop takes back the tasks that wait, so that serve does not place them without an answer, and
+// stops those that run. They go on when this process does, and the others are asked for again.
+func TestArraySuspended(t *testing.T) {
+	signals := make(chan os.Signal, 1)
+	stopped := false
+	s := serveTo(t, func(c *talk) {
+		_, f := expect[*control.RunRequest](c)
+		c.Answer(f, &control.RunReply{Job: 5, Places: []*control.Place{{}}, Loaded: true}, nil)
+		expect[*control.FileChunk](c)
+		_, second := expect[*control.RunRequest](c)
+		signals <- unix.SIGTSTP
+		expect[*control.Withdraw](c)
+		c.Answer(second, nil, control.Failf(control.Code_CODE_KILLED, "it was withdrawn from the queue"))
+		if m, _ := expect[*control.Kill](c); m != nil && (m.Job != 5 || m.Signal != int32(unix.SIGSTOP)) {
+			t.Errorf("the ranks get %v", m)
+		}
+		if m, _ := expect[*control.Signal](c); m != nil && (m.Job != 5 || m.Signal != int32(unix.SIGCONT)) {
+			t.Errorf("the ranks get %v", m)
+		}
+		m, again := expect[*control.RunRequest](c)
+		if m.GetSpec().GetTask().GetId() != 1 {
+			t.Errorf("asked for again is %v", m)
+		}
+		c.Answer(again, &control.RunReply{Job: 6, Places: []*control.Place{{}}, Loaded: true}, nil)
+		expect[*control.FileChunk](c)
+		for _, job := range []uint32{5, 6} {
+			_ = c.Send(&control.JobState{Job: job, Phase: control.JobPhase_JOB_DONE, FirstFailed: control.None})
+		}
+	})
+	l := newLauncher(t, s, 1)
+	l.Signals, l.Suspend = signals, func() { stopped = true }
+	if code, err := runArray(t, l.arrayOf(t, "0-1")); code != 0 || err != nil || !stopped {
+		t.Errorf("status %d: %v, stopped: %v", code, err, stopped)
+	}
+}

@@ -38,9 +38,9 @@ func TestTasks(t *testing.T) {
 		var waiting []<-chan asked
 		for id := uint32(1); id < 40; id++ {
 			waiting = append(waiting, c.begin(taskRequest(array, id)))
-			if id > 1 {
-				waits(t, waiting[id-1])
-			}
+		}
+		for _, answer := range waiting[1:] {
+			waits(t, answer)
 		}
 		none[*control.LogLine](t, &c.recorder, "the client is told what each task waits for")
 		list := must[*control.Jobs](c, &control.ListJobs{})

@@ -166,8 +166,13 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 	slices.Sort(m.Spec.Without)
 	asked := time.Now()
 	if m.Spec.WaitMs != 0 { // this goroutine must stay free to see the end of the connection
+		w := &waiting{spec: m.Spec, client: c.conn, since: asked, withdrawn: make(chan struct{})}
+		if err := s.join(w); err != nil {
+			c.created(f, m, asked, nil, err)
+			return
+		}
 		s.running.Go(func() {
-			j, err := s.enqueue(m.Spec, c.conn)
+			j, err := s.enqueued(w)
 			c.created(f, m, asked, j, err)
 		})
 		return

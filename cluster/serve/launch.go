@@ -343,7 +343,7 @@ func (s *Server) loaded(j *job, present bool) bool {
 	case <-late:
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.fail(j, control.Failf(control.Code_CODE_RESTARTED, "its margay run has not answered for %v", clientTimeout))
+		s.fail(j, control.Failf(control.Code_CODE_TIMEOUT, "its margay run has not answered for %v", clientTimeout))
 	}
 	return false
 }

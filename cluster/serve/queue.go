@@ -86,14 +86,11 @@ func meet(a, b shape) bool {
 // an array try whenever there is room.
 var errBehind = control.Failf(control.Code_CODE_NO_ROOM, "other jobs came first")
 
-// enqueue creates a job as soon as its turn has come and there are enough cores. It reports to the
-// client what the job waits for, whenever that changes, but not of each task of an array. It refuses
-// a job that would not fit on the whole machine.
-func (s *Server) enqueue(spec *control.JobSpec, client *control.Conn) (*job, error) {
-	w := &waiting{spec: spec, client: client, since: time.Now(), withdrawn: make(chan struct{})}
-	if err := s.join(w); err != nil {
-		return nil, err
-	}
+// enqueued creates a job that has joined the queue, as soon as its turn has come and there are
+// enough cores. It reports to the client what the job waits for, whenever that changes, but not of
+// each task of an array.
+func (s *Server) enqueued(w *waiting) (*job, error) {
+	spec, client := w.spec, w.client
 	defer s.quit(w)
 	var late <-chan time.Time
 	if spec.WaitMs > 0 {
@@ -157,7 +154,8 @@ func (s *Server) withdraw(client *control.Conn) {
 	}
 }
 
-// join appends a job to the queue, unless the job would wait forever.
+// join appends a job to the queue, unless the job would wait forever: it would not fit on the whole
+// machine.
 func (s *Server) join(w *waiting) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

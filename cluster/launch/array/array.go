@@ -115,8 +115,8 @@ func (m *Machine) drop(task uint32) {
 	delete(m.active, task)
 }
 
-// Lost reports that the connection has ended. serve has forgotten the tasks that are asked; they
-// are asked for again, in order.
+// Lost reports that serve has forgotten the tasks that are asked, for example because the
+// connection has ended. They are asked for again, in order.
 func (m *Machine) Lost(now time.Time) {
 	var again []retry
 	for task, placed := range m.active {
