@@ -30,6 +30,8 @@ type arrayServe struct {
 	array uint32
 	jobs  map[uint32]*playedTask
 	ran   map[uint32]int // by task: how often it has run
+
+	spoilt map[uint32]bool // by task
 }
 
 type playedTask struct {
@@ -46,7 +48,7 @@ func statusOf(task uint32) int32 {
 }
 
 func newArrayServe(t *testing.T, seed uint64) *arrayServe {
-	return &arrayServe{t: t, r: rand.New(rand.NewPCG(seed, 1)), jobs: make(map[uint32]*playedTask), ran: make(map[uint32]int)}
+	return &arrayServe{t: t, r: rand.New(rand.NewPCG(seed, 1)), jobs: make(map[uint32]*playedTask), ran: make(map[uint32]int), spoilt: make(map[uint32]bool)}
 }
 
 // talk talks to a client for so many messages, or to the end.
@@ -92,8 +94,21 @@ func (s *arrayServe) handle(c *talk, f *control.Frame) {
 	}
 }
 
+// restarts is how often serve is started again in TestArray. Each may spoil the launch of the same
+// task, and one more thing may, or the task would be given up.
+const restarts = launchTries - 2
+
+// spoils reports whether the launch of a task is spoilt now, which happens once at most.
+func (s *arrayServe) spoils(task uint32) bool {
+	if !s.spoil || s.spoilt[task] || s.r.IntN(20) != 0 {
+		return false
+	}
+	s.spoilt[task] = true
+	return true
+}
+
 func (s *arrayServe) request(c *talk, f *control.Frame, m *control.RunRequest) {
-	if s.spoil && s.r.IntN(20) == 0 {
+	if s.spoils(m.Spec.Task.Id) {
 		c.Answer(f, nil, control.Failf(control.Code_CODE_LAUNCH_LOST, "node1 is dead"))
 		return
 	}
@@ -108,7 +123,7 @@ func (s *arrayServe) request(c *talk, f *control.Frame, m *control.RunRequest) {
 	if want := fmt.Sprintf("MARGAY_ARRAY_TASK_ID=%d", m.Spec.Task.Id); !slices.ContainsFunc(m.Exec.Env, func(v []byte) bool { return string(v) == want }) {
 		s.t.Errorf("the environment of task %d: %s", m.Spec.Task.Id, m.Exec.Env)
 	}
-	if s.spoil && s.r.IntN(20) == 0 { // its end comes first
+	if s.spoils(m.Spec.Task.Id) { // its end comes first
 		s.jobs[job].phase = control.JobPhase_JOB_UNKNOWN
 		_ = c.Send(s.state(job))
 	}
@@ -162,7 +177,7 @@ func TestArray(t *testing.T) {
 	played := newArrayServe(t, seed)
 	played.spoil = true
 	var talks []func(*talk)
-	for range 5 {
+	for range restarts {
 		most := 20 + played.r.IntN(150)
 		talks = append(talks, func(c *talk) { played.talk(c, most) })
 	}

@@ -15,6 +15,7 @@ type world struct {
 	r      *rand.Rand
 	m      *Machine
 	limits Limits
+	tasks  []uint32
 	now    time.Time
 
 	asked, placed map[uint32]bool
@@ -32,6 +33,7 @@ func (w *world) ask() {
 			if !wake.IsZero() && !wake.After(w.now) {
 				w.t.Errorf("wakes at %v, which is not after now", wake)
 			}
+			w.rests()
 			return
 		}
 		switch {
@@ -50,6 +52,18 @@ func (w *world) ask() {
 		}
 		if n := len(w.asked) + len(w.placed); w.limits.Active > 0 && n > w.limits.Active {
 			w.t.Errorf("%d tasks are active, at most %d may be", n, w.limits.Active)
+		}
+	}
+}
+
+// rests checks that no task could be asked for now.
+func (w *world) rests() {
+	if n := len(w.asked) + len(w.placed); w.stopped || len(w.asked) >= w.limits.Asked+len(w.placed)/4 || w.limits.Active > 0 && n >= w.limits.Active {
+		return
+	}
+	for _, task := range w.tasks {
+		if !w.asked[task] && !w.placed[task] && w.ended[task] == 0 && !w.now.Before(w.until[task]) {
+			w.t.Errorf("does not ask for task %d", task)
 		}
 	}
 }
@@ -152,7 +166,7 @@ func live(t *testing.T, seed uint64) {
 		tasks[i] = uint32(3 * i)
 	}
 	w := &world{
-		t: t, r: r, m: New(slices.Clone(tasks), limits), limits: limits, now: time.Unix(1e9, 0), asked: make(map[uint32]bool), placed: make(map[uint32]bool),
+		t: t, r: r, m: New(slices.Clone(tasks), limits), limits: limits, tasks: tasks, now: time.Unix(1e9, 0), asked: make(map[uint32]bool), placed: make(map[uint32]bool),
 		ended: make(map[uint32]int), spoilt: make(map[uint32]int), until: make(map[uint32]time.Time),
 	}
 	for events := 0; !w.m.Over(); events++ {

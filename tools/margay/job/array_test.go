@@ -73,8 +73,8 @@ func TestRunArrayRefuses(t *testing.T) {
 	}
 }
 
-// The tasks of an array are one line of the history, wherever other jobs have come between them. Job
-// 9 is a launch of task 2 that was spoilt.
+// The tasks of an array are one line of the history, also with other jobs between them. Job 9 is a
+// launch of task 2 that was spoilt.
 func TestHistoryOfArray(t *testing.T) {
 	base := histories(t)
 	task := func(job, id uint32, state ledger.State, status int32) *ledger.Record {
