@@ -642,6 +642,7 @@ type Frame struct {
 	//	*Frame_NodesDrained
 	//	*Frame_ResumeNodes
 	//	*Frame_RebootNodes
+	//	*Frame_Withdraw
 	//	*Frame_ListExtensions
 	//	*Frame_Extensions
 	//	*Frame_InsertExtension
@@ -1134,6 +1135,15 @@ func (x *Frame) GetRebootNodes() *RebootNodes {
 	return nil
 }
 
+func (x *Frame) GetWithdraw() *Withdraw {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Withdraw); ok {
+			return x.Withdraw
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetListExtensions() *ListExtensions {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_ListExtensions); ok {
@@ -1600,6 +1610,10 @@ type Frame_RebootNodes struct {
 	RebootNodes *RebootNodes `protobuf:"bytes,78,opt,name=reboot_nodes,json=rebootNodes,proto3,oneof"`
 }
 
+type Frame_Withdraw struct {
+	Withdraw *Withdraw `protobuf:"bytes,79,opt,name=withdraw,proto3,oneof"`
+}
+
 type Frame_ListExtensions struct {
 	// Extensions: clients ask serve, serve asks nodes.
 	ListExtensions *ListExtensions `protobuf:"bytes,80,opt,name=list_extensions,json=listExtensions,proto3,oneof"`
@@ -1818,6 +1832,8 @@ func (*Frame_NodesDrained) isFrame_Body() {}
 func (*Frame_ResumeNodes) isFrame_Body() {}
 
 func (*Frame_RebootNodes) isFrame_Body() {}
+
+func (*Frame_Withdraw) isFrame_Body() {}
 
 func (*Frame_ListExtensions) isFrame_Body() {}
 
@@ -2796,6 +2812,7 @@ type JobSpec struct {
 	Terminal      *Terminal              `protobuf:"bytes,51,opt,name=terminal,proto3" json:"terminal,omitempty"`                     // rank 0 has a terminal of this size; absent: it has pipes, as the others
 	WaitMs        int64                  `protobuf:"varint,28,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`          // how long the job may wait in the queue for cores; 0: not at all, -1: for ever
 	Out           [][]byte               `protobuf:"bytes,71,rep,name=out,proto3" json:"out,omitempty"`                               // absolute paths of files and folders that its client reads when the ranks have ended
+	Task          *Task                  `protobuf:"bytes,73,opt,name=task,proto3" json:"task,omitempty"`                             // the job is a task of an array; absent: it is none
 	HostRoot      bool                   `protobuf:"varint,72,opt,name=host_root,json=hostRoot,proto3" json:"host_root,omitempty"`    // the ranks see the programs and the configuration of the node's host; only hosted nodes have one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3055,11 +3072,109 @@ func (x *JobSpec) GetOut() [][]byte {
 	return nil
 }
 
+func (x *JobSpec) GetTask() *Task {
+	if x != nil {
+		return x.Task
+	}
+	return nil
+}
+
 func (x *JobSpec) GetHostRoot() bool {
 	if x != nil {
 		return x.HostRoot
 	}
 	return false
+}
+
+// Task is a job of an array: one of many jobs of the same program.
+type Task struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Array         uint32                 `protobuf:"varint,1,opt,name=array,proto3" json:"array,omitempty"` // the job that was the first of the array; 0: this one
+	Id            uint32                 `protobuf:"varint,2,opt,name=id,proto3" json:"id,omitempty"`       // its number in the array
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Task) Reset() {
+	*x = Task{}
+	mi := &file_control_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Task) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Task) ProtoMessage() {}
+
+func (x *Task) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Task.ProtoReflect.Descriptor instead.
+func (*Task) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Task) GetArray() uint32 {
+	if x != nil {
+		return x.Array
+	}
+	return 0
+}
+
+func (x *Task) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+// Withdraw takes all requests of its sender for jobs that wait for cores out of the queue. They
+// fail with CODE_KILLED.
+type Withdraw struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Withdraw) Reset() {
+	*x = Withdraw{}
+	mi := &file_control_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Withdraw) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Withdraw) ProtoMessage() {}
+
+func (x *Withdraw) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Withdraw.ProtoReflect.Descriptor instead.
+func (*Withdraw) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{15}
 }
 
 // Terminal is the size of a terminal in characters.
@@ -3073,7 +3188,7 @@ type Terminal struct {
 
 func (x *Terminal) Reset() {
 	*x = Terminal{}
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3085,7 +3200,7 @@ func (x *Terminal) String() string {
 func (*Terminal) ProtoMessage() {}
 
 func (x *Terminal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3098,7 +3213,7 @@ func (x *Terminal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminal.ProtoReflect.Descriptor instead.
 func (*Terminal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{14}
+	return file_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Terminal) GetRows() uint32 {
@@ -3128,7 +3243,7 @@ type Exec struct {
 
 func (x *Exec) Reset() {
 	*x = Exec{}
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3140,7 +3255,7 @@ func (x *Exec) String() string {
 func (*Exec) ProtoMessage() {}
 
 func (x *Exec) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3153,7 +3268,7 @@ func (x *Exec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exec.ProtoReflect.Descriptor instead.
 func (*Exec) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{15}
+	return file_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Exec) GetArgv() [][]byte {
@@ -3197,7 +3312,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3209,7 +3324,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3222,7 +3337,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Part) GetFirst() uint32 {
@@ -3266,7 +3381,7 @@ type Prepared struct {
 
 func (x *Prepared) Reset() {
 	*x = Prepared{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3278,7 +3393,7 @@ func (x *Prepared) String() string {
 func (*Prepared) ProtoMessage() {}
 
 func (x *Prepared) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3291,7 +3406,7 @@ func (x *Prepared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prepared.ProtoReflect.Descriptor instead.
 func (*Prepared) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Prepared) GetLacking() []uint32 {
@@ -3334,7 +3449,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3461,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3359,7 +3474,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Place) GetRank() uint32 {
@@ -3400,7 +3515,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3412,7 +3527,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3425,7 +3540,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Member) GetNode() uint32 {
@@ -3452,7 +3567,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3464,7 +3579,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3477,7 +3592,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Start) GetJob() uint32 {
@@ -3496,7 +3611,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3508,7 +3623,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3521,7 +3636,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Started) GetStartNs() int64 {
@@ -3541,7 +3656,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3553,7 +3668,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3566,7 +3681,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Forget) GetJob() uint32 {
@@ -3585,7 +3700,7 @@ type Forgotten struct {
 
 func (x *Forgotten) Reset() {
 	*x = Forgotten{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3597,7 +3712,7 @@ func (x *Forgotten) String() string {
 func (*Forgotten) ProtoMessage() {}
 
 func (x *Forgotten) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3610,7 +3725,7 @@ func (x *Forgotten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgotten.ProtoReflect.Descriptor instead.
 func (*Forgotten) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Forgotten) GetUnkept() *Unkept {
@@ -3633,7 +3748,7 @@ type Unkept struct {
 
 func (x *Unkept) Reset() {
 	*x = Unkept{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +3760,7 @@ func (x *Unkept) String() string {
 func (*Unkept) ProtoMessage() {}
 
 func (x *Unkept) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3658,7 +3773,7 @@ func (x *Unkept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unkept.ProtoReflect.Descriptor instead.
 func (*Unkept) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Unkept) GetNode() uint32 {
@@ -3701,7 +3816,7 @@ type Loaded struct {
 
 func (x *Loaded) Reset() {
 	*x = Loaded{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3713,7 +3828,7 @@ func (x *Loaded) String() string {
 func (*Loaded) ProtoMessage() {}
 
 func (x *Loaded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3726,7 +3841,7 @@ func (x *Loaded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loaded.ProtoReflect.Descriptor instead.
 func (*Loaded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Loaded) GetJob() uint32 {
@@ -3761,7 +3876,7 @@ type JobFault struct {
 
 func (x *JobFault) Reset() {
 	*x = JobFault{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3773,7 +3888,7 @@ func (x *JobFault) String() string {
 func (*JobFault) ProtoMessage() {}
 
 func (x *JobFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3786,7 +3901,7 @@ func (x *JobFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFault.ProtoReflect.Descriptor instead.
 func (*JobFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *JobFault) GetJob() uint32 {
@@ -3815,7 +3930,7 @@ type Rewind struct {
 
 func (x *Rewind) Reset() {
 	*x = Rewind{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3827,7 +3942,7 @@ func (x *Rewind) String() string {
 func (*Rewind) ProtoMessage() {}
 
 func (x *Rewind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3840,7 +3955,7 @@ func (x *Rewind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewind.ProtoReflect.Descriptor instead.
 func (*Rewind) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Rewind) GetJob() uint32 {
@@ -3867,7 +3982,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3879,7 +3994,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3892,7 +4007,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Finish) GetJob() uint32 {
@@ -3914,7 +4029,7 @@ type FileChunk struct {
 
 func (x *FileChunk) Reset() {
 	*x = FileChunk{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3926,7 +4041,7 @@ func (x *FileChunk) String() string {
 func (*FileChunk) ProtoMessage() {}
 
 func (x *FileChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3939,7 +4054,7 @@ func (x *FileChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChunk.ProtoReflect.Descriptor instead.
 func (*FileChunk) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *FileChunk) GetJob() uint32 {
@@ -3974,7 +4089,7 @@ type FileTaken struct {
 
 func (x *FileTaken) Reset() {
 	*x = FileTaken{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3986,7 +4101,7 @@ func (x *FileTaken) String() string {
 func (*FileTaken) ProtoMessage() {}
 
 func (x *FileTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3999,7 +4114,7 @@ func (x *FileTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileTaken.ProtoReflect.Descriptor instead.
 func (*FileTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *FileTaken) GetJob() uint32 {
@@ -4030,7 +4145,7 @@ type ReadFiles struct {
 
 func (x *ReadFiles) Reset() {
 	*x = ReadFiles{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4042,7 +4157,7 @@ func (x *ReadFiles) String() string {
 func (*ReadFiles) ProtoMessage() {}
 
 func (x *ReadFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4055,7 +4170,7 @@ func (x *ReadFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFiles.ProtoReflect.Descriptor instead.
 func (*ReadFiles) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReadFiles) GetJob() uint32 {
@@ -4096,7 +4211,7 @@ type FilesPiece struct {
 
 func (x *FilesPiece) Reset() {
 	*x = FilesPiece{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4108,7 +4223,7 @@ func (x *FilesPiece) String() string {
 func (*FilesPiece) ProtoMessage() {}
 
 func (x *FilesPiece) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4121,7 +4236,7 @@ func (x *FilesPiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesPiece.ProtoReflect.Descriptor instead.
 func (*FilesPiece) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *FilesPiece) GetData() []byte {
@@ -4148,7 +4263,7 @@ type FilesRead struct {
 
 func (x *FilesRead) Reset() {
 	*x = FilesRead{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4160,7 +4275,7 @@ func (x *FilesRead) String() string {
 func (*FilesRead) ProtoMessage() {}
 
 func (x *FilesRead) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4173,7 +4288,7 @@ func (x *FilesRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesRead.ProtoReflect.Descriptor instead.
 func (*FilesRead) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FilesRead) GetJob() uint32 {
@@ -4203,7 +4318,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4215,7 +4330,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4228,7 +4343,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -4321,7 +4436,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4333,7 +4448,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4346,7 +4461,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -4399,7 +4514,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4411,7 +4526,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4424,7 +4539,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -4481,7 +4596,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4493,7 +4608,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4506,7 +4621,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -4545,7 +4660,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4557,7 +4672,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4570,7 +4685,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -4626,7 +4741,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4638,7 +4753,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4651,7 +4766,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -4687,7 +4802,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4699,7 +4814,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4712,7 +4827,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -4747,7 +4862,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4759,7 +4874,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4772,7 +4887,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Resize) GetJob() uint32 {
@@ -4801,7 +4916,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4813,7 +4928,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4826,7 +4941,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -4862,7 +4977,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4874,7 +4989,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4887,7 +5002,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -4929,7 +5044,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4941,7 +5056,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4954,7 +5069,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -4981,7 +5096,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4993,7 +5108,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5006,7 +5121,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -5026,7 +5141,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5038,7 +5153,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5051,7 +5166,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -5086,7 +5201,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5098,7 +5213,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5111,7 +5226,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -5190,7 +5305,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5202,7 +5317,7 @@ func (x *PhaseTime) String() string {
 func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5215,7 +5330,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -5259,7 +5374,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5271,7 +5386,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5284,7 +5399,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -5330,7 +5445,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5342,7 +5457,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5355,7 +5470,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 type Nodes struct {
@@ -5367,7 +5482,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5379,7 +5494,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5392,7 +5507,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -5427,7 +5542,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5439,7 +5554,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5452,7 +5567,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -5588,7 +5703,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5600,7 +5715,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5613,7 +5728,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -5662,7 +5777,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5674,7 +5789,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5687,7 +5802,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -5724,7 +5839,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5736,7 +5851,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5749,7 +5864,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -5782,7 +5897,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5794,7 +5909,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5807,7 +5922,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -5827,7 +5942,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5839,7 +5954,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5852,7 +5967,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -5874,7 +5989,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5886,7 +6001,7 @@ func (x *RebootNodes) String() string {
 func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5899,7 +6014,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -5936,7 +6051,7 @@ type EvictNodes struct {
 
 func (x *EvictNodes) Reset() {
 	*x = EvictNodes{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5948,7 +6063,7 @@ func (x *EvictNodes) String() string {
 func (*EvictNodes) ProtoMessage() {}
 
 func (x *EvictNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5961,7 +6076,7 @@ func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictNodes.ProtoReflect.Descriptor instead.
 func (*EvictNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *EvictNodes) GetNodes() []uint32 {
@@ -5994,7 +6109,7 @@ type NodesEvicted struct {
 
 func (x *NodesEvicted) Reset() {
 	*x = NodesEvicted{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6006,7 +6121,7 @@ func (x *NodesEvicted) String() string {
 func (*NodesEvicted) ProtoMessage() {}
 
 func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6019,7 +6134,7 @@ func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesEvicted.ProtoReflect.Descriptor instead.
 func (*NodesEvicted) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *NodesEvicted) GetJobs() []uint32 {
@@ -6042,7 +6157,7 @@ type GrowMachine struct {
 
 func (x *GrowMachine) Reset() {
 	*x = GrowMachine{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6054,7 +6169,7 @@ func (x *GrowMachine) String() string {
 func (*GrowMachine) ProtoMessage() {}
 
 func (x *GrowMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6067,7 +6182,7 @@ func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowMachine.ProtoReflect.Descriptor instead.
 func (*GrowMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GrowMachine) GetCount() uint32 {
@@ -6100,7 +6215,7 @@ type NodesAdded struct {
 
 func (x *NodesAdded) Reset() {
 	*x = NodesAdded{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6112,7 +6227,7 @@ func (x *NodesAdded) String() string {
 func (*NodesAdded) ProtoMessage() {}
 
 func (x *NodesAdded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6125,7 +6240,7 @@ func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesAdded.ProtoReflect.Descriptor instead.
 func (*NodesAdded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *NodesAdded) GetNodes() []uint32 {
@@ -6148,7 +6263,7 @@ type ShrinkMachine struct {
 
 func (x *ShrinkMachine) Reset() {
 	*x = ShrinkMachine{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6160,7 +6275,7 @@ func (x *ShrinkMachine) String() string {
 func (*ShrinkMachine) ProtoMessage() {}
 
 func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6173,7 +6288,7 @@ func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShrinkMachine.ProtoReflect.Descriptor instead.
 func (*ShrinkMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ShrinkMachine) GetNodes() []uint32 {
@@ -6208,7 +6323,7 @@ type NodesLeaving struct {
 
 func (x *NodesLeaving) Reset() {
 	*x = NodesLeaving{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6220,7 +6335,7 @@ func (x *NodesLeaving) String() string {
 func (*NodesLeaving) ProtoMessage() {}
 
 func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6233,7 +6348,7 @@ func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesLeaving.ProtoReflect.Descriptor instead.
 func (*NodesLeaving) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *NodesLeaving) GetNodes() []uint32 {
@@ -6268,7 +6383,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6280,7 +6395,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6293,7 +6408,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RemoveNode) GetNode() uint32 {
@@ -6321,7 +6436,7 @@ type Roster struct {
 
 func (x *Roster) Reset() {
 	*x = Roster{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6333,7 +6448,7 @@ func (x *Roster) String() string {
 func (*Roster) ProtoMessage() {}
 
 func (x *Roster) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6346,7 +6461,7 @@ func (x *Roster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Roster.ProtoReflect.Descriptor instead.
 func (*Roster) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Roster) GetNodes() []uint32 {
@@ -6373,7 +6488,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6385,7 +6500,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6398,7 +6513,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -6425,7 +6540,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6437,7 +6552,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6450,7 +6565,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -6475,13 +6590,15 @@ type WaitingJob struct {
 	Ranks         uint32                 `protobuf:"varint,3,opt,name=ranks,proto3" json:"ranks,omitempty"`
 	SinceNs       int64                  `protobuf:"varint,4,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // since the epoch
 	Why           string                 `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`
+	Array         uint32                 `protobuf:"varint,70,opt,name=array,proto3" json:"array,omitempty"` // it stands for tasks of this array; 0: for a job
+	Tasks         uint32                 `protobuf:"varint,71,opt,name=tasks,proto3" json:"tasks,omitempty"` // how many these are
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6493,7 +6610,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6506,7 +6623,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -6544,6 +6661,20 @@ func (x *WaitingJob) GetWhy() string {
 	return ""
 }
 
+func (x *WaitingJob) GetArray() uint32 {
+	if x != nil {
+		return x.Array
+	}
+	return 0
+}
+
+func (x *WaitingJob) GetTasks() uint32 {
+	if x != nil {
+		return x.Tasks
+	}
+	return 0
+}
+
 type JobSummary struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -6562,13 +6693,14 @@ type JobSummary struct {
 	Missing       string                 `protobuf:"bytes,13,opt,name=missing,proto3" json:"missing,omitempty"`                             // why some of its output is missing; empty: nothing is
 	FirstFailed   int32                  `protobuf:"varint,15,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that decides the status: the first that failed, or the lowest; -1 while none has
 	Stopped       bool                   `protobuf:"varint,35,opt,name=stopped,proto3" json:"stopped,omitempty"`                            // its ranks were sent SIGSTOP, and no SIGCONT since
+	Task          *Task                  `protobuf:"bytes,70,opt,name=task,proto3" json:"task,omitempty"`                                   // as JobSpec.task
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6580,7 +6712,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6593,7 +6725,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -6708,6 +6840,13 @@ func (x *JobSummary) GetStopped() bool {
 	return false
 }
 
+func (x *JobSummary) GetTask() *Task {
+	if x != nil {
+		return x.Task
+	}
+	return nil
+}
+
 // StoredJob is how serve records a job.
 type StoredJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -6727,7 +6866,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6739,7 +6878,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6752,7 +6891,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -6838,7 +6977,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6850,7 +6989,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6863,7 +7002,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -6905,7 +7044,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6917,7 +7056,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6930,7 +7069,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -6956,7 +7095,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6968,7 +7107,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6981,7 +7120,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -7004,7 +7143,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7016,7 +7155,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7029,7 +7168,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -7077,7 +7216,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7089,7 +7228,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7102,7 +7241,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -7127,7 +7266,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7139,7 +7278,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7152,7 +7291,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 type MachineStatus struct {
@@ -7176,7 +7315,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7188,7 +7327,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7201,7 +7340,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -7305,7 +7444,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7317,7 +7456,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7330,7 +7469,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -7349,7 +7488,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7361,7 +7500,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7374,7 +7513,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -7409,7 +7548,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7421,7 +7560,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7434,7 +7573,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -7573,7 +7712,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7585,7 +7724,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7598,7 +7737,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -7661,7 +7800,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7673,7 +7812,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7686,7 +7825,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -7714,7 +7853,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7726,7 +7865,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7739,7 +7878,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -7765,7 +7904,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7777,7 +7916,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7790,7 +7929,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -7815,7 +7954,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7827,7 +7966,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7840,7 +7979,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -7905,7 +8044,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7917,7 +8056,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7930,7 +8069,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -7972,7 +8111,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7984,7 +8123,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7997,7 +8136,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -8029,7 +8168,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8041,7 +8180,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8054,7 +8193,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -8115,7 +8254,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8127,7 +8266,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8140,7 +8279,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -8209,7 +8348,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8221,7 +8360,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8234,7 +8373,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -8253,7 +8392,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8265,7 +8404,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8278,7 +8417,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -8298,7 +8437,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8310,7 +8449,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8323,7 +8462,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -8343,7 +8482,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8355,7 +8494,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8368,7 +8507,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -8400,7 +8539,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8412,7 +8551,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8425,7 +8564,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -8484,7 +8623,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8496,7 +8635,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8509,7 +8648,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -8575,7 +8714,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8587,7 +8726,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8600,7 +8739,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -8707,7 +8846,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8719,7 +8858,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8732,7 +8871,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -8775,7 +8914,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8787,7 +8926,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8800,7 +8939,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -8836,7 +8975,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8848,7 +8987,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8861,7 +9000,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -8895,7 +9034,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8907,7 +9046,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8920,7 +9059,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -8941,7 +9080,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8953,7 +9092,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8966,7 +9105,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -8994,7 +9133,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9006,7 +9145,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9019,7 +9158,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -9042,7 +9181,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9054,7 +9193,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9067,7 +9206,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -9101,7 +9240,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9113,7 +9252,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9126,7 +9265,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -9140,7 +9279,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\x97#\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xcf#\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -9197,7 +9336,8 @@ const file_control_proto_rawDesc = "" +
 	"drainNodes\x12C\n" +
 	"\rnodes_drained\x18L \x01(\v2\x1c.margay.control.NodesDrainedH\x00R\fnodesDrained\x12@\n" +
 	"\fresume_nodes\x18M \x01(\v2\x1b.margay.control.ResumeNodesH\x00R\vresumeNodes\x12@\n" +
-	"\freboot_nodes\x18N \x01(\v2\x1b.margay.control.RebootNodesH\x00R\vrebootNodes\x12I\n" +
+	"\freboot_nodes\x18N \x01(\v2\x1b.margay.control.RebootNodesH\x00R\vrebootNodes\x126\n" +
+	"\bwithdraw\x18O \x01(\v2\x18.margay.control.WithdrawH\x00R\bwithdraw\x12I\n" +
 	"\x0flist_extensions\x18P \x01(\v2\x1e.margay.control.ListExtensionsH\x00R\x0elistExtensions\x12<\n" +
 	"\n" +
 	"extensions\x18Q \x01(\v2\x1a.margay.control.ExtensionsH\x00R\n" +
@@ -9314,7 +9454,7 @@ const file_control_proto_rawDesc = "" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\x8d\a\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\xb7\a\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -9352,8 +9492,14 @@ const file_control_proto_rawDesc = "" +
 	"\anetwork\x18\x1e \x01(\bR\anetwork\x124\n" +
 	"\bterminal\x183 \x01(\v2\x18.margay.control.TerminalR\bterminal\x12\x17\n" +
 	"\await_ms\x18\x1c \x01(\x03R\x06waitMs\x12\x10\n" +
-	"\x03out\x18G \x03(\fR\x03out\x12\x1b\n" +
-	"\thost_root\x18H \x01(\bR\bhostRootJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"8\n" +
+	"\x03out\x18G \x03(\fR\x03out\x12(\n" +
+	"\x04task\x18I \x01(\v2\x14.margay.control.TaskR\x04task\x12\x1b\n" +
+	"\thost_root\x18H \x01(\bR\bhostRootJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\",\n" +
+	"\x04Task\x12\x14\n" +
+	"\x05array\x18\x01 \x01(\rR\x05array\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\rR\x02id\"\n" +
+	"\n" +
+	"\bWithdraw\"8\n" +
 	"\bTerminal\x12\x12\n" +
 	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x18\n" +
 	"\acolumns\x18\x02 \x01(\rR\acolumns\"t\n" +
@@ -9593,14 +9739,16 @@ const file_control_proto_rawDesc = "" +
 	"\x03job\x18\x02 \x01(\rR\x03job\"l\n" +
 	"\x04Jobs\x12.\n" +
 	"\x04jobs\x18\x01 \x03(\v2\x1a.margay.control.JobSummaryR\x04jobs\x124\n" +
-	"\awaiting\x18\x02 \x03(\v2\x1a.margay.control.WaitingJobR\awaiting\"}\n" +
+	"\awaiting\x18\x02 \x03(\v2\x1a.margay.control.WaitingJobR\awaiting\"\xa9\x01\n" +
 	"\n" +
 	"WaitingJob\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x18\n" +
 	"\acommand\x18\x02 \x01(\tR\acommand\x12\x14\n" +
 	"\x05ranks\x18\x03 \x01(\rR\x05ranks\x12\x19\n" +
 	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\x12\x10\n" +
-	"\x03why\x18\x05 \x01(\tR\x03why\"\xec\x03\n" +
+	"\x03why\x18\x05 \x01(\tR\x03why\x12\x14\n" +
+	"\x05array\x18F \x01(\rR\x05array\x12\x14\n" +
+	"\x05tasks\x18G \x01(\rR\x05tasks\"\x96\x04\n" +
 	"\n" +
 	"JobSummary\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
@@ -9620,7 +9768,8 @@ const file_control_proto_rawDesc = "" +
 	"\x06unkept\x18\x0e \x03(\v2\x16.margay.control.UnkeptR\x06unkept\x12\x18\n" +
 	"\amissing\x18\r \x01(\tR\amissing\x12!\n" +
 	"\ffirst_failed\x18\x0f \x01(\x05R\vfirstFailed\x12\x18\n" +
-	"\astopped\x18# \x01(\bR\astopped\"\xf6\x02\n" +
+	"\astopped\x18# \x01(\bR\astopped\x12(\n" +
+	"\x04task\x18F \x01(\v2\x14.margay.control.TaskR\x04task\"\xf6\x02\n" +
 	"\tStoredJob\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
 	"\x06places\x18\x02 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
@@ -9914,7 +10063,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 107)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 109)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -9940,99 +10089,101 @@ var file_control_proto_goTypes = []any{
 	(*LogLine)(nil),          // 21: margay.control.LogLine
 	(*Prepare)(nil),          // 22: margay.control.Prepare
 	(*JobSpec)(nil),          // 23: margay.control.JobSpec
-	(*Terminal)(nil),         // 24: margay.control.Terminal
-	(*Exec)(nil),             // 25: margay.control.Exec
-	(*Part)(nil),             // 26: margay.control.Part
-	(*Prepared)(nil),         // 27: margay.control.Prepared
-	(*Place)(nil),            // 28: margay.control.Place
-	(*Member)(nil),           // 29: margay.control.Member
-	(*Start)(nil),            // 30: margay.control.Start
-	(*Started)(nil),          // 31: margay.control.Started
-	(*Forget)(nil),           // 32: margay.control.Forget
-	(*Forgotten)(nil),        // 33: margay.control.Forgotten
-	(*Unkept)(nil),           // 34: margay.control.Unkept
-	(*Loaded)(nil),           // 35: margay.control.Loaded
-	(*JobFault)(nil),         // 36: margay.control.JobFault
-	(*Rewind)(nil),           // 37: margay.control.Rewind
-	(*Finish)(nil),           // 38: margay.control.Finish
-	(*FileChunk)(nil),        // 39: margay.control.FileChunk
-	(*FileTaken)(nil),        // 40: margay.control.FileTaken
-	(*ReadFiles)(nil),        // 41: margay.control.ReadFiles
-	(*FilesPiece)(nil),       // 42: margay.control.FilesPiece
-	(*FilesRead)(nil),        // 43: margay.control.FilesRead
-	(*Record)(nil),           // 44: margay.control.Record
-	(*ExitStatus)(nil),       // 45: margay.control.ExitStatus
-	(*Usage)(nil),            // 46: margay.control.Usage
-	(*Ack)(nil),              // 47: margay.control.Ack
-	(*Stdin)(nil),            // 48: margay.control.Stdin
-	(*StdinTaken)(nil),       // 49: margay.control.StdinTaken
-	(*Signal)(nil),           // 50: margay.control.Signal
-	(*Resize)(nil),           // 51: margay.control.Resize
-	(*RunRequest)(nil),       // 52: margay.control.RunRequest
-	(*RunReply)(nil),         // 53: margay.control.RunReply
-	(*Attach)(nil),           // 54: margay.control.Attach
-	(*RemoveOutput)(nil),     // 55: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 56: margay.control.OutputRemoved
-	(*JobState)(nil),         // 57: margay.control.JobState
-	(*PhaseTime)(nil),        // 58: margay.control.PhaseTime
-	(*RankState)(nil),        // 59: margay.control.RankState
-	(*ListNodes)(nil),        // 60: margay.control.ListNodes
-	(*Nodes)(nil),            // 61: margay.control.Nodes
-	(*NodeState)(nil),        // 62: margay.control.NodeState
-	(*Drain)(nil),            // 63: margay.control.Drain
-	(*CoreUse)(nil),          // 64: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 65: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 66: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 67: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 68: margay.control.RebootNodes
-	(*EvictNodes)(nil),       // 69: margay.control.EvictNodes
-	(*NodesEvicted)(nil),     // 70: margay.control.NodesEvicted
-	(*GrowMachine)(nil),      // 71: margay.control.GrowMachine
-	(*NodesAdded)(nil),       // 72: margay.control.NodesAdded
-	(*ShrinkMachine)(nil),    // 73: margay.control.ShrinkMachine
-	(*NodesLeaving)(nil),     // 74: margay.control.NodesLeaving
-	(*RemoveNode)(nil),       // 75: margay.control.RemoveNode
-	(*Roster)(nil),           // 76: margay.control.Roster
-	(*ListJobs)(nil),         // 77: margay.control.ListJobs
-	(*Jobs)(nil),             // 78: margay.control.Jobs
-	(*WaitingJob)(nil),       // 79: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 80: margay.control.JobSummary
-	(*StoredJob)(nil),        // 81: margay.control.StoredJob
-	(*Kill)(nil),             // 82: margay.control.Kill
-	(*Noise)(nil),            // 83: margay.control.Noise
-	(*NoiseReport)(nil),      // 84: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 85: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 86: margay.control.InterruptRow
-	(*Status)(nil),           // 87: margay.control.Status
-	(*MachineStatus)(nil),    // 88: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 89: margay.control.ListExtensions
-	(*Extensions)(nil),       // 90: margay.control.Extensions
-	(*ExtensionState)(nil),   // 91: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 92: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 93: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 94: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 95: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 96: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 97: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 98: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 99: margay.control.ReadEvents
-	(*Events)(nil),           // 100: margay.control.Events
-	(*ReadClock)(nil),        // 101: margay.control.ReadClock
-	(*Clock)(nil),            // 102: margay.control.Clock
-	(*TakeSamples)(nil),      // 103: margay.control.TakeSamples
-	(*Samples)(nil),          // 104: margay.control.Samples
-	(*NodeSample)(nil),       // 105: margay.control.NodeSample
-	(*CoreSample)(nil),       // 106: margay.control.CoreSample
-	(*RankSample)(nil),       // 107: margay.control.RankSample
-	(*NodeExit)(nil),         // 108: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 109: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 110: margay.control.NodeStage
-	(*NodeUp)(nil),           // 111: margay.control.NodeUp
-	(*RebootNode)(nil),       // 112: margay.control.RebootNode
-	(*RestartKernel)(nil),    // 113: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 114: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 115: margay.control.DutiesSet
-	nil,                      // 116: margay.control.ExtensionLog.AfterEntry
+	(*Task)(nil),             // 24: margay.control.Task
+	(*Withdraw)(nil),         // 25: margay.control.Withdraw
+	(*Terminal)(nil),         // 26: margay.control.Terminal
+	(*Exec)(nil),             // 27: margay.control.Exec
+	(*Part)(nil),             // 28: margay.control.Part
+	(*Prepared)(nil),         // 29: margay.control.Prepared
+	(*Place)(nil),            // 30: margay.control.Place
+	(*Member)(nil),           // 31: margay.control.Member
+	(*Start)(nil),            // 32: margay.control.Start
+	(*Started)(nil),          // 33: margay.control.Started
+	(*Forget)(nil),           // 34: margay.control.Forget
+	(*Forgotten)(nil),        // 35: margay.control.Forgotten
+	(*Unkept)(nil),           // 36: margay.control.Unkept
+	(*Loaded)(nil),           // 37: margay.control.Loaded
+	(*JobFault)(nil),         // 38: margay.control.JobFault
+	(*Rewind)(nil),           // 39: margay.control.Rewind
+	(*Finish)(nil),           // 40: margay.control.Finish
+	(*FileChunk)(nil),        // 41: margay.control.FileChunk
+	(*FileTaken)(nil),        // 42: margay.control.FileTaken
+	(*ReadFiles)(nil),        // 43: margay.control.ReadFiles
+	(*FilesPiece)(nil),       // 44: margay.control.FilesPiece
+	(*FilesRead)(nil),        // 45: margay.control.FilesRead
+	(*Record)(nil),           // 46: margay.control.Record
+	(*ExitStatus)(nil),       // 47: margay.control.ExitStatus
+	(*Usage)(nil),            // 48: margay.control.Usage
+	(*Ack)(nil),              // 49: margay.control.Ack
+	(*Stdin)(nil),            // 50: margay.control.Stdin
+	(*StdinTaken)(nil),       // 51: margay.control.StdinTaken
+	(*Signal)(nil),           // 52: margay.control.Signal
+	(*Resize)(nil),           // 53: margay.control.Resize
+	(*RunRequest)(nil),       // 54: margay.control.RunRequest
+	(*RunReply)(nil),         // 55: margay.control.RunReply
+	(*Attach)(nil),           // 56: margay.control.Attach
+	(*RemoveOutput)(nil),     // 57: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 58: margay.control.OutputRemoved
+	(*JobState)(nil),         // 59: margay.control.JobState
+	(*PhaseTime)(nil),        // 60: margay.control.PhaseTime
+	(*RankState)(nil),        // 61: margay.control.RankState
+	(*ListNodes)(nil),        // 62: margay.control.ListNodes
+	(*Nodes)(nil),            // 63: margay.control.Nodes
+	(*NodeState)(nil),        // 64: margay.control.NodeState
+	(*Drain)(nil),            // 65: margay.control.Drain
+	(*CoreUse)(nil),          // 66: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 67: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 68: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 69: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 70: margay.control.RebootNodes
+	(*EvictNodes)(nil),       // 71: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 72: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 73: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 74: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 75: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 76: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 77: margay.control.RemoveNode
+	(*Roster)(nil),           // 78: margay.control.Roster
+	(*ListJobs)(nil),         // 79: margay.control.ListJobs
+	(*Jobs)(nil),             // 80: margay.control.Jobs
+	(*WaitingJob)(nil),       // 81: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 82: margay.control.JobSummary
+	(*StoredJob)(nil),        // 83: margay.control.StoredJob
+	(*Kill)(nil),             // 84: margay.control.Kill
+	(*Noise)(nil),            // 85: margay.control.Noise
+	(*NoiseReport)(nil),      // 86: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 87: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 88: margay.control.InterruptRow
+	(*Status)(nil),           // 89: margay.control.Status
+	(*MachineStatus)(nil),    // 90: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 91: margay.control.ListExtensions
+	(*Extensions)(nil),       // 92: margay.control.Extensions
+	(*ExtensionState)(nil),   // 93: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 94: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 95: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 96: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 97: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 98: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 99: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 100: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 101: margay.control.ReadEvents
+	(*Events)(nil),           // 102: margay.control.Events
+	(*ReadClock)(nil),        // 103: margay.control.ReadClock
+	(*Clock)(nil),            // 104: margay.control.Clock
+	(*TakeSamples)(nil),      // 105: margay.control.TakeSamples
+	(*Samples)(nil),          // 106: margay.control.Samples
+	(*NodeSample)(nil),       // 107: margay.control.NodeSample
+	(*CoreSample)(nil),       // 108: margay.control.CoreSample
+	(*RankSample)(nil),       // 109: margay.control.RankSample
+	(*NodeExit)(nil),         // 110: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 111: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 112: margay.control.NodeStage
+	(*NodeUp)(nil),           // 113: margay.control.NodeUp
+	(*RebootNode)(nil),       // 114: margay.control.RebootNode
+	(*RestartKernel)(nil),    // 115: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 116: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 117: margay.control.DutiesSet
+	nil,                      // 118: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	11,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -10044,143 +10195,146 @@ var file_control_proto_depIdxs = []int32{
 	19,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
 	21,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
 	22,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	30,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	32,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	35,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	36,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	37,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	38,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	33,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
-	27,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	31,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
-	39,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	44,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	47,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	48,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	49,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	50,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
-	40,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	51,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
-	52,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	53,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	54,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
-	57,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	60,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	61,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	77,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	78,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	82,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	83,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	84,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	87,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	88,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	55,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	56,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	65,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	66,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	67,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	68,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
-	89,  // 45: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	90,  // 46: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	92,  // 47: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	98,  // 48: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	94,  // 49: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	95,  // 50: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	99,  // 51: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	100, // 52: margay.control.Frame.events:type_name -> margay.control.Events
-	101, // 53: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	102, // 54: margay.control.Frame.clock:type_name -> margay.control.Clock
-	103, // 55: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	104, // 56: margay.control.Frame.samples:type_name -> margay.control.Samples
-	108, // 57: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	109, // 58: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	111, // 59: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	110, // 60: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	112, // 61: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	113, // 62: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	114, // 63: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	115, // 64: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	71,  // 65: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	72,  // 66: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	73,  // 67: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	74,  // 68: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	69,  // 69: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	70,  // 70: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	75,  // 71: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	76,  // 72: margay.control.Frame.roster:type_name -> margay.control.Roster
-	41,  // 73: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	42,  // 74: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	43,  // 75: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	0,   // 76: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 77: margay.control.Error.code:type_name -> margay.control.Code
-	17,  // 78: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	18,  // 79: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 80: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	17,  // 81: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	20,  // 82: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	23,  // 83: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	28,  // 84: margay.control.Prepare.places:type_name -> margay.control.Place
-	29,  // 85: margay.control.Prepare.members:type_name -> margay.control.Member
-	25,  // 86: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 87: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 88: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	24,  // 89: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	26,  // 90: margay.control.Exec.parts:type_name -> margay.control.Part
-	34,  // 91: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	13,  // 92: margay.control.Loaded.error:type_name -> margay.control.Error
-	13,  // 93: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 94: margay.control.Record.stream:type_name -> margay.control.Stream
-	45,  // 95: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	34,  // 96: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	46,  // 97: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	24,  // 98: margay.control.Resize.size:type_name -> margay.control.Terminal
-	23,  // 99: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	25,  // 100: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	28,  // 101: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 102: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 103: margay.control.JobState.error:type_name -> margay.control.Error
-	59,  // 104: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	34,  // 105: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	58,  // 106: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 107: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	45,  // 108: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	62,  // 109: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 110: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 111: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	64,  // 112: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	63,  // 113: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	20,  // 114: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	7,   // 115: margay.control.Drain.state:type_name -> margay.control.DrainState
-	80,  // 116: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	79,  // 117: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 118: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	59,  // 119: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	34,  // 120: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	23,  // 121: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	28,  // 122: margay.control.StoredJob.places:type_name -> margay.control.Place
-	29,  // 123: margay.control.StoredJob.members:type_name -> margay.control.Member
-	80,  // 124: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	57,  // 125: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	85,  // 126: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	86,  // 127: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	91,  // 128: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	93,  // 129: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	116, // 130: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	96,  // 131: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	92,  // 132: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	91,  // 133: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	105, // 134: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	106, // 135: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	107, // 136: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	91,  // 137: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 138: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 139: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 140: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	141, // [141:141] is the sub-list for method output_type
-	141, // [141:141] is the sub-list for method input_type
-	141, // [141:141] is the sub-list for extension type_name
-	141, // [141:141] is the sub-list for extension extendee
-	0,   // [0:141] is the sub-list for field type_name
+	32,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	34,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	37,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	38,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	39,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	40,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	35,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	29,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
+	33,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
+	41,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	46,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	49,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	50,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	51,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	52,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	42,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	53,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	54,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	55,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	56,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	59,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	62,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	63,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	79,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	80,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	84,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	85,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	86,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	89,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	90,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	57,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	58,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	67,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	68,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	69,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	70,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	25,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
+	91,  // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	92,  // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	94,  // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	100, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	96,  // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	97,  // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	101, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	102, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	103, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	104, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	105, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	106, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	110, // 58: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	111, // 59: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	113, // 60: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	112, // 61: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	114, // 62: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	115, // 63: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	116, // 64: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	117, // 65: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	73,  // 66: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	74,  // 67: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	75,  // 68: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	76,  // 69: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	71,  // 70: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	72,  // 71: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	77,  // 72: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	78,  // 73: margay.control.Frame.roster:type_name -> margay.control.Roster
+	43,  // 74: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	44,  // 75: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	45,  // 76: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	0,   // 77: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 78: margay.control.Error.code:type_name -> margay.control.Code
+	17,  // 79: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	18,  // 80: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 81: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	17,  // 82: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	20,  // 83: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	23,  // 84: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	30,  // 85: margay.control.Prepare.places:type_name -> margay.control.Place
+	31,  // 86: margay.control.Prepare.members:type_name -> margay.control.Member
+	27,  // 87: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 88: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 89: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	26,  // 90: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	24,  // 91: margay.control.JobSpec.task:type_name -> margay.control.Task
+	28,  // 92: margay.control.Exec.parts:type_name -> margay.control.Part
+	36,  // 93: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	13,  // 94: margay.control.Loaded.error:type_name -> margay.control.Error
+	13,  // 95: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 96: margay.control.Record.stream:type_name -> margay.control.Stream
+	47,  // 97: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	36,  // 98: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	48,  // 99: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	26,  // 100: margay.control.Resize.size:type_name -> margay.control.Terminal
+	23,  // 101: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	27,  // 102: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	30,  // 103: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 104: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 105: margay.control.JobState.error:type_name -> margay.control.Error
+	61,  // 106: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	36,  // 107: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	60,  // 108: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 109: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	47,  // 110: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	64,  // 111: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 112: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 113: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	66,  // 114: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	65,  // 115: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	20,  // 116: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	7,   // 117: margay.control.Drain.state:type_name -> margay.control.DrainState
+	82,  // 118: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	81,  // 119: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 120: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	61,  // 121: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	36,  // 122: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	24,  // 123: margay.control.JobSummary.task:type_name -> margay.control.Task
+	23,  // 124: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	30,  // 125: margay.control.StoredJob.places:type_name -> margay.control.Place
+	31,  // 126: margay.control.StoredJob.members:type_name -> margay.control.Member
+	82,  // 127: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	59,  // 128: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	87,  // 129: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	88,  // 130: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	93,  // 131: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	95,  // 132: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	118, // 133: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	98,  // 134: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	94,  // 135: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	93,  // 136: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	107, // 137: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	108, // 138: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	109, // 139: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	93,  // 140: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 141: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 142: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 143: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	144, // [144:144] is the sub-list for method output_type
+	144, // [144:144] is the sub-list for method input_type
+	144, // [144:144] is the sub-list for extension type_name
+	144, // [144:144] is the sub-list for extension extendee
+	0,   // [0:144] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -10234,6 +10388,7 @@ func file_control_proto_init() {
 		(*Frame_NodesDrained)(nil),
 		(*Frame_ResumeNodes)(nil),
 		(*Frame_RebootNodes)(nil),
+		(*Frame_Withdraw)(nil),
 		(*Frame_ListExtensions)(nil),
 		(*Frame_Extensions)(nil),
 		(*Frame_InsertExtension)(nil),
@@ -10272,7 +10427,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   107,
+			NumMessages:   109,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -436,19 +436,7 @@ func (s *session) result(state *control.JobState) (int, error) {
 	if text := Unkept(state.Unkept); text != "" {
 		s.Status.Warnf("%s", text)
 	}
-	if first := int(state.FirstFailed); first >= 0 && first < len(state.Ranks) {
-		r := state.Ranks[first]
-		err := fmt.Errorf("rank %d on node%d %s", r.Rank, r.Node, Describe(r.Exit))
-		if n := countFailed(state.Ranks); s.Spec.KeepGoing && n > 1 {
-			err = fmt.Errorf("%w; %d of %d ranks failed", err, n, len(state.Ranks))
-		}
-		switch cause := state.Error.Err(); {
-		case state.ExitCode != ExitMargay || cause == nil:
-		case errors.Is(cause, &control.Failure{Code: control.Code_CODE_NO_ROOM}):
-			err = fmt.Errorf("%w; %w", err, cause)
-		default:
-			err = fmt.Errorf("%w; output may be missing: %w", err, cause)
-		}
+	if err := failedRank(state, s.Spec.KeepGoing); err != nil {
 		return int(state.ExitCode), err
 	}
 	err := state.Error.Err()
@@ -461,6 +449,27 @@ func (s *session) result(state *control.JobState) (int, error) {
 		return ExitStatus(err), err
 	}
 	return int(state.ExitCode), spoilt(err)
+}
+
+// failedRank says how the rank ended that decides the status of a job; nil if none has failed.
+func failedRank(state *control.JobState, keepGoing bool) error {
+	first := int(state.FirstFailed)
+	if first < 0 || first >= len(state.Ranks) {
+		return nil
+	}
+	r := state.Ranks[first]
+	err := fmt.Errorf("rank %d on node%d %s", r.Rank, r.Node, Describe(r.Exit))
+	if n := countFailed(state.Ranks); keepGoing && n > 1 {
+		err = fmt.Errorf("%w; %d of %d ranks failed", err, n, len(state.Ranks))
+	}
+	switch cause := state.Error.Err(); {
+	case state.ExitCode != ExitMargay || cause == nil:
+	case errors.Is(cause, &control.Failure{Code: control.Code_CODE_NO_ROOM}):
+		err = fmt.Errorf("%w; %w", err, cause)
+	default:
+		err = fmt.Errorf("%w; output may be missing: %w", err, cause)
+	}
+	return err
 }
 
 // numberOf says how many ranks there are.

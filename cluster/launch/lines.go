@@ -26,6 +26,8 @@ type printer struct {
 	files    redirects
 	whole    bool // keep lines whole
 	label    Label
+	task     string     // of an array, for labels; empty: the job is none
+	single   bool       // the task has one rank, which labels do not name
 	collapse *collapser // equal lines of ranks are written once; nil: all are written
 	lines    map[source]*line
 	held     int // bytes of lines in memory
@@ -238,13 +240,20 @@ const (
 )
 
 func (p *printer) prefix(rank, node uint32) string {
+	task := p.task
+	if task != "" {
+		task += " "
+	}
 	switch p.label {
 	case ByRank:
-		return fmt.Sprintf("[%d] ", rank)
+		if p.single {
+			return "[" + p.task + "] "
+		}
+		return fmt.Sprintf("[%s%d] ", task, rank)
 	case ByHost:
-		return fmt.Sprintf("[node%d] ", node)
+		return fmt.Sprintf("[%snode%d] ", task, node)
 	case ByBoth:
-		return fmt.Sprintf("[node%d %d] ", node, rank)
+		return fmt.Sprintf("[%snode%d %d] ", task, node, rank)
 	}
 	return ""
 }

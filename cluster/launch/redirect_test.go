@@ -15,14 +15,17 @@ import (
 
 func TestCheckPattern(t *testing.T) {
 	for _, pattern := range []string{"", "out", "out.%j.%r.%n", "100%%", "%%r"} {
-		if err := CheckPattern(pattern); err != nil {
+		if err := CheckPattern(pattern, false); err != nil {
 			t.Errorf("%s: %v", pattern, err)
 		}
 	}
-	for _, pattern := range []string{"%", "out.%x", "out%%%"} {
-		if err := CheckPattern(pattern); err == nil {
+	for _, pattern := range []string{"%", "out.%x", "out%%%", "out-%a", "%A"} {
+		if err := CheckPattern(pattern, false); err == nil {
 			t.Errorf("%s is accepted", pattern)
 		}
+	}
+	if err := CheckPattern("out-%A-%a.%j", true); err != nil {
+		t.Errorf("of an array: %v", err)
 	}
 }
 

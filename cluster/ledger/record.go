@@ -34,6 +34,8 @@ type Record struct {
 	Machine   string    `json:"machine"`
 	Run       string    `json:"run"` // the life of the machine: job numbers begin at 1 in each
 	Job       uint32    `json:"job"`
+	Array     uint32    `json:"array,omitempty"` // the first job of its array; 0: it is not a task
+	Task      *uint32   `json:"task,omitempty"`  // its number in the array; nil: it is not a task
 	User      string    `json:"user"`
 	UID       uint32    `json:"uid"`
 	Command   string    `json:"command"`

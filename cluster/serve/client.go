@@ -57,6 +57,8 @@ func (c *client) handle(f *control.Frame) {
 			s.stopCollecting(j)
 		}
 		s.mu.Unlock()
+	case *control.Withdraw:
+		s.withdraw(c.conn)
 	case *control.Kill:
 		c.conn.Answer(f, &control.Done{}, s.kill(m))
 	case *control.ListNodes:
@@ -175,8 +177,13 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 	slices.Sort(m.Spec.Without)
 	asked := time.Now()
 	if m.Spec.WaitMs != 0 { // this goroutine must stay free to see the end of the connection
+		w := &waiting{spec: m.Spec, client: c.conn, since: asked, withdrawn: make(chan struct{})}
+		if err := s.join(w); err != nil {
+			c.created(f, m, asked, nil, err)
+			return
+		}
 		s.running.Go(func() {
-			j, err := s.enqueue(m.Spec, c.conn)
+			j, err := s.enqueued(w)
 			c.created(f, m, asked, j, err)
 		})
 		return
@@ -195,13 +202,22 @@ func (c *client) created(f *control.Frame, m *control.RunRequest, asked time.Tim
 	}
 	s.mu.Lock()
 	j.phases.asked(asked)
-	c.jobs = append(c.jobs, j)
+	c.follow(j)
 	if c.left {
 		s.clientGone(j)
 	}
 	s.mu.Unlock()
 	s.config.Log("job %d: %d ranks of %s on %d nodes", j.number, len(j.places), j.spec.Command, len(j.members))
 	s.running.Go(func() { s.launch(j, m, f, c.conn) })
+}
+
+// follow notes that the connection is the client of a job. It follows any number of jobs in its
+// life: those that have ended are dropped. The caller holds Server.mu.
+func (c *client) follow(j *job) {
+	if len(c.jobs) > 2*len(c.server.jobs) {
+		c.jobs = slices.DeleteFunc(c.jobs, func(old *job) bool { return c.server.jobs[old.number] != old })
+	}
+	c.jobs = append(c.jobs, j)
 }
 
 // attach makes the connection the client of a job that has lost its client, or replays a detached
@@ -230,7 +246,7 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 	}
 	j.client, j.moved = c.conn, time.Now()
 	clear(j.behind) // the Rewind below makes all nodes send again
-	c.jobs = append(c.jobs, j)
+	c.follow(j)
 	state := j.state()
 	state.Phase = j.shown()
 	c.conn.Answer(f, fitState(state), nil)
@@ -374,7 +390,7 @@ func (s *Server) listJobs(m *control.ListJobs) (*control.Jobs, error) {
 	for _, j := range list.Jobs {
 		listed(j)
 	}
-	list.Waiting = s.queue.listed()
+	list.Waiting = s.waitingJobs()
 	return list, nil
 }
 

@@ -364,6 +364,9 @@ func (s *Server) historyOf(j *job) *ledger.Record {
 			r.Usage.Preemptions += u.Preemptions
 		}
 	}
+	if t := j.spec.Task; t != nil {
+		r.Array, r.Task = t.Array, &t.Id
+	}
 	r.Places = ledger.Places(nodes)
 	r.Ends, r.Failed = j.badEnds()
 	return r

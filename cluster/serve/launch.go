@@ -126,6 +126,9 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 	if err != nil {
 		return nil, s.onDisk(err)
 	}
+	if spec.Task != nil && spec.Task.Array == 0 {
+		spec.Task.Array = number
+	}
 	j := newJob(number, spec, places)
 	j.spare = spare
 	j.client, j.phases = client, phases
@@ -292,6 +295,9 @@ func (s *Server) arches() (up int, arches []string) {
 func (s *Server) launch(j *job, m *control.RunRequest, request *control.Frame, client *control.Conn) {
 	secret := make([]byte, 16)
 	_, _ = rand.Read(secret) // it never fails
+	if t := j.spec.Task; t != nil && m.Exec != nil {
+		m.Exec.Env = append(m.Exec.Env, fmt.Appendf(nil, "MARGAY_ARRAY_JOB_ID=%d", t.Array))
+	}
 	prepare := &control.Prepare{Job: j.number, Spec: j.spec, Places: j.places, Members: j.members, Secret: secret, Exec: m.Exec, Files: m.Files}
 	lacking := newUnion(len(m.Exec.GetContents()))
 	s.enterPhase(j, control.Phase_PHASE_PREPARE)

@@ -19,9 +19,13 @@ type queue []*waiting
 
 // waiting is a job in the queue. Server.mu guards it.
 type waiting struct {
-	spec  *control.JobSpec
-	since time.Time
-	why   string // what the job waits for
+	spec   *control.JobSpec
+	client *control.Conn
+	since  time.Time
+	why    string // what the job waits for; empty: not known, as for tasks of arrays
+
+	withdrawn chan struct{} // closed when its client does not want it any more
+	gone      bool          // withdrawn is closed
 
 	hindered bool // it does not fit as long as nodes are drained
 }
@@ -29,12 +33,26 @@ type waiting struct {
 // maxWaiting is how many waiting jobs a list shows. The jobs behind them have the same reason.
 const maxWaiting = 1000
 
-// listed returns the waiting jobs as lines of margay ps. The caller holds Server.mu.
-func (q queue) listed() (list []*control.WaitingJob) {
-	for _, w := range q[:min(len(q), maxWaiting)] {
+// waitingJobs returns the waiting jobs as lines of margay ps, one for successive tasks of an array.
+// The caller holds Server.mu.
+func (s *Server) waitingJobs() (list []*control.WaitingJob) {
+	for _, w := range s.queue[:min(len(s.queue), maxWaiting)] {
+		task := w.spec.Task
+		if n := len(list); n > 0 && task.GetArray() != 0 && list[n-1].Array == task.Array {
+			list[n-1].Tasks++
+			continue
+		}
+		why := w.why
+		if why == "" {
+			why = s.waitsFor(w)
+		}
 		list = append(list, &control.WaitingJob{
-			User: w.spec.User, Command: w.spec.Command, Ranks: w.spec.Ranks, SinceNs: w.since.UnixNano(), Why: shortened(w.why),
+			User: w.spec.User, Command: w.spec.Command, Ranks: w.spec.Ranks, SinceNs: w.since.UnixNano(), Why: shortened(why),
+			Array: task.GetArray(),
 		})
+		if task != nil {
+			list[len(list)-1].Tasks = 1
+		}
 	}
 	return list
 }
@@ -64,14 +82,15 @@ func meet(a, b shape) bool {
 	return true
 }
 
-// enqueue creates a job as soon as its turn has come and there are enough cores. It reports to the
-// client what the job waits for, whenever that changes. It refuses a job that would not fit on the
-// whole machine.
-func (s *Server) enqueue(spec *control.JobSpec, client *control.Conn) (*job, error) {
-	w := &waiting{spec: spec, since: time.Now()}
-	if err := s.join(w); err != nil {
-		return nil, err
-	}
+// errBehind is why a task of an array waits behind other jobs. It does not say which: all tasks of
+// an array try whenever there is room.
+var errBehind = control.Failf(control.Code_CODE_NO_ROOM, "other jobs came first")
+
+// enqueued creates a job that has joined the queue, as soon as its turn has come and there are
+// enough cores. It reports to the client what the job waits for, whenever that changes, but not of
+// each task of an array.
+func (s *Server) enqueued(w *waiting) (*job, error) {
+	spec, client := w.spec, w.client
 	defer s.quit(w)
 	var late <-chan time.Time
 	if spec.WaitMs > 0 {
@@ -83,9 +102,10 @@ func (s *Server) enqueue(spec *control.JobSpec, client *control.Conn) (*job, err
 	for {
 		s.mu.Lock()
 		room := s.room
-		j, err := s.createAs(w, spec, client)
+		j, err := s.createQueued(w)
 		why := ""
 		switch {
+		case spec.Task != nil:
 		case err == errForgetting:
 			why = told
 		case err != nil:
@@ -102,6 +122,8 @@ func (s *Server) enqueue(spec *control.JobSpec, client *control.Conn) (*job, err
 		}
 		select {
 		case <-room:
+		case <-w.withdrawn:
+			return nil, control.Failf(control.Code_CODE_KILLED, "it was withdrawn from the queue")
 		case <-late:
 			return nil, control.Failf(control.Code_CODE_NO_ROOM, "it has waited for %v: %v", time.Duration(spec.WaitMs)*time.Millisecond, err)
 		case <-client.Done():
@@ -112,7 +134,28 @@ func (s *Server) enqueue(spec *control.JobSpec, client *control.Conn) (*job, err
 	}
 }
 
-// join appends a job to the queue, unless the job would wait forever.
+// createQueued creates a job of the queue if its turn has come. The caller holds Server.mu.
+func (s *Server) createQueued(w *waiting) (*job, error) {
+	if w.spec.Task != nil && s.queue.before(w, w.spec) > 0 {
+		return nil, errBehind
+	}
+	return s.createAs(w, w.spec, w.client)
+}
+
+// withdraw has the queued jobs of a client leave the queue.
+func (s *Server) withdraw(client *control.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.queue {
+		if w.client == client && !w.gone {
+			w.gone = true
+			close(w.withdrawn)
+		}
+	}
+}
+
+// join appends a job to the queue, unless the job would wait forever: it would not fit on the whole
+// machine.
 func (s *Server) join(w *waiting) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

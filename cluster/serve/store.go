@@ -388,7 +388,7 @@ func (j *job) summary() *control.JobSummary {
 	m := &control.JobSummary{
 		Job: j.number, User: j.spec.User, Command: j.spec.Command, Ranks: uint32(len(j.ranks)), Phase: j.phase,
 		StartNs: j.created.UnixNano(), ExitCode: j.exitCode(), Detached: j.spec.Detach, RankStates: j.state().Ranks,
-		FirstFailed: int32(j.first), Stopped: j.stopped() && j.phase == control.JobPhase_JOB_RUNNING,
+		FirstFailed: int32(j.first), Stopped: j.stopped() && j.phase == control.JobPhase_JOB_RUNNING, Task: j.spec.Task,
 	}
 	if j.phase == control.JobPhase_JOB_DONE {
 		m.EndNs = time.Now().UnixNano()

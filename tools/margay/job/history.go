@@ -41,7 +41,9 @@ history. margay machine up --history sets its size; when it is full, the oldest 
 
 --since and --until select jobs by their end: a duration before now (90m, 2h, 7d), or a local time (2026-11-25, "2026-11-25 13:40").
 The states of jobs are completed, failed, killed (margay kill --force), timeout, node-lost and down (ended with the machine).
---wide adds times, the processor time of all ranks, and the reason of a failure. --json prints one record on each line.`,
+--wide adds times, the processor time of all ranks, and the reason of a failure. The tasks of an array (margay run --array) are one line:
+12_[0-99] are tasks 0 to 99 of the array that began with job 12. --tasks prints a line for each. --json prints one record of a job on
+each line.`,
 		Example: `  margay history -n 20
   margay history --all --since 7d --state failed,timeout
   margay history --node 3 --since 2026-11-25 --wide
@@ -58,7 +60,12 @@ The states of jobs are completed, failed, killed (margay kill --force), timeout,
 			if err != nil {
 				return err
 			}
-			records, err := a.history(p, f.all, f.last)
+			folded := !f.tasks && p.job == 0 && !a.JSON
+			most := f.last
+			if folded {
+				most = 0 // an array may have any number of records
+			}
+			records, err := a.history(p, f.all, most)
 			if err != nil {
 				return err
 			}
@@ -68,7 +75,10 @@ The states of jobs are completed, failed, killed (margay kill --force), timeout,
 			if a.JSON {
 				return a.printLines(records)
 			}
-			return a.printHistory(records, f.all, f.wide)
+			if folded {
+				return a.printHistory(last(fold(records), f.last), f.all, f.wide)
+			}
+			return a.printHistory(unfolded(records), f.all, f.wide)
 		},
 	}))
 	fs := c.Flags()
@@ -81,13 +91,14 @@ The states of jobs are completed, failed, killed (margay kill --force), timeout,
 	fs.StringVar(&f.job, "job", "", "the job with this number, on each machine of the name")
 	fs.IntVarP(&f.last, "last", "n", 0, "at most so many jobs, the last ones (default: all)")
 	fs.BoolVar(&f.wide, "wide", false, "more columns")
+	fs.BoolVar(&f.tasks, "tasks", false, "a line for each task of an array, and not one for all")
 	return c
 }
 
 // historyFlags are the flags of margay history.
 type historyFlags struct {
 	since, until, user, states, nodes, job string
-	all, wide                              bool
+	all, wide, tasks                       bool
 	last                                   int
 }
 
@@ -236,7 +247,7 @@ func (a commands) printLines(records []*ledger.Record) error {
 }
 
 // printHistory prints records as a table.
-func (a commands) printHistory(records []*ledger.Record, all, wide bool) error {
+func (a commands) printHistory(entries []*entry, all, wide bool) error {
 	var columns []string
 	if all || wide {
 		columns = append(columns, "MACHINE")
@@ -250,12 +261,13 @@ func (a commands) printHistory(records []*ledger.Record, all, wide bool) error {
 		columns = append(columns, "CPU TIME", "REASON")
 	}
 	t := a.Table(append(columns, "COMMAND")...)
-	for _, r := range records {
+	for _, e := range entries {
+		r := &e.Record
 		var cells []any
 		if all || wide {
 			cells = append(cells, r.Machine)
 		}
-		cells = append(cells, r.Job, r.User, r.Ranks, r.Nodes, pastState(r))
+		cells = append(cells, e.number(), r.User, r.Ranks, r.Nodes, e.state())
 		if wide {
 			cells = append(cells, moment(r.Submitted), moment(r.Started))
 		}

@@ -57,10 +57,14 @@ the table gives the reason.`,
 func (a commands) printJobs(jobs *control.Jobs) error {
 	t := a.Table("JOB", "USER", "RANKS", "NODES", "STATE", "TIME", "COMMAND")
 	for _, j := range jobs.Jobs {
-		t.Row(j.Job, j.User, j.Ranks, nodeset.Ranges(j.Nodes), show.State{Text: State(j), Color: color(j)}, jobTime(j), j.Command)
+		t.Row(jobNumber(j), j.User, j.Ranks, nodeset.Ranges(j.Nodes), show.State{Text: State(j), Color: color(j)}, jobTime(j), j.Command)
 	}
 	for _, w := range jobs.Waiting {
-		t.Row("-", w.User, w.Ranks, "-", show.State{Text: "waiting", Color: show.Passing}, since(w.SinceNs, time.Now()), w.Command)
+		command := w.Command
+		if w.Tasks > 1 {
+			command = fmt.Sprintf("%s (%d tasks of array %d)", command, w.Tasks, w.Array)
+		}
+		t.Row("-", w.User, w.Ranks, "-", show.State{Text: "waiting", Color: show.Passing}, since(w.SinceNs, time.Now()), command)
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -78,6 +82,14 @@ func (a commands) printJobs(jobs *control.Jobs) error {
 		}
 	}
 	return nil
+}
+
+// jobNumber is the number of a job, and of a task also its array and its number there.
+func jobNumber(j *control.JobSummary) string {
+	if j.Task == nil {
+		return fmt.Sprint(j.Job)
+	}
+	return fmt.Sprintf("%d (%d_%d)", j.Job, j.Task.Array, j.Task.Id)
 }
 
 // used is what the ranks of a job that runs have used so far, by their numbers. Of nodes that do

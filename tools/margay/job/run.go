@@ -72,6 +72,8 @@ type Flags struct {
 	Out       []string
 	Overwrite bool   // by Out
 	Timing    string // how the phases are printed; empty: not at all
+	Array     string // the tasks; empty: it is one job
+	JSON      bool   // print the end of each task
 }
 
 func (a commands) runCommand() *cobra.Command {
@@ -165,6 +167,15 @@ loop.
 With --detach the output is kept in the machine's folder, in output/job-N, until the machine ends or margay logs --remove removes it.
 ` + keptOutput + ` are kept for each job; margay logs reports that there was more.
 
+--array runs the program as many jobs, the tasks of an array, as they find free cores: of a list of numbers and ranges (1,3,8-10 or
+0-20:5), after % how many at a time at most. Each task has -n ranks, and finds its number in MARGAY_ARRAY_TASK_ID; MARGAY_ARRAY_JOB_ID is
+the first job of the array, and MARGAY_ARRAY_TASK_COUNT, _MIN, _MAX and _STEP describe it. Tasks have no standard input, and no terminal.
+-o and -e may have %a for the task and %A for the array; tasks whose files have the same name share the file. Labels begin with the task.
+When a task fails, no further one starts, and those that run go on; with --keep-going all of them run. At the end the failed tasks are
+named. The status is the highest of all tasks. --json prints a line of JSON on standard output for each task that has ended; the tasks
+themselves write to -o then. The first Ctrl-C goes to all tasks that run, and no further one starts. While margay run is stopped
+(Ctrl-Z), so are the tasks.
+
 When a rank fails, the others are ended, and the job has the exit status of the first rank that failed: its own, or 128+N when signal N
 ended it. With --keep-going the others continue, and the status comes from the lowest rank that failed, not the first. Status 125
 means that Margay failed, or that it ended the job because its ranks could not continue: one ended while others waited for it in a
@@ -185,6 +196,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
   margay run -n 8 --huge-pages -v ./app       # and print the resources of each rank
   margay run -n 8 --out results ./app         # and bring back what they wrote in results
   margay run --root host ./script.py          # on hosted nodes, with the programs of the host
+  margay run --array 0-9999%200 -o out-%a ./app   # 10,000 jobs, 200 at a time, with MARGAY_ARRAY_TASK_ID
   margay run --detach -n 8 ./app && margay ps`,
 		Args: func(c *cobra.Command, args []string) error {
 			if f.Loadfile != "" {
@@ -231,6 +243,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.StringArrayVar(&f.Out, "out", nil, "bring back what the ranks have written at `PATH[=DEST]`, a file or folder (may be repeated)")
 	fs.BoolVar(&f.Overwrite, "out-overwrite", false, "let --out replace files that are here already")
 	addFlags(fs, &f)
+	addArrayFlags(fs, &f)
 	fs.DurationVar(&f.InitWait, "init-timeout", 0, "how long ranks that use messages wait for one that does not join (default 30s)")
 	return c
 }
@@ -328,6 +341,9 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	}
 	if f.Timing != "" {
 		o.Timing = launch.NewTiming(a.Began)
+	}
+	if f.Array != "" {
+		return f.runArray(ctx, a, o)
 	}
 	code, err := launch.Run(ctx, o)
 	if o.Timing != nil {
@@ -513,14 +529,17 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 	if err := command.Positive(c, "ranks", "ppn", "per-core", "memory", "pids", "init-timeout", "nodes", "cpus-per-task", "time"); err != nil {
 		return err
 	}
-	if err := command.Given(c, "nodelist", "exclude", "signal", "output", "error", "chdir", "wait", "export", "timing", "root", "file"); err != nil {
+	if err := command.Given(c, "nodelist", "exclude", "signal", "output", "error", "chdir", "wait", "export", "timing", "root", "file", "array"); err != nil {
 		return err
 	}
 	if slices.Contains(f.With, "") {
 		return errors.New("run: --with: an empty name; it copies a file or folder")
 	}
+	if err := f.checkArray(c); err != nil {
+		return err
+	}
 	for _, pattern := range []string{f.Output, f.Error} {
-		if err := launch.CheckPattern(pattern); err != nil {
+		if err := launch.CheckPattern(pattern, f.Array != ""); err != nil {
 			return fmt.Errorf("run: the file %s: %w", pattern, err)
 		}
 	}
