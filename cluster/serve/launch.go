@@ -164,6 +164,7 @@ func (s *Server) remove(j *job) {
 		}
 	}
 	delete(s.jobs, j.number)
+	s.forgetFiles(j)
 	s.leave(j)
 	s.roomChanged()
 }

@@ -121,7 +121,7 @@ func (n *node) send(m proto.Message) {
 // serveNode serves the connection of a node.
 func (s *Server) serveNode(conn *control.Conn) error {
 	hello, err := conn.Meet()
-	admitted := hello != nil && hello.Role == control.Role_ROLE_NODE &&
+	admitted := hello != nil && (hello.Role == control.Role_ROLE_NODE || hello.Role == control.Role_ROLE_FILES) &&
 		trust.SameToken(hello.Token, trust.NodeToken(s.config.Secret, id.Node(hello.Node)))
 	if err == nil && !admitted {
 		err = control.Failf(control.Code_CODE_REFUSED, "%s does not show the join token of node%d of machine %s", hello.Program, hello.Node, s.config.Machine)
@@ -134,6 +134,9 @@ func (s *Server) serveNode(conn *control.Conn) error {
 		return err
 	}
 	gate.Admit(conn.NetConn())
+	if hello.Role == control.Role_ROLE_FILES {
+		return s.serveFiles(conn, hello, sideNode)
+	}
 	defer s.greeted(hello.Node, conn)()
 	if err := conn.Send(&control.Welcome{Version: control.Version, Machine: s.config.Machine}); err != nil {
 		return err
