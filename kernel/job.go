@@ -46,6 +46,8 @@ type JobSpec struct {
 
 	HostRoot bool `json:",omitempty"` // the ranks see the programs and the configuration of the node's host
 
+	Shared []task.SharedFolder `json:",omitempty"` // folders of its client that the ranks see
+
 	HugePages bool `json:",omitempty"` // memory in huge pages, without a request by the program
 
 	Secret []byte `json:",omitempty"`
@@ -99,8 +101,9 @@ const (
 
 // JobInfo is a line of Jobs.
 type JobInfo struct {
-	Job   id.Job
-	Phase Phase
+	Job    id.Job
+	Phase  Phase
+	Shared bool // it has folders that its client shares
 }
 
 // job is a job on this node.
@@ -163,6 +166,11 @@ func (n *Node) prepare(ctx context.Context, s JobSpec) error {
 	if err := n.keepJob(j); err != nil {
 		return errors.Join(err, j.end())
 	}
+	if len(s.Shared) > 0 {
+		if err := j.container.OpenShare(); err != nil {
+			return errors.Join(fmt.Errorf("job %d: %w", s.Job, err), j.end())
+		}
+	}
 	if err := n.openJobNetwork(j); err != nil {
 		return errors.Join(fmt.Errorf("job %d: %w", s.Job, err), j.end())
 	}
@@ -221,7 +229,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	info := n.Info()
 	t := task.Spec{
 		Exec: s.Exec, Job: s.Job, Hostname: n.config.Boot.Hostname(), User: s.User, Umask: s.Umask,
-		Pids: s.Pids, Host: s.HostRoot, Rlimits: n.host.Cgroups == nil, Small: n.ownLinux() && !s.HugePages, Words: words,
+		Pids: s.Pids, Host: s.HostRoot, Shared: s.Shared, Rlimits: n.host.Cgroups == nil, Small: n.ownLinux() && !s.HugePages, Words: words,
 	}
 	if t.Pids == 0 {
 		t.Pids = DefaultPids

@@ -579,7 +579,7 @@ func (n *Node) Jobs() []JobInfo {
 	defer n.mu.Unlock()
 	infos := make([]JobInfo, 0, len(n.jobs))
 	for number, j := range n.jobs {
-		infos = append(infos, JobInfo{Job: number, Phase: j.phase})
+		infos = append(infos, JobInfo{Job: number, Phase: j.phase, Shared: len(j.spec.Shared) > 0})
 	}
 	return infos
 }

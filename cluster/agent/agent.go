@@ -107,6 +107,7 @@ type Kernel interface {
 	Rewind(job id.Job) error
 	Finish(job id.Job) error
 	ReadFiles(ctx context.Context, job id.Job, offset uint64, paths [][]byte) (piece []byte, last bool, err error)
+	Share(ctx context.Context, job id.Job, stream net.Conn) error
 	Forget(job id.Job) (task.Unkept, error)
 
 	Extensions() []extension.Info
@@ -274,6 +275,11 @@ func (a *Agent) session(ctx context.Context) error {
 	}
 	a.connect(conn)
 	defer a.disconnect()
+	for _, j := range a.node.Jobs() {
+		if j.Shared {
+			go a.shareFiles(ctx, j.Job)
+		}
+	}
 	close(joined)
 	a.config.Log("registered with serve at %s", a.config.Boot.Serve)
 	return a.heartbeat(ctx, conn, beat, info)

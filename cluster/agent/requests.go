@@ -30,8 +30,11 @@ const requestTimeout = 30 * time.Second
 func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame) {
 	switch m := f.Message().(type) {
 	case *control.Prepare:
-		a.inTurn(ctx, id.Job(m.Job), func(ctx context.Context) {
-			a.answerWith(ctx, conn, f, func(ctx context.Context) (proto.Message, error) { return a.prepare(ctx, m) })
+		a.inTurn(ctx, id.Job(m.Job), func(turn context.Context) {
+			a.answerWith(turn, conn, f, func(ctx context.Context) (proto.Message, error) { return a.prepare(ctx, m) })
+			if len(m.Spec.GetShared()) > 0 {
+				go a.shareFiles(ctx, id.Job(m.Job))
+			}
 		})
 	case *control.Start:
 		a.inTurn(ctx, id.Job(m.Job), func(ctx context.Context) {
@@ -206,7 +209,8 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 		Files: m.Spec.RamDisk, Contents: contents, Memory: m.Spec.Memory,
 		Terminal: terminalSize(m.Spec.Terminal),
 		PMI:      m.Spec.Mpi == control.MPI_MPI_PMI1, Network: m.Spec.Network, HostRoot: m.Spec.HostRoot,
-		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
+		Shared: sharedFolders(m.Spec.Shared),
+		Pids:   int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
 	}
 	for _, p := range m.Exec.GetParts() {
 		s.Parts = append(s.Parts, task.Part{First: id.Rank(p.First), Path: string(p.Path), Argv: stringsOf(p.Argv), Env: stringsOf(p.Env)})
@@ -239,6 +243,14 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 	}
 	a.startCopy(s, answer.Loaded)
 	return answer, nil
+}
+
+// sharedFolders returns the folders that a job's client shares with the ranks.
+func sharedFolders(list []*control.SharedFolder) (folders []task.SharedFolder) {
+	for _, f := range list {
+		folders = append(folders, task.SharedFolder{Path: string(f.Path), ReadOnly: f.ReadOnly})
+	}
+	return folders
 }
 
 // terminalSize returns the size of a terminal as Linux takes it, nil if there is none.

@@ -27,8 +27,23 @@ const retryPause = 50 * time.Millisecond
 // then it fails at once with an error that Gone knows. A serve that is neither this user's nor
 // root's is refused and sent nothing.
 func Dial(ctx context.Context, socket string) (*control.Conn, error) {
+	return retry(ctx, socket, &control.Hello{Role: control.Role_ROLE_CLIENT})
+}
+
+// DialFiles is Dial for the stream of the files that a job of this client shares with its ranks on
+// a node.
+func DialFiles(ctx context.Context, socket string, job, node uint32) (net.Conn, error) {
+	conn, err := retry(ctx, socket, &control.Hello{Role: control.Role_ROLE_FILES, Job: job, Node: node})
+	if err != nil {
+		return nil, err
+	}
+	return conn.Stream(), nil
+}
+
+// retry is Dial with any opening.
+func retry(ctx context.Context, socket string, hello *control.Hello) (*control.Conn, error) {
 	for {
-		conn, err := dial(ctx, socket)
+		conn, err := dial(ctx, socket, hello)
 		if err == nil {
 			return conn, nil
 		}
@@ -54,7 +69,7 @@ func Gone(err error) bool {
 	return errors.As(err, &f) && f.Code == control.Code_CODE_DOWN && f.Node == control.None // what a node says is not for the machine
 }
 
-func dial(ctx context.Context, socket string) (*control.Conn, error) {
+func dial(ctx context.Context, socket string, hello *control.Hello) (*control.Conn, error) {
 	raw, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return nil, err
@@ -66,7 +81,8 @@ func dial(ctx context.Context, socket string) (*control.Conn, error) {
 	conn := control.NewConn(raw)
 	stop := context.AfterFunc(ctx, conn.Close)
 	defer stop()
-	if _, err := conn.Greet(&control.Hello{Role: control.Role_ROLE_CLIENT, Program: "this margay"}); err != nil {
+	hello.Program = "this margay"
+	if _, err := conn.Greet(hello); err != nil {
 		conn.Close()
 		return nil, err
 	}

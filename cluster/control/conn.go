@@ -295,6 +295,27 @@ func (c *Conn) Close() {
 	c.writers.Wait()
 }
 
+// Stream makes a connection whose opening conversation is over a plain stream, after the queue has
+// been written. Serve must not have been called, and no message may be sent any more. Closing
+// the stream closes the connection.
+func (c *Conn) Stream() net.Conn {
+	c.Flush(HelloTimeout)
+	return plain{c.net, c}
+}
+
+// plain is a connection after Stream.
+type plain struct {
+	net.Conn
+	conn *Conn
+}
+
+func (p plain) Read(b []byte) (int, error) { return p.conn.in.Read(b) }
+
+func (p plain) Close() error {
+	p.conn.Close()
+	return nil
+}
+
 // NetConn returns the underlying stream, which identifies the peer.
 func (c *Conn) NetConn() net.Conn { return c.net }
 

@@ -35,21 +35,26 @@ const (
 	Role_ROLE_NODE    Role = 1
 	Role_ROLE_CLIENT  Role = 2
 	Role_ROLE_HOLDER  Role = 3
+	// A node, or the client of a job: after Welcome the connection carries no frames of this protocol, but the files that the job shares
+	// with its ranks on a node. serve connects both sides (kernel/abi/share).
+	Role_ROLE_FILES Role = 90
 )
 
 // Enum value maps for Role.
 var (
 	Role_name = map[int32]string{
-		0: "ROLE_UNKNOWN",
-		1: "ROLE_NODE",
-		2: "ROLE_CLIENT",
-		3: "ROLE_HOLDER",
+		0:  "ROLE_UNKNOWN",
+		1:  "ROLE_NODE",
+		2:  "ROLE_CLIENT",
+		3:  "ROLE_HOLDER",
+		90: "ROLE_FILES",
 	}
 	Role_value = map[string]int32{
 		"ROLE_UNKNOWN": 0,
 		"ROLE_NODE":    1,
 		"ROLE_CLIENT":  2,
 		"ROLE_HOLDER":  3,
+		"ROLE_FILES":   90,
 	}
 )
 
@@ -1904,7 +1909,8 @@ type Hello struct {
 	Role          Role                   `protobuf:"varint,2,opt,name=role,proto3,enum=margay.control.Role" json:"role,omitempty"`
 	Token         string                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`     // from nodes: the node's join token
 	Program       string                 `protobuf:"bytes,4,opt,name=program,proto3" json:"program,omitempty"` // who speaks, for logs
-	Node          uint32                 `protobuf:"varint,5,opt,name=node,proto3" json:"node,omitempty"`      // its number, from nodes
+	Node          uint32                 `protobuf:"varint,5,opt,name=node,proto3" json:"node,omitempty"`      // its number, from nodes; with ROLE_FILES the node of the stream
+	Job           uint32                 `protobuf:"varint,90,opt,name=job,proto3" json:"job,omitempty"`       // with ROLE_FILES: the job of the stream
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1970,6 +1976,13 @@ func (x *Hello) GetProgram() string {
 func (x *Hello) GetNode() uint32 {
 	if x != nil {
 		return x.Node
+	}
+	return 0
+}
+
+func (x *Hello) GetJob() uint32 {
+	if x != nil {
+		return x.Job
 	}
 	return 0
 }
@@ -2814,6 +2827,7 @@ type JobSpec struct {
 	Out           [][]byte               `protobuf:"bytes,71,rep,name=out,proto3" json:"out,omitempty"`                               // absolute paths of files and folders that its client reads when the ranks have ended
 	Task          *Task                  `protobuf:"bytes,73,opt,name=task,proto3" json:"task,omitempty"`                             // the job is a task of an array; absent: it is none
 	HostRoot      bool                   `protobuf:"varint,72,opt,name=host_root,json=hostRoot,proto3" json:"host_root,omitempty"`    // the ranks see the programs and the configuration of the node's host; only hosted nodes have one
+	Shared        []*SharedFolder        `protobuf:"bytes,90,rep,name=shared,proto3" json:"shared,omitempty"`                         // folders of its client that the ranks see
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3086,6 +3100,66 @@ func (x *JobSpec) GetHostRoot() bool {
 	return false
 }
 
+func (x *JobSpec) GetShared() []*SharedFolder {
+	if x != nil {
+		return x.Shared
+	}
+	return nil
+}
+
+// SharedFolder is a folder at a job's client that the ranks see.
+type SharedFolder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          []byte                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // where they see it: absolute
+	ReadOnly      bool                   `protobuf:"varint,2,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SharedFolder) Reset() {
+	*x = SharedFolder{}
+	mi := &file_control_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SharedFolder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SharedFolder) ProtoMessage() {}
+
+func (x *SharedFolder) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SharedFolder.ProtoReflect.Descriptor instead.
+func (*SharedFolder) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *SharedFolder) GetPath() []byte {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *SharedFolder) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
 // Task is a job of an array: one of many jobs of the same program.
 type Task struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3097,7 +3171,7 @@ type Task struct {
 
 func (x *Task) Reset() {
 	*x = Task{}
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3109,7 +3183,7 @@ func (x *Task) String() string {
 func (*Task) ProtoMessage() {}
 
 func (x *Task) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3122,7 +3196,7 @@ func (x *Task) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Task.ProtoReflect.Descriptor instead.
 func (*Task) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{14}
+	return file_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Task) GetArray() uint32 {
@@ -3149,7 +3223,7 @@ type Withdraw struct {
 
 func (x *Withdraw) Reset() {
 	*x = Withdraw{}
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3161,7 +3235,7 @@ func (x *Withdraw) String() string {
 func (*Withdraw) ProtoMessage() {}
 
 func (x *Withdraw) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3174,7 +3248,7 @@ func (x *Withdraw) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Withdraw.ProtoReflect.Descriptor instead.
 func (*Withdraw) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{15}
+	return file_control_proto_rawDescGZIP(), []int{16}
 }
 
 // Terminal is the size of a terminal in characters.
@@ -3188,7 +3262,7 @@ type Terminal struct {
 
 func (x *Terminal) Reset() {
 	*x = Terminal{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3200,7 +3274,7 @@ func (x *Terminal) String() string {
 func (*Terminal) ProtoMessage() {}
 
 func (x *Terminal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3213,7 +3287,7 @@ func (x *Terminal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminal.ProtoReflect.Descriptor instead.
 func (*Terminal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Terminal) GetRows() uint32 {
@@ -3243,7 +3317,7 @@ type Exec struct {
 
 func (x *Exec) Reset() {
 	*x = Exec{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3255,7 +3329,7 @@ func (x *Exec) String() string {
 func (*Exec) ProtoMessage() {}
 
 func (x *Exec) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3268,7 +3342,7 @@ func (x *Exec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exec.ProtoReflect.Descriptor instead.
 func (*Exec) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Exec) GetArgv() [][]byte {
@@ -3312,7 +3386,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3324,7 +3398,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3337,7 +3411,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Part) GetFirst() uint32 {
@@ -3381,7 +3455,7 @@ type Prepared struct {
 
 func (x *Prepared) Reset() {
 	*x = Prepared{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3393,7 +3467,7 @@ func (x *Prepared) String() string {
 func (*Prepared) ProtoMessage() {}
 
 func (x *Prepared) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3406,7 +3480,7 @@ func (x *Prepared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prepared.ProtoReflect.Descriptor instead.
 func (*Prepared) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Prepared) GetLacking() []uint32 {
@@ -3449,7 +3523,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3461,7 +3535,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3474,7 +3548,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Place) GetRank() uint32 {
@@ -3515,7 +3589,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3527,7 +3601,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3540,7 +3614,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Member) GetNode() uint32 {
@@ -3567,7 +3641,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3579,7 +3653,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3592,7 +3666,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Start) GetJob() uint32 {
@@ -3611,7 +3685,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3623,7 +3697,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3636,7 +3710,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Started) GetStartNs() int64 {
@@ -3656,7 +3730,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3668,7 +3742,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3681,7 +3755,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Forget) GetJob() uint32 {
@@ -3700,7 +3774,7 @@ type Forgotten struct {
 
 func (x *Forgotten) Reset() {
 	*x = Forgotten{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3712,7 +3786,7 @@ func (x *Forgotten) String() string {
 func (*Forgotten) ProtoMessage() {}
 
 func (x *Forgotten) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3725,7 +3799,7 @@ func (x *Forgotten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgotten.ProtoReflect.Descriptor instead.
 func (*Forgotten) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Forgotten) GetUnkept() *Unkept {
@@ -3748,7 +3822,7 @@ type Unkept struct {
 
 func (x *Unkept) Reset() {
 	*x = Unkept{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3760,7 +3834,7 @@ func (x *Unkept) String() string {
 func (*Unkept) ProtoMessage() {}
 
 func (x *Unkept) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3773,7 +3847,7 @@ func (x *Unkept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unkept.ProtoReflect.Descriptor instead.
 func (*Unkept) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Unkept) GetNode() uint32 {
@@ -3816,7 +3890,7 @@ type Loaded struct {
 
 func (x *Loaded) Reset() {
 	*x = Loaded{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3828,7 +3902,7 @@ func (x *Loaded) String() string {
 func (*Loaded) ProtoMessage() {}
 
 func (x *Loaded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3841,7 +3915,7 @@ func (x *Loaded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loaded.ProtoReflect.Descriptor instead.
 func (*Loaded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Loaded) GetJob() uint32 {
@@ -3876,7 +3950,7 @@ type JobFault struct {
 
 func (x *JobFault) Reset() {
 	*x = JobFault{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3888,7 +3962,7 @@ func (x *JobFault) String() string {
 func (*JobFault) ProtoMessage() {}
 
 func (x *JobFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3901,7 +3975,7 @@ func (x *JobFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFault.ProtoReflect.Descriptor instead.
 func (*JobFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *JobFault) GetJob() uint32 {
@@ -3930,7 +4004,7 @@ type Rewind struct {
 
 func (x *Rewind) Reset() {
 	*x = Rewind{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3942,7 +4016,7 @@ func (x *Rewind) String() string {
 func (*Rewind) ProtoMessage() {}
 
 func (x *Rewind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3955,7 +4029,7 @@ func (x *Rewind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewind.ProtoReflect.Descriptor instead.
 func (*Rewind) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Rewind) GetJob() uint32 {
@@ -3982,7 +4056,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3994,7 +4068,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4007,7 +4081,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Finish) GetJob() uint32 {
@@ -4029,7 +4103,7 @@ type FileChunk struct {
 
 func (x *FileChunk) Reset() {
 	*x = FileChunk{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4041,7 +4115,7 @@ func (x *FileChunk) String() string {
 func (*FileChunk) ProtoMessage() {}
 
 func (x *FileChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4054,7 +4128,7 @@ func (x *FileChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChunk.ProtoReflect.Descriptor instead.
 func (*FileChunk) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *FileChunk) GetJob() uint32 {
@@ -4089,7 +4163,7 @@ type FileTaken struct {
 
 func (x *FileTaken) Reset() {
 	*x = FileTaken{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4101,7 +4175,7 @@ func (x *FileTaken) String() string {
 func (*FileTaken) ProtoMessage() {}
 
 func (x *FileTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4114,7 +4188,7 @@ func (x *FileTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileTaken.ProtoReflect.Descriptor instead.
 func (*FileTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *FileTaken) GetJob() uint32 {
@@ -4145,7 +4219,7 @@ type ReadFiles struct {
 
 func (x *ReadFiles) Reset() {
 	*x = ReadFiles{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4157,7 +4231,7 @@ func (x *ReadFiles) String() string {
 func (*ReadFiles) ProtoMessage() {}
 
 func (x *ReadFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4170,7 +4244,7 @@ func (x *ReadFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFiles.ProtoReflect.Descriptor instead.
 func (*ReadFiles) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReadFiles) GetJob() uint32 {
@@ -4211,7 +4285,7 @@ type FilesPiece struct {
 
 func (x *FilesPiece) Reset() {
 	*x = FilesPiece{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4223,7 +4297,7 @@ func (x *FilesPiece) String() string {
 func (*FilesPiece) ProtoMessage() {}
 
 func (x *FilesPiece) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4236,7 +4310,7 @@ func (x *FilesPiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesPiece.ProtoReflect.Descriptor instead.
 func (*FilesPiece) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FilesPiece) GetData() []byte {
@@ -4263,7 +4337,7 @@ type FilesRead struct {
 
 func (x *FilesRead) Reset() {
 	*x = FilesRead{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4275,7 +4349,7 @@ func (x *FilesRead) String() string {
 func (*FilesRead) ProtoMessage() {}
 
 func (x *FilesRead) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4288,7 +4362,7 @@ func (x *FilesRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesRead.ProtoReflect.Descriptor instead.
 func (*FilesRead) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *FilesRead) GetJob() uint32 {
@@ -4318,7 +4392,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4330,7 +4404,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4343,7 +4417,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -4436,7 +4510,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4448,7 +4522,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4461,7 +4535,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -4514,7 +4588,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4526,7 +4600,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4539,7 +4613,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -4596,7 +4670,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4608,7 +4682,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4621,7 +4695,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -4660,7 +4734,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4672,7 +4746,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4685,7 +4759,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -4741,7 +4815,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4753,7 +4827,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4766,7 +4840,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -4802,7 +4876,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4814,7 +4888,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4827,7 +4901,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -4862,7 +4936,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4874,7 +4948,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4887,7 +4961,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Resize) GetJob() uint32 {
@@ -4916,7 +4990,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4928,7 +5002,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4941,7 +5015,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -4977,7 +5051,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4989,7 +5063,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5002,7 +5076,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -5044,7 +5118,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5056,7 +5130,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5069,7 +5143,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -5096,7 +5170,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5108,7 +5182,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5121,7 +5195,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -5141,7 +5215,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5153,7 +5227,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5166,7 +5240,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -5201,7 +5275,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5213,7 +5287,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5226,7 +5300,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -5305,7 +5379,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5317,7 +5391,7 @@ func (x *PhaseTime) String() string {
 func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5330,7 +5404,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -5374,7 +5448,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5386,7 +5460,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5399,7 +5473,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -5445,7 +5519,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5457,7 +5531,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5470,7 +5544,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 type Nodes struct {
@@ -5482,7 +5556,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5494,7 +5568,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5507,7 +5581,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -5542,7 +5616,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5554,7 +5628,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5567,7 +5641,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -5703,7 +5777,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5715,7 +5789,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5728,7 +5802,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -5777,7 +5851,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5789,7 +5863,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5802,7 +5876,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -5839,7 +5913,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5851,7 +5925,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5864,7 +5938,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -5897,7 +5971,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5909,7 +5983,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5922,7 +5996,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -5942,7 +6016,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5954,7 +6028,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5967,7 +6041,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -5989,7 +6063,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6001,7 +6075,7 @@ func (x *RebootNodes) String() string {
 func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6014,7 +6088,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -6051,7 +6125,7 @@ type EvictNodes struct {
 
 func (x *EvictNodes) Reset() {
 	*x = EvictNodes{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6063,7 +6137,7 @@ func (x *EvictNodes) String() string {
 func (*EvictNodes) ProtoMessage() {}
 
 func (x *EvictNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6076,7 +6150,7 @@ func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictNodes.ProtoReflect.Descriptor instead.
 func (*EvictNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *EvictNodes) GetNodes() []uint32 {
@@ -6109,7 +6183,7 @@ type NodesEvicted struct {
 
 func (x *NodesEvicted) Reset() {
 	*x = NodesEvicted{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6121,7 +6195,7 @@ func (x *NodesEvicted) String() string {
 func (*NodesEvicted) ProtoMessage() {}
 
 func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6134,7 +6208,7 @@ func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesEvicted.ProtoReflect.Descriptor instead.
 func (*NodesEvicted) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *NodesEvicted) GetJobs() []uint32 {
@@ -6157,7 +6231,7 @@ type GrowMachine struct {
 
 func (x *GrowMachine) Reset() {
 	*x = GrowMachine{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6169,7 +6243,7 @@ func (x *GrowMachine) String() string {
 func (*GrowMachine) ProtoMessage() {}
 
 func (x *GrowMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6182,7 +6256,7 @@ func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowMachine.ProtoReflect.Descriptor instead.
 func (*GrowMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GrowMachine) GetCount() uint32 {
@@ -6215,7 +6289,7 @@ type NodesAdded struct {
 
 func (x *NodesAdded) Reset() {
 	*x = NodesAdded{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6227,7 +6301,7 @@ func (x *NodesAdded) String() string {
 func (*NodesAdded) ProtoMessage() {}
 
 func (x *NodesAdded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6240,7 +6314,7 @@ func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesAdded.ProtoReflect.Descriptor instead.
 func (*NodesAdded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *NodesAdded) GetNodes() []uint32 {
@@ -6263,7 +6337,7 @@ type ShrinkMachine struct {
 
 func (x *ShrinkMachine) Reset() {
 	*x = ShrinkMachine{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6275,7 +6349,7 @@ func (x *ShrinkMachine) String() string {
 func (*ShrinkMachine) ProtoMessage() {}
 
 func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6288,7 +6362,7 @@ func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShrinkMachine.ProtoReflect.Descriptor instead.
 func (*ShrinkMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ShrinkMachine) GetNodes() []uint32 {
@@ -6323,7 +6397,7 @@ type NodesLeaving struct {
 
 func (x *NodesLeaving) Reset() {
 	*x = NodesLeaving{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6335,7 +6409,7 @@ func (x *NodesLeaving) String() string {
 func (*NodesLeaving) ProtoMessage() {}
 
 func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6348,7 +6422,7 @@ func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesLeaving.ProtoReflect.Descriptor instead.
 func (*NodesLeaving) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *NodesLeaving) GetNodes() []uint32 {
@@ -6383,7 +6457,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6395,7 +6469,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6408,7 +6482,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RemoveNode) GetNode() uint32 {
@@ -6436,7 +6510,7 @@ type Roster struct {
 
 func (x *Roster) Reset() {
 	*x = Roster{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6448,7 +6522,7 @@ func (x *Roster) String() string {
 func (*Roster) ProtoMessage() {}
 
 func (x *Roster) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6461,7 +6535,7 @@ func (x *Roster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Roster.ProtoReflect.Descriptor instead.
 func (*Roster) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Roster) GetNodes() []uint32 {
@@ -6488,7 +6562,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6500,7 +6574,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6513,7 +6587,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -6540,7 +6614,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6552,7 +6626,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6565,7 +6639,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -6598,7 +6672,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6610,7 +6684,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6623,7 +6697,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -6700,7 +6774,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6712,7 +6786,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6725,7 +6799,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -6866,7 +6940,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6878,7 +6952,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6891,7 +6965,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -6977,7 +7051,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6989,7 +7063,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7002,7 +7076,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -7044,7 +7118,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7056,7 +7130,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7069,7 +7143,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -7095,7 +7169,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7107,7 +7181,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7120,7 +7194,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -7143,7 +7217,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7155,7 +7229,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7168,7 +7242,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -7216,7 +7290,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7228,7 +7302,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7241,7 +7315,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -7266,7 +7340,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7278,7 +7352,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7291,7 +7365,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 type MachineStatus struct {
@@ -7315,7 +7389,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7327,7 +7401,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7340,7 +7414,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -7444,7 +7518,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7456,7 +7530,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7469,7 +7543,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -7488,7 +7562,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7500,7 +7574,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7513,7 +7587,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -7548,7 +7622,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7560,7 +7634,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7573,7 +7647,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -7712,7 +7786,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7724,7 +7798,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7737,7 +7811,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -7800,7 +7874,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7812,7 +7886,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7825,7 +7899,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -7853,7 +7927,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7865,7 +7939,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7878,7 +7952,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -7904,7 +7978,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7916,7 +7990,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7929,7 +8003,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -7954,7 +8028,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7966,7 +8040,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7979,7 +8053,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -8044,7 +8118,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8056,7 +8130,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8069,7 +8143,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -8111,7 +8185,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8123,7 +8197,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8136,7 +8210,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -8168,7 +8242,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8180,7 +8254,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8193,7 +8267,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -8254,7 +8328,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8266,7 +8340,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8279,7 +8353,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -8348,7 +8422,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8360,7 +8434,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8373,7 +8447,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -8392,7 +8466,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8404,7 +8478,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8417,7 +8491,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -8437,7 +8511,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8449,7 +8523,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8462,7 +8536,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -8482,7 +8556,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8494,7 +8568,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8507,7 +8581,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -8539,7 +8613,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8551,7 +8625,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8564,7 +8638,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -8623,7 +8697,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8635,7 +8709,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8648,7 +8722,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -8714,7 +8788,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8726,7 +8800,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8739,7 +8813,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -8846,7 +8920,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8858,7 +8932,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8871,7 +8945,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -8914,7 +8988,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8926,7 +9000,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8939,7 +9013,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -8975,7 +9049,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8987,7 +9061,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9000,7 +9074,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -9034,7 +9108,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9046,7 +9120,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9059,7 +9133,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -9080,7 +9154,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9092,7 +9166,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9105,7 +9179,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -9133,7 +9207,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9145,7 +9219,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9158,7 +9232,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -9181,7 +9255,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9193,7 +9267,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9206,7 +9280,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -9240,7 +9314,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9252,7 +9326,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9265,7 +9339,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -9383,13 +9457,14 @@ const file_control_proto_rawDesc = "" +
 	"filesPiece\x12;\n" +
 	"\n" +
 	"files_read\x18\x94\x01 \x01(\v2\x19.margay.control.FilesReadH\x00R\tfilesReadB\x06\n" +
-	"\x04body\"\x8f\x01\n" +
+	"\x04body\"\xa1\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12(\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x14.margay.control.RoleR\x04role\x12\x14\n" +
 	"\x05token\x18\x03 \x01(\tR\x05token\x12\x18\n" +
 	"\aprogram\x18\x04 \x01(\tR\aprogram\x12\x12\n" +
-	"\x04node\x18\x05 \x01(\rR\x04node\"=\n" +
+	"\x04node\x18\x05 \x01(\rR\x04node\x12\x10\n" +
+	"\x03job\x18Z \x01(\rR\x03job\"=\n" +
 	"\aWelcome\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x18\n" +
 	"\amachine\x18\x02 \x01(\tR\amachine\"m\n" +
@@ -9454,7 +9529,7 @@ const file_control_proto_rawDesc = "" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\xb7\a\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\xed\a\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -9494,7 +9569,11 @@ const file_control_proto_rawDesc = "" +
 	"\await_ms\x18\x1c \x01(\x03R\x06waitMs\x12\x10\n" +
 	"\x03out\x18G \x03(\fR\x03out\x12(\n" +
 	"\x04task\x18I \x01(\v2\x14.margay.control.TaskR\x04task\x12\x1b\n" +
-	"\thost_root\x18H \x01(\bR\bhostRootJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\",\n" +
+	"\thost_root\x18H \x01(\bR\bhostRoot\x124\n" +
+	"\x06shared\x18Z \x03(\v2\x1c.margay.control.SharedFolderR\x06sharedJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"?\n" +
+	"\fSharedFolder\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x1b\n" +
+	"\tread_only\x18\x02 \x01(\bR\breadOnly\",\n" +
 	"\x04Task\x12\x14\n" +
 	"\x05array\x18\x01 \x01(\rR\x05array\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\"\n" +
@@ -9976,12 +10055,14 @@ const file_control_proto_rawDesc = "" +
 	"\tall_cores\x18\x02 \x01(\x0e2\x16.margay.control.SwitchR\ballCores\x129\n" +
 	"\fmessage_core\x18\x03 \x01(\x0e2\x16.margay.control.SwitchR\vmessageCore\"9\n" +
 	"\tDutiesSet\x12,\n" +
-	"\x04info\x18\x01 \x01(\v2\x18.margay.control.NodeInfoR\x04info*I\n" +
+	"\x04info\x18\x01 \x01(\v2\x18.margay.control.NodeInfoR\x04info*Y\n" +
 	"\x04Role\x12\x10\n" +
 	"\fROLE_UNKNOWN\x10\x00\x12\r\n" +
 	"\tROLE_NODE\x10\x01\x12\x0f\n" +
 	"\vROLE_CLIENT\x10\x02\x12\x0f\n" +
-	"\vROLE_HOLDER\x10\x03*\xa7\x02\n" +
+	"\vROLE_HOLDER\x10\x03\x12\x0e\n" +
+	"\n" +
+	"ROLE_FILES\x10Z*\xa7\x02\n" +
 	"\x04Code\x12\x10\n" +
 	"\fCODE_UNKNOWN\x10\x00\x12\x10\n" +
 	"\fCODE_VERSION\x10\x01\x12\x10\n" +
@@ -10063,7 +10144,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 109)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 110)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -10089,101 +10170,102 @@ var file_control_proto_goTypes = []any{
 	(*LogLine)(nil),          // 21: margay.control.LogLine
 	(*Prepare)(nil),          // 22: margay.control.Prepare
 	(*JobSpec)(nil),          // 23: margay.control.JobSpec
-	(*Task)(nil),             // 24: margay.control.Task
-	(*Withdraw)(nil),         // 25: margay.control.Withdraw
-	(*Terminal)(nil),         // 26: margay.control.Terminal
-	(*Exec)(nil),             // 27: margay.control.Exec
-	(*Part)(nil),             // 28: margay.control.Part
-	(*Prepared)(nil),         // 29: margay.control.Prepared
-	(*Place)(nil),            // 30: margay.control.Place
-	(*Member)(nil),           // 31: margay.control.Member
-	(*Start)(nil),            // 32: margay.control.Start
-	(*Started)(nil),          // 33: margay.control.Started
-	(*Forget)(nil),           // 34: margay.control.Forget
-	(*Forgotten)(nil),        // 35: margay.control.Forgotten
-	(*Unkept)(nil),           // 36: margay.control.Unkept
-	(*Loaded)(nil),           // 37: margay.control.Loaded
-	(*JobFault)(nil),         // 38: margay.control.JobFault
-	(*Rewind)(nil),           // 39: margay.control.Rewind
-	(*Finish)(nil),           // 40: margay.control.Finish
-	(*FileChunk)(nil),        // 41: margay.control.FileChunk
-	(*FileTaken)(nil),        // 42: margay.control.FileTaken
-	(*ReadFiles)(nil),        // 43: margay.control.ReadFiles
-	(*FilesPiece)(nil),       // 44: margay.control.FilesPiece
-	(*FilesRead)(nil),        // 45: margay.control.FilesRead
-	(*Record)(nil),           // 46: margay.control.Record
-	(*ExitStatus)(nil),       // 47: margay.control.ExitStatus
-	(*Usage)(nil),            // 48: margay.control.Usage
-	(*Ack)(nil),              // 49: margay.control.Ack
-	(*Stdin)(nil),            // 50: margay.control.Stdin
-	(*StdinTaken)(nil),       // 51: margay.control.StdinTaken
-	(*Signal)(nil),           // 52: margay.control.Signal
-	(*Resize)(nil),           // 53: margay.control.Resize
-	(*RunRequest)(nil),       // 54: margay.control.RunRequest
-	(*RunReply)(nil),         // 55: margay.control.RunReply
-	(*Attach)(nil),           // 56: margay.control.Attach
-	(*RemoveOutput)(nil),     // 57: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 58: margay.control.OutputRemoved
-	(*JobState)(nil),         // 59: margay.control.JobState
-	(*PhaseTime)(nil),        // 60: margay.control.PhaseTime
-	(*RankState)(nil),        // 61: margay.control.RankState
-	(*ListNodes)(nil),        // 62: margay.control.ListNodes
-	(*Nodes)(nil),            // 63: margay.control.Nodes
-	(*NodeState)(nil),        // 64: margay.control.NodeState
-	(*Drain)(nil),            // 65: margay.control.Drain
-	(*CoreUse)(nil),          // 66: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 67: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 68: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 69: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 70: margay.control.RebootNodes
-	(*EvictNodes)(nil),       // 71: margay.control.EvictNodes
-	(*NodesEvicted)(nil),     // 72: margay.control.NodesEvicted
-	(*GrowMachine)(nil),      // 73: margay.control.GrowMachine
-	(*NodesAdded)(nil),       // 74: margay.control.NodesAdded
-	(*ShrinkMachine)(nil),    // 75: margay.control.ShrinkMachine
-	(*NodesLeaving)(nil),     // 76: margay.control.NodesLeaving
-	(*RemoveNode)(nil),       // 77: margay.control.RemoveNode
-	(*Roster)(nil),           // 78: margay.control.Roster
-	(*ListJobs)(nil),         // 79: margay.control.ListJobs
-	(*Jobs)(nil),             // 80: margay.control.Jobs
-	(*WaitingJob)(nil),       // 81: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 82: margay.control.JobSummary
-	(*StoredJob)(nil),        // 83: margay.control.StoredJob
-	(*Kill)(nil),             // 84: margay.control.Kill
-	(*Noise)(nil),            // 85: margay.control.Noise
-	(*NoiseReport)(nil),      // 86: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 87: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 88: margay.control.InterruptRow
-	(*Status)(nil),           // 89: margay.control.Status
-	(*MachineStatus)(nil),    // 90: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 91: margay.control.ListExtensions
-	(*Extensions)(nil),       // 92: margay.control.Extensions
-	(*ExtensionState)(nil),   // 93: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 94: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 95: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 96: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 97: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 98: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 99: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 100: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 101: margay.control.ReadEvents
-	(*Events)(nil),           // 102: margay.control.Events
-	(*ReadClock)(nil),        // 103: margay.control.ReadClock
-	(*Clock)(nil),            // 104: margay.control.Clock
-	(*TakeSamples)(nil),      // 105: margay.control.TakeSamples
-	(*Samples)(nil),          // 106: margay.control.Samples
-	(*NodeSample)(nil),       // 107: margay.control.NodeSample
-	(*CoreSample)(nil),       // 108: margay.control.CoreSample
-	(*RankSample)(nil),       // 109: margay.control.RankSample
-	(*NodeExit)(nil),         // 110: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 111: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 112: margay.control.NodeStage
-	(*NodeUp)(nil),           // 113: margay.control.NodeUp
-	(*RebootNode)(nil),       // 114: margay.control.RebootNode
-	(*RestartKernel)(nil),    // 115: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 116: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 117: margay.control.DutiesSet
-	nil,                      // 118: margay.control.ExtensionLog.AfterEntry
+	(*SharedFolder)(nil),     // 24: margay.control.SharedFolder
+	(*Task)(nil),             // 25: margay.control.Task
+	(*Withdraw)(nil),         // 26: margay.control.Withdraw
+	(*Terminal)(nil),         // 27: margay.control.Terminal
+	(*Exec)(nil),             // 28: margay.control.Exec
+	(*Part)(nil),             // 29: margay.control.Part
+	(*Prepared)(nil),         // 30: margay.control.Prepared
+	(*Place)(nil),            // 31: margay.control.Place
+	(*Member)(nil),           // 32: margay.control.Member
+	(*Start)(nil),            // 33: margay.control.Start
+	(*Started)(nil),          // 34: margay.control.Started
+	(*Forget)(nil),           // 35: margay.control.Forget
+	(*Forgotten)(nil),        // 36: margay.control.Forgotten
+	(*Unkept)(nil),           // 37: margay.control.Unkept
+	(*Loaded)(nil),           // 38: margay.control.Loaded
+	(*JobFault)(nil),         // 39: margay.control.JobFault
+	(*Rewind)(nil),           // 40: margay.control.Rewind
+	(*Finish)(nil),           // 41: margay.control.Finish
+	(*FileChunk)(nil),        // 42: margay.control.FileChunk
+	(*FileTaken)(nil),        // 43: margay.control.FileTaken
+	(*ReadFiles)(nil),        // 44: margay.control.ReadFiles
+	(*FilesPiece)(nil),       // 45: margay.control.FilesPiece
+	(*FilesRead)(nil),        // 46: margay.control.FilesRead
+	(*Record)(nil),           // 47: margay.control.Record
+	(*ExitStatus)(nil),       // 48: margay.control.ExitStatus
+	(*Usage)(nil),            // 49: margay.control.Usage
+	(*Ack)(nil),              // 50: margay.control.Ack
+	(*Stdin)(nil),            // 51: margay.control.Stdin
+	(*StdinTaken)(nil),       // 52: margay.control.StdinTaken
+	(*Signal)(nil),           // 53: margay.control.Signal
+	(*Resize)(nil),           // 54: margay.control.Resize
+	(*RunRequest)(nil),       // 55: margay.control.RunRequest
+	(*RunReply)(nil),         // 56: margay.control.RunReply
+	(*Attach)(nil),           // 57: margay.control.Attach
+	(*RemoveOutput)(nil),     // 58: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 59: margay.control.OutputRemoved
+	(*JobState)(nil),         // 60: margay.control.JobState
+	(*PhaseTime)(nil),        // 61: margay.control.PhaseTime
+	(*RankState)(nil),        // 62: margay.control.RankState
+	(*ListNodes)(nil),        // 63: margay.control.ListNodes
+	(*Nodes)(nil),            // 64: margay.control.Nodes
+	(*NodeState)(nil),        // 65: margay.control.NodeState
+	(*Drain)(nil),            // 66: margay.control.Drain
+	(*CoreUse)(nil),          // 67: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 68: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 69: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 70: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 71: margay.control.RebootNodes
+	(*EvictNodes)(nil),       // 72: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 73: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 74: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 75: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 76: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 77: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 78: margay.control.RemoveNode
+	(*Roster)(nil),           // 79: margay.control.Roster
+	(*ListJobs)(nil),         // 80: margay.control.ListJobs
+	(*Jobs)(nil),             // 81: margay.control.Jobs
+	(*WaitingJob)(nil),       // 82: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 83: margay.control.JobSummary
+	(*StoredJob)(nil),        // 84: margay.control.StoredJob
+	(*Kill)(nil),             // 85: margay.control.Kill
+	(*Noise)(nil),            // 86: margay.control.Noise
+	(*NoiseReport)(nil),      // 87: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 88: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 89: margay.control.InterruptRow
+	(*Status)(nil),           // 90: margay.control.Status
+	(*MachineStatus)(nil),    // 91: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 92: margay.control.ListExtensions
+	(*Extensions)(nil),       // 93: margay.control.Extensions
+	(*ExtensionState)(nil),   // 94: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 95: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 96: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 97: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 98: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 99: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 100: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 101: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 102: margay.control.ReadEvents
+	(*Events)(nil),           // 103: margay.control.Events
+	(*ReadClock)(nil),        // 104: margay.control.ReadClock
+	(*Clock)(nil),            // 105: margay.control.Clock
+	(*TakeSamples)(nil),      // 106: margay.control.TakeSamples
+	(*Samples)(nil),          // 107: margay.control.Samples
+	(*NodeSample)(nil),       // 108: margay.control.NodeSample
+	(*CoreSample)(nil),       // 109: margay.control.CoreSample
+	(*RankSample)(nil),       // 110: margay.control.RankSample
+	(*NodeExit)(nil),         // 111: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 112: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 113: margay.control.NodeStage
+	(*NodeUp)(nil),           // 114: margay.control.NodeUp
+	(*RebootNode)(nil),       // 115: margay.control.RebootNode
+	(*RestartKernel)(nil),    // 116: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 117: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 118: margay.control.DutiesSet
+	nil,                      // 119: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	11,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -10195,74 +10277,74 @@ var file_control_proto_depIdxs = []int32{
 	19,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
 	21,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
 	22,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	32,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	34,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	37,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	38,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	39,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	40,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	35,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
-	29,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	33,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
-	41,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	46,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	49,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	50,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	51,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	52,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
-	42,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	53,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
-	54,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	55,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	56,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
-	59,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	62,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	63,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	79,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	80,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	84,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	85,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	86,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	89,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	90,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	57,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	58,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	67,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	68,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	69,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	70,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
-	25,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	91,  // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	92,  // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	94,  // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	100, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	96,  // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	97,  // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	101, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	102, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	103, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	104, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	105, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	106, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
-	110, // 58: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	111, // 59: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	113, // 60: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	112, // 61: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	114, // 62: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	115, // 63: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	116, // 64: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	117, // 65: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	73,  // 66: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	74,  // 67: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	75,  // 68: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	76,  // 69: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	71,  // 70: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	72,  // 71: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	77,  // 72: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	78,  // 73: margay.control.Frame.roster:type_name -> margay.control.Roster
-	43,  // 74: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	44,  // 75: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	45,  // 76: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	33,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	35,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	38,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	39,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	40,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	41,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	36,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	30,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
+	34,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
+	42,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	47,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	50,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	51,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	52,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	53,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	43,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	54,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	55,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	56,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	57,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	60,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	63,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	64,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	80,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	81,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	85,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	86,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	87,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	90,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	91,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	58,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	59,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	68,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	69,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	70,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	71,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	26,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
+	92,  // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	93,  // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	95,  // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	101, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	97,  // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	98,  // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	102, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	103, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	104, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	105, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	106, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	107, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	111, // 58: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	112, // 59: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	114, // 60: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	113, // 61: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	115, // 62: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	116, // 63: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	117, // 64: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	118, // 65: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	74,  // 66: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	75,  // 67: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	76,  // 68: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	77,  // 69: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	72,  // 70: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	73,  // 71: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	78,  // 72: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	79,  // 73: margay.control.Frame.roster:type_name -> margay.control.Roster
+	44,  // 74: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	45,  // 75: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	46,  // 76: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
 	0,   // 77: margay.control.Hello.role:type_name -> margay.control.Role
 	1,   // 78: margay.control.Error.code:type_name -> margay.control.Code
 	17,  // 79: margay.control.Register.info:type_name -> margay.control.NodeInfo
@@ -10271,70 +10353,71 @@ var file_control_proto_depIdxs = []int32{
 	17,  // 82: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
 	20,  // 83: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
 	23,  // 84: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	30,  // 85: margay.control.Prepare.places:type_name -> margay.control.Place
-	31,  // 86: margay.control.Prepare.members:type_name -> margay.control.Member
-	27,  // 87: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	31,  // 85: margay.control.Prepare.places:type_name -> margay.control.Place
+	32,  // 86: margay.control.Prepare.members:type_name -> margay.control.Member
+	28,  // 87: margay.control.Prepare.exec:type_name -> margay.control.Exec
 	4,   // 88: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
 	3,   // 89: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	26,  // 90: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	24,  // 91: margay.control.JobSpec.task:type_name -> margay.control.Task
-	28,  // 92: margay.control.Exec.parts:type_name -> margay.control.Part
-	36,  // 93: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	13,  // 94: margay.control.Loaded.error:type_name -> margay.control.Error
-	13,  // 95: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 96: margay.control.Record.stream:type_name -> margay.control.Stream
-	47,  // 97: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	36,  // 98: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	48,  // 99: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	26,  // 100: margay.control.Resize.size:type_name -> margay.control.Terminal
-	23,  // 101: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	27,  // 102: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	30,  // 103: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 104: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 105: margay.control.JobState.error:type_name -> margay.control.Error
-	61,  // 106: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	36,  // 107: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	60,  // 108: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 109: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	47,  // 110: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	64,  // 111: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 112: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 113: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	66,  // 114: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	65,  // 115: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	20,  // 116: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	7,   // 117: margay.control.Drain.state:type_name -> margay.control.DrainState
-	82,  // 118: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	81,  // 119: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 120: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	61,  // 121: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	36,  // 122: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	24,  // 123: margay.control.JobSummary.task:type_name -> margay.control.Task
-	23,  // 124: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	30,  // 125: margay.control.StoredJob.places:type_name -> margay.control.Place
-	31,  // 126: margay.control.StoredJob.members:type_name -> margay.control.Member
-	82,  // 127: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	59,  // 128: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	87,  // 129: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	88,  // 130: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	93,  // 131: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	95,  // 132: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	118, // 133: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	98,  // 134: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	94,  // 135: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	93,  // 136: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	107, // 137: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	108, // 138: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	109, // 139: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	93,  // 140: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 141: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 142: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 143: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	144, // [144:144] is the sub-list for method output_type
-	144, // [144:144] is the sub-list for method input_type
-	144, // [144:144] is the sub-list for extension type_name
-	144, // [144:144] is the sub-list for extension extendee
-	0,   // [0:144] is the sub-list for field type_name
+	27,  // 90: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	25,  // 91: margay.control.JobSpec.task:type_name -> margay.control.Task
+	24,  // 92: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	29,  // 93: margay.control.Exec.parts:type_name -> margay.control.Part
+	37,  // 94: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	13,  // 95: margay.control.Loaded.error:type_name -> margay.control.Error
+	13,  // 96: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 97: margay.control.Record.stream:type_name -> margay.control.Stream
+	48,  // 98: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	37,  // 99: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	49,  // 100: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	27,  // 101: margay.control.Resize.size:type_name -> margay.control.Terminal
+	23,  // 102: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	28,  // 103: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	31,  // 104: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 105: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 106: margay.control.JobState.error:type_name -> margay.control.Error
+	62,  // 107: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	37,  // 108: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	61,  // 109: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 110: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	48,  // 111: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	65,  // 112: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 113: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 114: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	67,  // 115: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	66,  // 116: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	20,  // 117: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	7,   // 118: margay.control.Drain.state:type_name -> margay.control.DrainState
+	83,  // 119: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	82,  // 120: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 121: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	62,  // 122: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	37,  // 123: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	25,  // 124: margay.control.JobSummary.task:type_name -> margay.control.Task
+	23,  // 125: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	31,  // 126: margay.control.StoredJob.places:type_name -> margay.control.Place
+	32,  // 127: margay.control.StoredJob.members:type_name -> margay.control.Member
+	83,  // 128: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	60,  // 129: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	88,  // 130: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	89,  // 131: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	94,  // 132: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	96,  // 133: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	119, // 134: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	99,  // 135: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	95,  // 136: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	94,  // 137: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	108, // 138: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	109, // 139: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	110, // 140: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	94,  // 141: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 142: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 143: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 144: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	145, // [145:145] is the sub-list for method output_type
+	145, // [145:145] is the sub-list for method input_type
+	145, // [145:145] is the sub-list for extension type_name
+	145, // [145:145] is the sub-list for extension extendee
+	0,   // [0:145] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -10427,7 +10510,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   109,
+			NumMessages:   110,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -7,7 +7,9 @@
 //
 // Locks, outermost first: session.printing (held while a record is printed and acknowledged),
 // stdin.reading (held while a file is read, and set back), stdin.mu (held while a piece is sent),
-// session.mu. window.mu, Status.mu and Timing.mu are taken last, and held for no other.
+// session.mu. Of shared folders, peer.mu guards the requests of a node, and peerStream.sending is
+// held while a frame is written; neither is taken under another lock. window.mu, Status.mu and
+// Timing.mu are taken last, and held for no other.
 package launch
 
 import (
@@ -28,6 +30,7 @@ import (
 	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/launch/bring"
+	"margay/cluster/launch/proxy"
 	"margay/cluster/records"
 	"margay/kernel/abi/archive"
 )
@@ -57,6 +60,8 @@ type Options struct {
 
 	Out       []bring.Target // files to bring back when the ranks have ended; Spec.Out has the paths
 	Overwrite bool           // it may replace files
+
+	Shared []proxy.Folder // folders that the ranks see; Spec.Shared has their names there
 
 	Stdin          io.Reader // nil for none
 	Lines          bool      // Stdin is a terminal that gives lines: the next one is read when the ranks have read the last
@@ -207,6 +212,14 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 			cancel(err)
 		}
 	})
+	sharing, stopSharing := context.WithCancel(ctx)
+	shared, err := s.share(sharing)
+	if err != nil {
+		stopSharing()
+		return ExitMargay, err
+	}
+	defer shared.close()
+	defer stopSharing()
 	if s.loaded {
 		s.send(&control.FileChunk{Job: s.job, Last: true}) // the ranks wait for it
 	} else {

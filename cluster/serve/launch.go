@@ -177,6 +177,7 @@ func (s *Server) remove(j *job) {
 		s.free(j.number, j.spare)
 	}
 	delete(s.jobs, j.number)
+	s.forgetFiles(j)
 	s.leave(j)
 	s.roomChanged()
 }

@@ -146,6 +146,9 @@ func (s *Server) serveNode(conn *control.Conn) error {
 		return err
 	}
 	gate.Admit(conn.NetConn())
+	if hello.Role == control.Role_ROLE_FILES {
+		return s.serveFiles(conn, hello, sideNode)
+	}
 	defer s.greeted(hello.Node, conn)()
 	if err := conn.Send(&control.Welcome{Version: control.Version, Machine: s.config.Machine}); err != nil {
 		return err
@@ -191,7 +194,7 @@ func (s *Server) identify(hello *control.Hello) error {
 	}
 	term := r.Term(hello.Node)
 	switch {
-	case hello.Role != control.Role_ROLE_NODE:
+	case hello.Role != control.Role_ROLE_NODE && hello.Role != control.Role_ROLE_FILES:
 		return refuse("")
 	case r.Has(hello.Node) && made(term):
 		return nil

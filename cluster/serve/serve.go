@@ -111,7 +111,8 @@ type Server struct {
 	holder *control.Conn
 	room   chan struct{} // closed, and replaced, when there may be room for more jobs
 	queue  queue
-	held   map[string]*held // by launch
+	held   map[string]*held           // by launch
+	files  map[filesKey][2]*filesSide // sides of streams of shared files that wait for the other one
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held
@@ -143,7 +144,8 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	s = &Server{
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
-		jobs: make(map[uint32]*job), held: make(map[string]*held), ended: make(map[uint32]*job), room: make(chan struct{}), life: life(c.Authority.Certificate()),
+		jobs: make(map[uint32]*job), held: make(map[string]*held), files: make(map[filesKey][2]*filesSide),
+		ended: make(map[uint32]*job), room: make(chan struct{}), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)
 	if s.starts, err = st.countStart(); err == nil {
@@ -294,6 +296,8 @@ func (s *Server) serveLocal(conn *control.Conn) error {
 	}
 	switch hello.Role {
 	case control.Role_ROLE_CLIENT, control.Role_ROLE_HOLDER:
+	case control.Role_ROLE_FILES:
+		return s.serveFiles(conn, hello, sideClient)
 	default:
 		err := control.Failf(control.Code_CODE_REFUSED, "only clients and the holder are served here")
 		conn.Refuse(err)

@@ -22,6 +22,9 @@ type Hosted struct {
 	Lifeline *os.File // a pipe; the node ends when all its writers are gone
 }
 
+// fuse is the device of file systems in user space, which not every host gives its users.
+const fuse = "/dev/fuse"
+
 var hostedDevices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 
 // SetUp builds a root of its own, so that the node sees nothing of the host's files but programs
@@ -78,6 +81,9 @@ func (h Hosted) makeRoot(log func(format string, args ...any)) error {
 			return err
 		}
 	}
+	if err := bindFile(fuse, filepath.Join(h.Root, fuse)); err != nil {
+		log("jobs cannot share folders with margay run (--files): %v", err)
+	}
 	if err := bindProgram(h.JobInit, filepath.Join(h.Root, node.JobInit)); err != nil {
 		return err
 	}
@@ -107,7 +113,7 @@ func bindFile(source, target string) error {
 	}
 	f.Close()
 	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("bind %s: %w", source, err)
+		return errors.Join(fmt.Errorf("bind %s: %w", source, err), os.Remove(target))
 	}
 	return nil
 }

@@ -74,6 +74,8 @@ type Container struct {
 
 	adopted State // what the init said when it was adopted
 
+	share *link.Conn // to the relay of its shared folders; nil: it has none
+
 	unkept Unkept // set before gone is closed
 
 	mu       sync.Mutex
@@ -167,6 +169,9 @@ func Adopt(ctx context.Context, host Host, item *keep.Item) (*Container, []*keep
 		return nil, nil, fmt.Errorf("task: adopt job %d: %w", n.Job, err)
 	}
 	c.openOutbox()
+	if items, err = c.adoptShare(items); err != nil {
+		c.host.Log("job %d: its shared folders are lost: %v", n.Job, err)
+	}
 	return c, items, nil
 }
 
@@ -429,6 +434,7 @@ func (c *Container) End() error {
 func (c *Container) listen(h Handler) {
 	defer func() {
 		c.conn.Close()
+		c.closeShare()
 		close(c.gone)
 		h.Gone()
 	}()

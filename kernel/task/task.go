@@ -38,12 +38,13 @@ type Spec struct {
 
 	Ranks []Rank // the processes of this node
 
-	Memory  int64 // bytes that the job may use on this node, RAM disk included; 0: no bound
-	RAMDisk int64 // bytes of the job's root file system
-	Pids    int   // processes and threads; 0: no bound
-	Small   bool  // decline huge pages for programs that do not ask for them
-	Host    bool  // the ranks see the programs and the configuration of the node's host, which a hosted node has at node.HostRoot
-	Rlimits bool  // no control group enforces the bounds: let resource limits do what they can
+	Memory  int64          // bytes that the job may use on this node, RAM disk included; 0: no bound
+	RAMDisk int64          // bytes of the job's root file system
+	Pids    int            // processes and threads; 0: no bound
+	Small   bool           // decline huge pages for programs that do not ask for them
+	Host    bool           // the ranks see the programs and the configuration of the node's host, which a hosted node has at node.HostRoot
+	Shared  []SharedFolder // folders of the job's client that the ranks see
+	Rlimits bool           // no control group enforces the bounds: let resource limits do what they can
 
 	PMI        *pmi.Config // its ranks find each other by PMI 1, at descriptor PMIFD; nil: they do not
 	Hosts      string      // lines of the job's /etc/hosts
@@ -63,6 +64,12 @@ type Rank struct {
 	// Terminal makes its standard streams a terminal of this size, the controlling one of its
 	// session. All that it writes is Stdout then. nil: they are pipes.
 	Terminal *Size `json:",omitempty"`
+}
+
+// SharedFolder is a folder of a job's client that the ranks see.
+type SharedFolder struct {
+	Path     string // absolute
+	ReadOnly bool
 }
 
 // Size is the size of a terminal in characters.
@@ -246,6 +253,11 @@ type CollectBody struct{ Paths [][]byte }
 
 // AckBody acknowledges every record up to Seq.
 type AckBody struct{ Seq uint64 }
+
+// ShareLink is the name under which the ends of the link to the job's relay (package relay) are
+// kept in the job init: the relay's, and the node kernel's. Each message on it has a stream to the
+// job's client.
+const ShareLink = "share"
 
 // AppFile is the name under which the application's end of rank's socket is kept in the job init.
 func AppFile(rank id.Rank) string { return fmt.Sprintf("rank/%d/app", rank) }

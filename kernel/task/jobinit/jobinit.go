@@ -66,6 +66,8 @@ type initProcess struct {
 	ranks map[id.Rank]*rank
 	pids  map[int]*rank // those still running
 
+	device *os.File // of file systems in user space, opened with O_PATH; nil: there is none
+
 	first *link.Message // received by awaitJob; nil when it is handled
 
 	brought   brought
@@ -100,6 +102,7 @@ func Main(words ...string) error {
 	if slices.Contains(words, task.WithGroup) {
 		in.group = os.NewFile(GroupFD, "group")
 	}
+	in.device = fuseDevice()
 	in.stage = setStage()
 	if slices.Contains(words, task.Ahead) {
 		switch err := in.awaitJob(); {
@@ -277,6 +280,9 @@ func (in *initProcess) unpackEnd() error {
 
 func (in *initProcess) start() error {
 	if err := enterStage(in.spec); err != nil {
+		return err
+	}
+	if err := in.shareFolders(); err != nil {
 		return err
 	}
 	if err := in.spawn(); err != nil {

@@ -68,7 +68,8 @@ type Flags struct {
 	Chdir     string
 	Env       []string // NAME=VALUE
 	Export    string
-	Root      string // of the ranks: host
+	Root      string   // of the ranks: host
+	Files     []string // folders that the ranks see
 	Out       []string
 	Overwrite bool   // by Out
 	Timing    string // how the phases are printed; empty: not at all
@@ -100,6 +101,9 @@ interpreter (--with /usr/lib/python3.11). Ranks cannot change or remove the prog
 node; files of --with are the job's own. Files that ranks write are in the node's memory and vanish with the job, which names some of
 them at its end, but none in /tmp. Standard output and standard error come back, also from processes that ranks have started;
 those end half a second after the last rank. Each rank finds its number in MARGAY_RANK and the number of ranks in MARGAY_SIZE.
+
+With --files ranks see and change a folder of this host while they run, under the same name or as DEST; with :ro they only read it. What
+they do there, this command does for them, so it must run as long as the job.
 
 With --out the files at a path come back when the ranks have ended, also when they failed or were killed: a file, or all that is new or
 has changed in a folder. They get the same names here, or the name or folder DEST; %n in it is the node, %j the job. A file whose name
@@ -240,6 +244,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.Lookup("timing").NoOptDefVal = timingTable
 	fs.IntVar(&f.Pids, "pids", 0, "processes and threads of the job on each node (default 1024)")
 	fs.StringVar(&f.Root, "root", "", "what the ranks see as /: a folder or a tar file, or the programs of the `host` (on hosted nodes)")
+	fs.StringArrayVar(&f.Files, "files", nil, "let the ranks see and change the folder `DIR[=DEST][:ro]` of this host (may be repeated)")
 	fs.StringArrayVar(&f.Out, "out", nil, "bring back what the ranks have written at `PATH[=DEST]`, a file or folder (may be repeated)")
 	fs.BoolVar(&f.Overwrite, "out-overwrite", false, "let --out replace files that are here already")
 	addFlags(fs, &f)
@@ -322,11 +327,15 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	for _, t := range out {
 		asked.Out = append(asked.Out, []byte(t.Path))
 	}
+	shared, err := f.shared(asked)
+	if err != nil {
+		return fmt.Errorf("run: --files %w", err)
+	}
 	signals, stop := command.Catch(signalRoom, forwarded()...)
 	defer stop()
 	o := launch.Options{
 		Socket: socket, Spec: asked, Exec: exec, Files: files, Label: labels[f.Label], Collapse: f.Collapse, NoRetry: f.NoRetry,
-		Out: out, Overwrite: f.Overwrite, OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output),
+		Shared: shared, Out: out, Overwrite: f.Overwrite, OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output),
 		Stdin: command.Foreground(a.Stdin), Lines: !f.Terminal && command.IsTerminal(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr,
 		Signals: signals, Suspend: command.Suspend,
 		Status: &launch.Status{W: a.Stderr, Verbose: f.Verbose, Quiet: f.Quiet, Terminal: show.IsTerminal(a.Stderr) && !f.Quiet},
@@ -567,6 +576,8 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 		return errors.New("run: the output of a detached job is kept on the machine: margay logs JOB >FILE; -o and -e are for jobs that margay run waits for")
 	case f.Detach && len(f.Out) > 0:
 		return errors.New("run: --out brings files back to a margay run that waits for the end of its job: --out and -d exclude each other")
+	case f.Detach && len(f.Files) > 0:
+		return errors.New("run: --files needs a margay run that waits for the end of its job: --files and -d exclude each other")
 	case f.Overwrite && len(f.Out) == 0:
 		return errors.New("run: --out-overwrite says how --out brings files back, and there is no --out")
 	case f.Timing != "" && f.Timing != timingTable && f.Timing != timingJSON:

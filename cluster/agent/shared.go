@@ -1,0 +1,59 @@
+package agent
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"time"
+
+	"margay/cluster/control"
+	"margay/kernel"
+	"margay/kernel/abi/id"
+)
+
+// shareFiles keeps a stream of the files that a job's client shares with the ranks open, while the
+// job is here and until ctx ends. It belongs to one connection to serve, so it ends with a serve
+// that is silent.
+func (a *Agent) shareFiles(ctx context.Context, job id.Job) {
+	for retry := firstRetry; ; retry = min(2*retry, lastRetry) {
+		begun := time.Now()
+		stream, err := a.dialFiles(ctx, job)
+		if err == nil {
+			err = a.node.Share(ctx, job, stream)
+		}
+		if errors.Is(err, kernel.ErrNoJob) {
+			return
+		}
+		if time.Since(begun) > silence {
+			retry = firstRetry
+		}
+		select {
+		case <-time.After(retry):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// dialFiles opens this node's side of a stream.
+func (a *Agent) dialFiles(ctx context.Context, job id.Job) (net.Conn, error) {
+	dialing, done := context.WithTimeout(ctx, control.HelloTimeout)
+	defer done()
+	dialer := tls.Dialer{Config: a.serve}
+	raw, err := dialer.DialContext(dialing, "tcp", a.config.Boot.Serve)
+	if err != nil {
+		return nil, err
+	}
+	conn := control.NewConn(raw)
+	defer context.AfterFunc(dialing, conn.Close)()
+	_, err = conn.Greet(&control.Hello{
+		Version: a.config.Protocol, Role: control.Role_ROLE_FILES, Token: a.config.Boot.Token, Node: a.self(), Job: uint32(job),
+		Program: a.config.Boot.Hostname(),
+	})
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn.Stream(), nil
+}

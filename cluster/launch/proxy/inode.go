@@ -1,0 +1,267 @@
+package proxy
+
+import (
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/fuse"
+)
+
+// mount is a shared folder on a node.
+type mount struct {
+	root                 *os.File
+	readOnly             bool
+	uid, gid             uint32
+	mostFiles, mostNodes int
+
+	mu      sync.Mutex
+	inodes  map[uint64]*inode
+	handles map[uint64]*handle
+	last    uint64 // number that was given to an inode or a handle
+}
+
+// inode is a file or folder that Linux on the node remembers. Its number is never given again.
+type inode struct {
+	number   uint64
+	parent   *inode            // nil: the root, or it is no longer where it was
+	name     string            // in parent
+	children map[string]*inode // by name
+	lookups  uint64            // answers with it that the node has
+	dev, ino uint64
+	seen     stamp // of its content, when it was opened last
+}
+
+// stamp differs between two contents of a file.
+type stamp struct {
+	size         int64
+	mtime, ctime unix.Timespec
+}
+
+func stampOf(st *unix.Stat_t) stamp { return stamp{st.Size, st.Mtim, st.Ctim} }
+
+// handle is an open file or folder.
+type handle struct {
+	file  *os.File
+	inode uint64
+
+	mu   sync.Mutex // of a folder: held while entries are read
+	next int64      // of a folder: position
+}
+
+func newMount(root *os.File, readOnly bool, uid, gid uint32, mostFiles, mostNodes int) *mount {
+	m := &mount{
+		root: root, readOnly: readOnly, uid: uid, gid: gid, mostFiles: mostFiles, mostNodes: mostNodes,
+		inodes: make(map[uint64]*inode), handles: make(map[uint64]*handle), last: fuse.RootNode,
+	}
+	m.inodes[fuse.RootNode] = &inode{number: fuse.RootNode, lookups: 1}
+	return m
+}
+
+func (m *mount) close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, h := range m.handles {
+		h.file.Close()
+	}
+	clear(m.handles)
+}
+
+// path returns the path of a file below the shared folder.
+func (m *mount) path(number uint64) (string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	i := m.inodes[number]
+	if i == nil {
+		return "", unix.ESTALE
+	}
+	var path string
+	for ; i.parent != nil; i = i.parent {
+		path = filepath.Join(i.name, path)
+		if len(path) > fuse.MaxPath {
+			return "", unix.ENAMETOOLONG
+		}
+	}
+	switch {
+	case i.number != fuse.RootNode:
+		return "", unix.ESTALE
+	case path == "":
+		return ".", nil
+	}
+	return path, nil
+}
+
+// enter returns the number of a file that the node is about to remember under a name in a folder.
+func (m *mount) enter(folder uint64, name string, st *unix.Stat_t) (uint64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	parent := m.inodes[folder]
+	if parent == nil {
+		return 0, unix.ESTALE
+	}
+	i := parent.children[name]
+	if i != nil && (i.dev != st.Dev || i.ino != st.Ino) {
+		m.leave(i)
+		i = nil
+	}
+	if i == nil {
+		if len(m.inodes) >= m.mostNodes {
+			return 0, unix.ENOMEM
+		}
+		m.last++
+		i = &inode{number: m.last, parent: parent, name: name, dev: st.Dev, ino: st.Ino}
+		m.inodes[i.number] = i
+		parent.add(i)
+	}
+	i.lookups++
+	return i.number, nil
+}
+
+func (i *inode) add(child *inode) {
+	if i.children == nil {
+		i.children = make(map[string]*inode)
+	}
+	i.children[child.name] = child
+}
+
+// leave takes an inode from its folder. The caller holds mount.mu.
+func (m *mount) leave(i *inode) {
+	parent := i.parent
+	if parent == nil {
+		return
+	}
+	i.parent = nil
+	delete(parent.children, i.name)
+	m.drop(i)
+	m.drop(parent)
+}
+
+// drop removes an inode that neither the node nor a child needs, and so those above it. The caller
+// holds mount.mu.
+func (m *mount) drop(i *inode) {
+	for i != nil && i.lookups == 0 && len(i.children) == 0 && i.number != fuse.RootNode {
+		parent := i.parent
+		delete(m.inodes, i.number)
+		if parent != nil {
+			delete(parent.children, i.name)
+		}
+		i = parent
+	}
+}
+
+// removed notes that a name in a folder is gone.
+func (m *mount) removed(folder uint64, name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if parent := m.inodes[folder]; parent != nil && parent.children[name] != nil {
+		m.leave(parent.children[name])
+	}
+}
+
+// moved notes that a file has another name, or that two files have exchanged theirs.
+func (m *mount) moved(folder uint64, name string, to uint64, newName string, exchange bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	from, into := m.inodes[folder], m.inodes[to]
+	if from == nil || into == nil {
+		return
+	}
+	i, other := from.children[name], into.children[newName]
+	if i == other {
+		return // two names of one file
+	}
+	for _, x := range []*inode{i, other} {
+		if x != nil {
+			delete(x.parent.children, x.name)
+			x.parent = nil
+		}
+	}
+	if i != nil && !i.above(into) {
+		i.parent, i.name = into, newName
+		into.add(i)
+	}
+	if other != nil && exchange && !other.above(from) {
+		other.parent, other.name = from, name
+		from.add(other)
+	}
+	for _, x := range []*inode{other, from} {
+		if x != nil {
+			m.drop(x)
+		}
+	}
+}
+
+// above reports whether an inode is another one or a folder above it.
+func (i *inode) above(other *inode) bool {
+	for ; other != nil; other = other.parent {
+		if other == i {
+			return true
+		}
+	}
+	return false
+}
+
+// forget notes answers that the node has dropped.
+func (m *mount) forget(list []fuse.Forgotten) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, f := range list {
+		if i := m.inodes[f.Node]; i != nil && f.Node != fuse.RootNode {
+			i.lookups -= min(i.lookups, f.Count)
+			m.drop(i)
+		}
+	}
+}
+
+// keep enters an open file into the table, and reports whether the content that the node may have
+// of it is still right.
+func (m *mount) keep(f *os.File, node uint64, st *unix.Stat_t) (number uint64, same bool, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.handles) >= m.mostFiles {
+		f.Close()
+		return 0, false, unix.ENFILE
+	}
+	if i := m.inodes[node]; i != nil {
+		same = i.seen == stampOf(st)
+		i.seen = stampOf(st)
+	}
+	m.last++
+	m.handles[m.last] = &handle{file: f, inode: node}
+	return m.last, same, nil
+}
+
+// handle returns an open file.
+func (m *mount) handle(number uint64) (*handle, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if h := m.handles[number]; h != nil {
+		return h, nil
+	}
+	return nil, unix.EBADF
+}
+
+// opened returns any open file of an inode, or nil: the inode may have no name any more.
+func (m *mount) opened(node uint64) *handle {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, h := range m.handles {
+		if h.inode == node {
+			return h
+		}
+	}
+	return nil
+}
+
+// release closes an open file.
+func (m *mount) release(number uint64) {
+	m.mu.Lock()
+	h := m.handles[number]
+	delete(m.handles, number)
+	m.mu.Unlock()
+	if h != nil {
+		h.file.Close()
+	}
+}

@@ -1,0 +1,404 @@
+package proxy
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"margay/internal/check"
+	"margay/kernel/abi/fuse"
+)
+
+// node plays Linux on a node that has a shared folder.
+type node struct {
+	*Node
+	t testing.TB
+}
+
+// share shares a folder with one node.
+func share(t testing.TB, dir string, readOnly bool) *node {
+	t.Helper()
+	folders, err := Open([]Folder{{Path: dir, ReadOnly: readOnly}}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := folders.Node(1000, 1001)
+	t.Cleanup(func() {
+		n.Close()
+		folders.Close()
+	})
+	return &node{n, t}
+}
+
+// ask makes a request and returns its answer without the header.
+func (n *node) ask(opcode fuse.Opcode, inode uint64, body ...any) ([]byte, error) {
+	b := make([]byte, fuse.HeaderSize)
+	binary.LittleEndian.PutUint32(b[4:], uint32(opcode))
+	binary.LittleEndian.PutUint64(b[8:], 7)
+	binary.LittleEndian.PutUint64(b[16:], inode)
+	for _, v := range body {
+		if s, ok := v.(string); ok {
+			b = append(append(b, s...), 0)
+			continue
+		}
+		b, _ = binary.Append(b, binary.LittleEndian, v)
+	}
+	binary.LittleEndian.PutUint32(b, uint32(len(b)))
+	answer := n.Do(0, b)
+	if !fuse.Valid(answer, 7) {
+		n.t.Fatalf("malformed answer %x", answer)
+	}
+	if errno := int32(binary.LittleEndian.Uint32(answer[4:])); errno != 0 {
+		return nil, unix.Errno(-errno)
+	}
+	return answer[fuse.AnswerSize:], nil
+}
+
+func (n *node) must(b []byte, err error) []byte {
+	n.t.Helper()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return b
+}
+
+// look looks for a path and returns its inode.
+func (n *node) look(path ...string) uint64 {
+	n.t.Helper()
+	inode := uint64(fuse.RootNode)
+	for _, name := range path {
+		inode = binary.LittleEndian.Uint64(n.must(n.ask(fuse.Lookup, inode, name)))
+	}
+	return inode
+}
+
+func (n *node) open(inode uint64, flags int) (handle uint64, keep bool, err error) {
+	b, err := n.ask(fuse.Open, inode, uint32(flags), uint32(0))
+	if err != nil {
+		return 0, false, err
+	}
+	return binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint32(b[8:])&fuse.KeepCache != 0, nil
+}
+
+func (n *node) read(handle uint64) string {
+	n.t.Helper()
+	return string(n.must(n.ask(fuse.Read, 0, [5]uint64{handle, 0, fuse.MaxData})))
+}
+
+func (n *node) write(handle, offset uint64, text string) error {
+	_, err := n.ask(fuse.Write, 0, [5]uint64{handle, offset, uint64(len(text))}, []byte(text))
+	return err
+}
+
+func put(t testing.TB, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestEscape tries to reach files outside the shared folder, with links, devices and pipes in it.
+func TestEscape(t *testing.T) {
+	outside, dir := t.TempDir(), t.TempDir()
+	put(t, filepath.Join(outside, "secret"), "secret")
+	if err := errors.Join(os.Symlink(filepath.Join(outside, "secret"), filepath.Join(dir, "file")), os.Symlink(outside, filepath.Join(dir, "folder")),
+		unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600), os.Mkdir(filepath.Join(dir, "real"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	n := share(t, dir, false)
+	file, folder, pipe, real := n.look("file"), n.look("folder"), n.look("pipe"), n.look("real")
+	put(t, filepath.Join(dir, "real", "secret"), "mine")
+	inside := n.look("real", "secret")
+	// The folder that the node knows becomes a link.
+	if err := errors.Join(os.Rename(filepath.Join(dir, "real"), filepath.Join(dir, "was")), os.Symlink(outside, filepath.Join(dir, "real"))); err != nil {
+		t.Fatal(err)
+	}
+	set := make([]byte, 88)
+	binary.LittleEndian.PutUint32(set, fuse.SetMode|fuse.SetSize)
+	for _, inode := range []uint64{file, folder, pipe, real, inside} {
+		for name, try := range map[string]func() ([]byte, error){
+			"open":   func() ([]byte, error) { return n.ask(fuse.Open, inode, uint64(unix.O_RDWR|unix.O_TRUNC)) },
+			"lookup": func() ([]byte, error) { return n.ask(fuse.Lookup, inode, "secret") },
+			"list":   func() ([]byte, error) { return n.ask(fuse.OpenDir, inode, uint64(0)) },
+			"unlink": func() ([]byte, error) { return n.ask(fuse.Unlink, inode, "secret") },
+			"create": func() ([]byte, error) {
+				return n.ask(fuse.Create, inode, uint32(unix.O_WRONLY), uint32(0o600), uint64(0), "new")
+			},
+			"mkdir":    func() ([]byte, error) { return n.ask(fuse.MkDir, inode, uint64(0o700), "new") },
+			"rename":   func() ([]byte, error) { return n.ask(fuse.Rename, inode, uint64(fuse.RootNode), "secret", "got") },
+			"truncate": func() ([]byte, error) { return n.ask(fuse.SetAttr, inode, set) },
+			"device": func() ([]byte, error) {
+				return n.ask(fuse.MkNod, inode, [4]uint32{unix.S_IFCHR | 0o666, 0x103}, "null")
+			},
+		} {
+			if b, err := try(); err == nil {
+				t.Errorf("%s of inode %d succeeds: %x", name, inode, b)
+			}
+		}
+	}
+	for path, want := range map[string]string{outside + "/secret": "secret", dir + "/was/secret": "mine"} {
+		if text, err := os.ReadFile(path); err != nil || string(text) != want {
+			t.Errorf("%s: %q, %v", path, text, err)
+		}
+	}
+	if names, _ := os.ReadDir(outside); len(names) != 1 {
+		t.Errorf("outside: %v", names)
+	}
+	// The names of links are links, wherever they lead.
+	if target := string(n.must(n.ask(fuse.ReadLink, file))); target != filepath.Join(outside, "secret") {
+		t.Errorf("the link leads to %q", target)
+	}
+}
+
+func TestFiles(t *testing.T) {
+	dir := t.TempDir()
+	n := share(t, dir, false)
+	b := n.must(n.ask(fuse.Create, fuse.RootNode, uint32(unix.O_RDWR), uint32(0o6666), uint64(0), "a"))
+	handle := binary.LittleEndian.Uint64(b[fuse.EntrySize:])
+	if err := n.write(handle, 1, "text"); err != nil || n.read(handle) != "\x00text" {
+		t.Errorf("%v, %q", err, n.read(handle))
+	}
+	if info, err := os.Stat(filepath.Join(dir, "a")); err != nil || info.Mode() != 0o666 {
+		t.Errorf("%v, %v: not the mode that the rank has asked for, without set-user-ID", info.Mode(), err)
+	}
+	a := n.look("a")
+	// A file without a name is still a file.
+	n.must(n.ask(fuse.Unlink, fuse.RootNode, "a"))
+	if _, err := n.ask(fuse.GetAttr, a, [2]uint64{}); err != nil {
+		t.Errorf("attributes of an open file: %v", err)
+	}
+	n.must(n.ask(fuse.Release, a, [3]uint64{handle}))
+	if _, err := n.ask(fuse.GetAttr, a, [2]uint64{}); err != unix.ENOENT && err != unix.ESTALE {
+		t.Errorf("attributes of a file that is gone: %v", err)
+	}
+	if _, err := n.ask(fuse.Read, a, [5]uint64{handle, 0, 1}); err != unix.EBADF {
+		t.Errorf("read of a closed file: %v", err)
+	}
+}
+
+// TestCache: a node keeps what it has of a file as long as that is the content of the file.
+func TestCache(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a")
+	put(t, path, "one")
+	n := share(t, dir, false)
+	a := n.look("a")
+	for i, want := range []bool{false, true, true} {
+		handle, keep, err := n.open(a, unix.O_RDONLY)
+		if err != nil || keep != want || n.read(handle) != "one" {
+			t.Errorf("open %d: %v, %v", i, keep, err)
+		}
+	}
+	put(t, path, "other") // another size, so that the clock does not matter
+	handle, keep, err := n.open(a, unix.O_RDONLY)
+	if err != nil || keep || n.read(handle) != "other" {
+		t.Errorf("changed: %v, %v", keep, err)
+	}
+	put(t, path+"2", "third")
+	if err := os.Rename(path+"2", path); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := n.open(a, unix.O_RDONLY); err != unix.ESTALE {
+		t.Errorf("open of a file that another one has replaced: %v", err)
+	}
+	if again := n.look("a"); again == a {
+		t.Error("another file has the same inode")
+	}
+}
+
+func TestReadOnly(t *testing.T) {
+	dir := t.TempDir()
+	put(t, filepath.Join(dir, "a"), "one")
+	n := share(t, dir, true)
+	a := n.look("a")
+	for name, try := range map[string]func() ([]byte, error){
+		"unlink": func() ([]byte, error) { return n.ask(fuse.Unlink, fuse.RootNode, "a") },
+		"open":   func() ([]byte, error) { return n.ask(fuse.Open, a, uint64(unix.O_WRONLY)) },
+		"cut":    func() ([]byte, error) { return n.ask(fuse.Open, a, uint64(unix.O_RDONLY|unix.O_TRUNC)) },
+		"create": func() ([]byte, error) { return n.ask(fuse.Create, fuse.RootNode, [4]uint32{}, "b") },
+		"chmod":  func() ([]byte, error) { return n.ask(fuse.SetAttr, a, [11]uint64{}) },
+		"link":   func() ([]byte, error) { return n.ask(fuse.Link, fuse.RootNode, a, "b") },
+		"rename": func() ([]byte, error) { return n.ask(fuse.Rename, fuse.RootNode, uint64(fuse.RootNode), "a", "b") },
+		"access": func() ([]byte, error) { return n.ask(fuse.Access, a, uint64(unix.W_OK)) },
+	} {
+		if _, err := try(); err != unix.EROFS {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if handle, _, err := n.open(a, unix.O_RDONLY); err != nil || n.read(handle) != "one" {
+		t.Errorf("read: %v", err)
+	}
+}
+
+// list reads a folder, a few entries at a time.
+func (n *node) list(opcode fuse.Opcode, size uint64) (names []string) {
+	n.t.Helper()
+	handle := binary.LittleEndian.Uint64(n.must(n.ask(fuse.OpenDir, fuse.RootNode, uint64(0))))
+	for next := uint64(0); ; {
+		b := n.must(n.ask(opcode, fuse.RootNode, [5]uint64{handle, next, size}))
+		if len(b) == 0 {
+			n.must(n.ask(fuse.ReleaseDir, fuse.RootNode, [3]uint64{handle}))
+			return names
+		}
+		for len(b) > 0 {
+			if opcode == fuse.ReadDirPlus {
+				b = b[fuse.EntrySize:]
+			}
+			next = binary.LittleEndian.Uint64(b[8:])
+			length := int(binary.LittleEndian.Uint32(b[16:]))
+			if name := string(b[24 : 24+length]); name != "." && name != ".." {
+				names = append(names, name)
+			}
+			b = b[fuse.DirentSize(length):]
+		}
+	}
+}
+
+func TestFolders(t *testing.T) {
+	dir := t.TempDir()
+	var want []string
+	for i := range 60 {
+		want = append(want, fmt.Sprintf("file%02d", i))
+		put(t, filepath.Join(dir, want[i]), "")
+	}
+	n := share(t, dir, false)
+	for _, opcode := range []fuse.Opcode{fuse.ReadDir, fuse.ReadDirPlus} {
+		for _, size := range []uint64{300, 64 << 10} {
+			names := n.list(opcode, size)
+			slices.Sort(names)
+			if !slices.Equal(names, want) {
+				t.Errorf("%v", names)
+			}
+		}
+	}
+	m := n.mounts[0]
+	var all []fuse.Forgotten
+	for inode := range m.inodes {
+		all = append(all, fuse.Forgotten{Node: inode, Count: 1 << 60})
+	}
+	m.forget(all)
+	if len(m.inodes) != 1 || len(m.handles) != 0 {
+		t.Errorf("%d files are remembered that the node has forgotten, %d are open", len(m.inodes)-1, len(m.handles))
+	}
+}
+
+// TestBounds: a node cannot make this process keep more than its part.
+func TestBounds(t *testing.T) {
+	dir := t.TempDir()
+	put(t, filepath.Join(dir, "a"), "")
+	n := share(t, dir, false)
+	m := n.mounts[0]
+	m.mostFiles, m.mostNodes = 3, 4
+	a, failed := n.look("a"), 0
+	for range 10 {
+		if _, _, err := n.open(a, unix.O_RDONLY); errors.Is(err, unix.ENFILE) {
+			failed++
+		}
+	}
+	if failed != 7 || len(m.handles) != 3 {
+		t.Errorf("%d of 10 files are not opened, %d are open", failed, len(m.handles))
+	}
+	for i := range 10 {
+		_, _ = n.ask(fuse.MkDir, fuse.RootNode, uint64(0o700), fmt.Sprint(i))
+	}
+	if len(m.inodes) > m.mostNodes {
+		t.Errorf("%d files are remembered", len(m.inodes))
+	}
+}
+
+// TestRandom makes random changes, and compares the paths that the table has with the files.
+func TestRandom(t *testing.T) {
+	r := rand.New(rand.NewPCG(check.Seed(t), 1))
+	dir := t.TempDir()
+	n := share(t, dir, false)
+	m := n.mounts[0]
+	names := []string{"a", "b", "c"}
+	pick := func() uint64 { // some inode that the node knows
+		var known []uint64
+		for inode := range m.inodes {
+			known = append(known, inode)
+		}
+		slices.Sort(known)
+		return known[r.IntN(len(known))]
+	}
+	for range 3000 {
+		x, y, name, other := pick(), pick(), names[r.IntN(3)], names[r.IntN(3)]
+		switch r.IntN(8) {
+		case 0:
+			_, _ = n.ask(fuse.MkDir, x, uint64(0o700), name)
+		case 1:
+			_, _ = n.ask(fuse.MkNod, x, [4]uint32{unix.S_IFREG | 0o600}, name)
+		case 2:
+			_, _ = n.ask(fuse.Rename2, x, y, uint64(r.IntN(3)), name, other)
+		case 3:
+			_, _ = n.ask(fuse.Unlink, x, name)
+		case 4:
+			_, _ = n.ask(fuse.RmDir, x, name)
+		case 5:
+			_, _ = n.ask(fuse.Lookup, x, name)
+		case 6:
+			_, _ = n.ask(fuse.Link, x, y, name)
+		case 7:
+			_, _ = n.ask(fuse.Forget, x, uint64(r.IntN(4)))
+		}
+	}
+	for number, i := range m.inodes {
+		path, err := m.path(number)
+		if err != nil {
+			continue // it has no name
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(dir, path), &st); err != nil || number != fuse.RootNode && st.Ino != i.ino {
+			t.Errorf("inode %d is not at %s: %v", number, path, err)
+		}
+		if i.parent != nil && m.inodes[i.parent.number] != i.parent {
+			t.Errorf("the folder of %s is forgotten", path)
+		}
+	}
+}
+
+// FuzzDo makes any requests, and looks whether something outside the folder has changed.
+func FuzzDo(f *testing.F) {
+	outside := f.TempDir()
+	put(f, filepath.Join(outside, "secret"), "secret")
+	dir := filepath.Join(outside, "shared")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		f.Fatal(err)
+	}
+	n := share(f, dir, false)
+	for opcode := range byte(50) {
+		for _, body := range []string{"secret\x00", "\x01\x00\x00\x00\x00\x00\x00\x00secret\x00../secret\x00", strings.Repeat("\x00", 88)} {
+			f.Add(opcode, uint64(1), []byte(body))
+		}
+	}
+	f.Fuzz(func(t *testing.T, opcode byte, inode uint64, body []byte) {
+		n.t = t
+		if fuse.Opcode(opcode) == fuse.FAllocate {
+			return // it could fill the disk
+		}
+		_, _ = n.ask(fuse.Symlink, fuse.RootNode, "link", "../secret")
+		_, _ = n.ask(fuse.Lookup, fuse.RootNode, "link")
+		_, _ = n.ask(fuse.Opcode(opcode), inode%8, body)
+		var found []string
+		_ = filepath.WalkDir(outside, func(path string, e fs.DirEntry, err error) error {
+			if path == dir {
+				return filepath.SkipDir
+			}
+			found = append(found, path)
+			return err
+		})
+		text, err := os.ReadFile(filepath.Join(outside, "secret"))
+		if err != nil || string(text) != "secret" || len(found) != 2 {
+			t.Fatalf("something outside has changed: %v, %q, %v", found, text, err)
+		}
+	})
+}

@@ -1,0 +1,314 @@
+// Package relay is the process of a job on a node that has the job's shared folders: it mounts them,
+// and passes what ranks do under them to margay run (package share).
+//
+// The job's init starts it in the namespaces of the job, before the ranks. It is not the init
+// itself: Go stops the scheduling of a process that starts another until that has executed its
+// program, which may be in a shared folder. When it ends, Linux fails all that waits for its
+// folders. It survives the node kernel, which gives it a stream to margay run, and another one when
+// that breaks.
+//
+// Locks, outermost first: stream.sending is held while a frame is written, relay.mu guards the table
+// of requests and the current stream.
+package relay
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/fuse"
+	"margay/kernel/abi/share"
+	"margay/kernel/link"
+	"margay/kernel/task"
+)
+
+// Descriptors that the job's init gives to the relay, and what it is started with.
+const (
+	LinkFD   = 3 // streams come over it
+	DeviceFD = 4 // /dev/fuse, opened with O_PATH
+	Word     = "share"
+)
+
+// patience is how long requests wait while there is no stream: margay run looks for a new serve for
+// 20 s. Then they fail with EIO, and so do all later ones.
+const patience = 30 * time.Second
+
+// greetingWait bounds how long margay run takes to answer the first frame of a stream. A stopped
+// one may take longer, and gets another stream.
+const greetingWait = 20 * time.Second
+
+// Config says what a relay mounts.
+type Config struct {
+	UID, GID int // of the ranks
+	Folders  []task.SharedFolder
+}
+
+// Argument returns the argument that Main reads a configuration from.
+func (c Config) Argument() string {
+	text, err := json.Marshal(c)
+	if err != nil {
+		panic(fmt.Sprintf("relay: configuration: %v", err)) // it is plain
+	}
+	return string(text)
+}
+
+// Main mounts the folders, closes standard output when that is done, with the reason if it has
+// failed, and passes requests on until the process is killed.
+func Main(argument string) error {
+	var c Config
+	if err := json.Unmarshal([]byte(argument), &c); err != nil {
+		return fmt.Errorf("relay: configuration: %w", err)
+	}
+	conn, err := link.NewConn(os.NewFile(LinkFD, "link"))
+	if err != nil {
+		return err
+	}
+	r := newRelay(c, time.Now())
+	for _, f := range c.Folders {
+		device, err := mount(c, f)
+		if err != nil {
+			fmt.Fprint(os.Stdout, err)
+			return err
+		}
+		r.devices = append(r.devices, device)
+	}
+	os.Stdout.Close()
+	r.await()
+	for i, d := range r.devices {
+		go r.take(uint8(i), d)
+	}
+	for {
+		m, err := conn.Recv()
+		if err != nil {
+			return err
+		}
+		for _, f := range m.Files {
+			go r.open(f)
+		}
+	}
+}
+
+// mount mounts a shared folder and returns the device with its requests.
+func mount(c Config, f task.SharedFolder) (*os.File, error) {
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", DeviceFD), unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open /dev/fuse: %w", err)
+	}
+	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV)
+	if f.ReadOnly {
+		flags |= unix.MS_RDONLY
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,allow_other,max_read=%d", fd, c.UID, c.GID, fuse.MaxData)
+	if err := unix.Mount("margay", f.Path, "fuse", flags, options); err != nil {
+		return nil, errors.Join(fmt.Errorf("mount %s: %w", f.Path, err), unix.Close(fd))
+	}
+	// Only now: Linux reports no requests to an epoll that has got the device before.
+	return os.NewFile(uintptr(fd), "/dev/fuse"), nil
+}
+
+// relay has the requests that are not answered, and passes them on.
+type relay struct {
+	config  Config
+	devices []*os.File // by folder
+
+	mu      sync.Mutex
+	changed sync.Cond
+	table   *share.Requests
+	stream  *stream // nil: none
+	timer   *time.Timer
+}
+
+// stream is a connection to margay run.
+type stream struct {
+	net.Conn
+	sending sync.Mutex // the floors of requests do not fall
+	buffer  []byte     // guarded by sending
+}
+
+func newRelay(c Config, now time.Time) *relay {
+	r := &relay{config: c, table: share.NewRequests(patience, now)}
+	r.changed.L = &r.mu
+	return r
+}
+
+// await lets requests fail after a while without a stream.
+func (r *relay) await() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+	r.timer = time.AfterFunc(patience, r.expire)
+}
+
+// expire fails the requests that have waited for a stream for too long.
+func (r *relay) expire() {
+	r.mu.Lock()
+	failed := r.table.Expire(time.Now())
+	r.changed.Broadcast()
+	r.mu.Unlock()
+	for _, p := range failed {
+		r.fail(p.Folder, p.Body)
+	}
+}
+
+// fail answers a request with EIO.
+func (r *relay) fail(folder uint8, request []byte) {
+	if h, err := fuse.ReadHeader(request); err == nil && h.Opcode.Answered() {
+		r.answer(folder, fuse.Failed(h.Unique, unix.EIO))
+	}
+}
+
+// answer gives Linux an answer. It may not wait for it any more.
+func (r *relay) answer(folder uint8, answer []byte) { _, _ = r.devices[folder].Write(answer) }
+
+// take takes requests from a device until its folder is unmounted.
+func (r *relay) take(folder uint8, device *os.File) {
+	buffer := make([]byte, fuse.MaxRequest+4096) // Linux asks for a page more
+	for {
+		n, err := device.Read(buffer)
+		switch {
+		case errors.Is(err, unix.ENOENT): // a request was given up before it was read
+			continue
+		case err != nil:
+			return
+		}
+		r.request(folder, bytes.Clone(buffer[:n]))
+	}
+}
+
+// request passes a request on, when there is room for it.
+func (r *relay) request(folder uint8, body []byte) {
+	h, err := fuse.ReadHeader(body)
+	if err != nil {
+		return
+	}
+	switch h.Opcode {
+	case fuse.Init:
+		answer, err := fuse.AnswerInit(body)
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "margay: shared folders: %v\n", err)
+			answer = fuse.Failed(h.Unique, unix.EPROTO)
+		}
+		r.answer(folder, answer)
+		return
+	case fuse.Interrupt: // the answer comes soon, or never
+		return
+	}
+	r.mu.Lock()
+	for !r.table.Room(body) {
+		r.changed.Wait()
+	}
+	p, s := r.table.Add(folder, body), r.stream
+	r.mu.Unlock()
+	switch {
+	case p == nil:
+		r.fail(folder, body)
+	case s != nil:
+		r.send(s, p)
+	}
+}
+
+// send sends a request over a stream if it is not answered yet. If the stream is gone, it is sent
+// over the next one.
+func (r *relay) send(s *stream, p *share.Pending) {
+	s.sending.Lock()
+	defer s.sending.Unlock()
+	r.mu.Lock()
+	f, open := r.table.Frame(p)
+	r.mu.Unlock()
+	if !open {
+		return
+	}
+	s.buffer = f.Append(s.buffer[:0])
+	if _, err := s.Write(s.buffer); err != nil {
+		s.Close() // its reader sees that
+	}
+}
+
+// open begins with a new stream, which takes the place of the last one.
+func (r *relay) open(f *os.File) {
+	conn, err := net.FileConn(f)
+	f.Close()
+	if err != nil {
+		return
+	}
+	s := &stream{Conn: conn}
+	defer s.Close()
+	window, err := r.greet(s)
+	if err != nil {
+		return
+	}
+	r.mu.Lock()
+	if old := r.stream; old != nil {
+		old.Close()
+	}
+	r.stream = s
+	again := r.table.Connected(window)
+	r.changed.Broadcast()
+	r.mu.Unlock()
+	go func() {
+		for _, p := range again {
+			r.send(s, p)
+		}
+	}()
+	r.answers(s)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stream == s {
+		r.stream = nil
+		r.table.Disconnected(time.Now())
+		go r.await()
+	}
+}
+
+// greet opens the conversation of a stream.
+func (r *relay) greet(s *stream) (window int, err error) {
+	s.SetDeadline(time.Now().Add(greetingWait))
+	defer s.SetDeadline(time.Time{})
+	hello := share.Greeting{UID: uint32(r.config.UID), GID: uint32(r.config.GID)}
+	if _, err := s.Write(hello.Frame().Append(nil)); err != nil {
+		return 0, err
+	}
+	f, err := share.ReadFrame(s)
+	if err != nil {
+		return 0, err
+	}
+	return share.ReadWelcome(f)
+}
+
+// answers takes answers from a stream until its end.
+func (r *relay) answers(from io.Reader) {
+	for {
+		f, err := share.ReadFrame(from)
+		if err != nil || f.Kind != share.Answer {
+			return
+		}
+		r.mu.Lock()
+		p := r.table.Answered(f.Number)
+		r.changed.Broadcast()
+		r.mu.Unlock()
+		if p == nil {
+			continue
+		}
+		h, err := fuse.ReadHeader(p.Body)
+		switch {
+		case err != nil || !h.Opcode.Answered():
+		case fuse.Valid(f.Body, h.Unique):
+			if news := fuse.Changed(h, f.Body); news != nil {
+				r.answer(p.Folder, news)
+			}
+			r.answer(p.Folder, f.Body)
+		default:
+			r.fail(p.Folder, p.Body)
+		}
+	}
+}

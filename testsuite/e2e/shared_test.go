@@ -1,0 +1,116 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Ranks see and change a folder of this host as it is now, and nothing else of the host, also while
+// node kernels and serve are killed. A job whose margay run is killed ends.
+func TestSharedFolders(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		dir := t.TempDir()
+		put := func(name, text string) {
+			t.Helper()
+			// A file has its name when it has its content.
+			if err := errors.Join(os.WriteFile(filepath.Join(dir, ".new"), []byte(text), 0o600), os.Rename(filepath.Join(dir, ".new"), filepath.Join(dir, name))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		holds := func(name, text string) {
+			t.Helper()
+			if b, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(b) != text {
+				t.Errorf("%s holds %q, %v; not %q", name, b, err, text)
+			}
+		}
+		put("in", "text\n")
+		if err := errors.Join(os.Mkdir(filepath.Join(dir, "locked"), 0), os.Symlink("/etc/hostname", filepath.Join(dir, "way")), os.Symlink("in", filepath.Join(dir, "link"))); err != nil {
+			t.Fatal(err)
+		}
+		const script = `read -r line <link && echo "$line $MARGAY_RANK" >out$MARGAY_RANK && echo "$MARGAY_RANK" >>both && mkdir -p d/e && cat way && ls`
+		r := m.runIn(dir, "-n", "2", "--ppn", "1", "--label", "--files", ".", "--with", "/bin/mkdir", "--with", "/bin/cat", "--with", "/bin/ls", "bash", "-c", script).wait()
+		if r.code != 0 || !strings.Contains(r.stdout, "[1] node1\n") || !strings.Contains(r.stdout, "[0] locked\n") {
+			t.Error(r)
+		}
+		holds("out0", "text 0\n")
+		holds("out1", "text 1\n")
+		if info, err := os.Stat(filepath.Join(dir, "d", "e")); err != nil || !info.IsDir() {
+			t.Error(err)
+		}
+		if b, err := os.ReadFile(filepath.Join(dir, "both")); err != nil || len(b) != 4 {
+			t.Errorf("two nodes have appended %q, %v", b, err)
+		}
+		r = m.runIn(dir, "--files", ".=/data:ro", "bash", "-c", "echo new >/data/in").wait()
+		if r.code == 0 || !strings.Contains(r.stderr, "Read-only file system") {
+			t.Error(r)
+		}
+		holds("in", "text\n")
+		if !m.hosted() {
+			return
+		}
+		m.changedMeanwhile(dir, put)
+		m.sharedUnderKills(dir, holds)
+		orphan := m.runIn(dir, "--files", ".", "bash", "-c", "while :; do echo on >on; done")
+		m.awaitFile(filepath.Join(dir, "on"))
+		kill(t, orphan.cmd.Process.Pid)
+		orphan.wait()
+		m.awaitIdle()
+	})
+}
+
+// awaitFile waits until a file is there.
+func (m *machine) awaitFile(path string) {
+	m.t.Helper()
+	eventually(m.t, path, func() bool {
+		_, err := os.Stat(path)
+		return err == nil
+	}, func() string { return m.margay("ps").String() })
+}
+
+// changedMeanwhile changes a file that a rank has looked at and read. The rank finds the new
+// content as soon as it opens the file.
+func (m *machine) changedMeanwhile(dir string, put func(name, text string)) {
+	m.t.Helper()
+	const script = `read -r line <grown; test -s grown; >ready; until test -e go; do :; done; echo $(<grown)`
+	put("grown", "short\n")
+	c := m.runIn(dir, "--files", ".", "bash", "-c", script)
+	m.awaitFile(filepath.Join(dir, "ready"))
+	f, err := os.OpenFile(filepath.Join(dir, "grown"), os.O_APPEND|os.O_WRONLY, 0) // the file stays the same one
+	if err == nil {
+		_, err = f.WriteString(strings.Repeat("longer ", 1000))
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	put("go", "")
+	if r := c.wait(); len(r.stdout) != 7006 {
+		m.t.Errorf("the rank has read %d bytes: %v", len(r.stdout), r)
+	}
+}
+
+// sharedUnderKills kills node kernels and serve while ranks append to files.
+func (m *machine) sharedUnderKills(dir string, holds func(name, text string)) {
+	m.t.Helper()
+	const rounds = 300
+	script := fmt.Sprintf("for ((i = 0; i < %d; i++)); do echo $i >>long$MARGAY_RANK && mkdir made$MARGAY_RANK && rmdir made$MARGAY_RANK || exit; done", rounds)
+	c := m.runIn(dir, "-n", "2", "--ppn", "1", "--files", ".", "--with", "/bin/mkdir", "--with", "/bin/rmdir", "bash", "-c", script)
+	m.awaitFile(filepath.Join(dir, "long0"))
+	m.awaitFile(filepath.Join(dir, "long1"))
+	m.killNodeKernels()
+	kill(m.t, m.serve())
+	m.awaitUp()
+	if r := c.wait(); r.code != 0 {
+		m.t.Error(r)
+	}
+	var want strings.Builder
+	for i := range rounds {
+		fmt.Fprintln(&want, i)
+	}
+	holds("long0", want.String())
+	holds("long1", want.String())
+}

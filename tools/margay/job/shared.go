@@ -1,0 +1,93 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"margay/cluster/control"
+	"margay/cluster/launch/proxy"
+	"margay/kernel/abi/share"
+)
+
+// ownFolders are the folders of a job's root that Margay fills.
+var ownFolders = []string{"/dev", "/proc", "/sys"}
+
+// shared returns the folders of --files, and adds their names on the nodes to the job. Its errors
+// begin with the value.
+func (f *Flags) shared(s *control.JobSpec) (folders []proxy.Folder, err error) {
+	if len(f.Files) > share.MaxFolders {
+		return nil, fmt.Errorf("is given %d times, at most %d folders can be shared", len(f.Files), share.MaxFolders)
+	}
+	var names []string
+	for _, value := range f.Files {
+		folder, name, err := sharedFolder(value, string(s.Dir))
+		if err == nil {
+			err = checkShared(name, names, s.Out)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", value, err)
+		}
+		names = append(names, name)
+		folders = append(folders, folder)
+		s.Shared = append(s.Shared, &control.SharedFolder{Path: []byte(name), ReadOnly: folder.ReadOnly})
+	}
+	return folders, nil
+}
+
+// sharedFolder reads DIR[=DEST][:ro]. A relative DEST is below dir, the working directory of the
+// ranks. The name without DEST is the folder's here.
+func sharedFolder(value, dir string) (folder proxy.Folder, name string, err error) {
+	text, readOnly := strings.CutSuffix(value, ":ro")
+	text, name, renamed := strings.Cut(text, "=")
+	if text == "" || renamed && name == "" {
+		return folder, "", errors.New("it is DIR, DIR=DEST, DIR:ro or DIR=DEST:ro")
+	}
+	if text, err = filepath.Abs(text); err != nil {
+		return folder, "", err
+	}
+	info, err := os.Stat(text)
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s is not a folder", text)
+	}
+	if err != nil {
+		return folder, "", err
+	}
+	switch {
+	case !renamed:
+		name = text
+	case !filepath.IsAbs(name):
+		name = filepath.Join(dir, name)
+	}
+	return proxy.Folder{Path: text, ReadOnly: readOnly}, filepath.Clean(name), nil
+}
+
+// checkShared refuses a name on the nodes that cannot have a shared folder.
+func checkShared(name string, others []string, out [][]byte) error {
+	if name == "/" {
+		return errors.New("the ranks need a root of their own: name another folder (DIR=DEST)")
+	}
+	for _, own := range ownFolders {
+		if within(name, own) {
+			return fmt.Errorf("%s is made by the nodes: name another folder (DIR=DEST)", own)
+		}
+	}
+	for _, other := range others {
+		if within(name, other) || within(other, name) {
+			return fmt.Errorf("the ranks see %s and %s, and one is in the other", other, name)
+		}
+	}
+	for _, path := range out {
+		if within(string(path), name) {
+			return fmt.Errorf("--out brings back %s, which is in it: what ranks write there is here at once", path)
+		}
+	}
+	return nil
+}
+
+// within reports whether a path is a folder or below it. Both are clean and absolute.
+func within(path, folder string) bool {
+	return path == folder || strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/")
+}

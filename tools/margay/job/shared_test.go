@@ -1,0 +1,62 @@
+package job
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"margay/cluster/control"
+)
+
+func TestSharedFlag(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	if err := os.MkdirAll("a/b", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile("file", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		values []string
+		path   string // of the last folder
+		name   string // on the nodes; empty: refused
+	}{
+		"working directory": {[]string{"."}, dir, dir},
+		"another name":      {[]string{"a/b=/data"}, dir + "/a/b", "/data"},
+		"relative name":     {[]string{"a=in/../x"}, dir + "/a", "/work/x"},
+		"two":               {[]string{"a", "a/b=/data"}, dir + "/a/b", "/data"},
+		"read-only":         {[]string{"a=/data:ro"}, dir + "/a", "/data"},
+		"none":              {[]string{"=x"}, "", ""},
+		"no name":           {[]string{"a="}, "", ""},
+		"missing":           {[]string{"missing"}, "", ""},
+		"a file":            {[]string{"file"}, "", ""},
+		"root":              {[]string{"a=/"}, "", ""},
+		"devices":           {[]string{"a=/dev/../dev/x"}, "", ""},
+		"same":              {[]string{"a=/x", "a/b=/x"}, "", ""},
+		"nested":            {[]string{"a=/x/y", "a/b=/x"}, "", ""},
+		"brought back":      {[]string{"a=/out"}, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &Flags{Files: test.values}
+			s := &control.JobSpec{Dir: []byte("/work"), Out: [][]byte{[]byte("/out/x")}}
+			folders, err := f.shared(s)
+			if test.name == "" {
+				if err == nil {
+					t.Errorf("accepted: %v, %v", folders, s.Shared)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			last := len(folders) - 1
+			if path, _ := filepath.EvalSymlinks(folders[last].Path); path != test.path && folders[last].Path != test.path || string(s.Shared[last].Path) != test.name {
+				t.Errorf("%v is %s there", folders[last], s.Shared[last].Path)
+			}
+			if readOnly := name == "read-only"; folders[last].ReadOnly != readOnly || s.Shared[last].ReadOnly != readOnly {
+				t.Error("it may be changed")
+			}
+		})
+	}
+}
