@@ -46,6 +46,8 @@ type JobSpec struct {
 
 	HostRoot bool `json:",omitempty"` // the ranks see the programs and the configuration of the node's host
 
+	Hold bool `json:",omitempty"` // the ranks are stopped before their first instruction, until SIGCONT
+
 	HugePages bool `json:",omitempty"` // memory in huge pages, without a request by the program
 
 	Secret []byte `json:",omitempty"`
@@ -220,7 +222,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	info := n.Info()
 	t := task.Spec{
 		Exec: s.Exec, Job: s.Job, Hostname: n.config.Boot.Hostname(), User: s.User, Umask: s.Umask,
-		Pids: s.Pids, Host: s.HostRoot, Rlimits: n.host.Cgroups == nil, Small: n.ownLinux() && !s.HugePages, Words: words,
+		Pids: s.Pids, Host: s.HostRoot, Hold: s.Hold, Rlimits: n.host.Cgroups == nil, Small: n.ownLinux() && !s.HugePages, Words: words,
 	}
 	if t.Pids == 0 {
 		t.Pids = DefaultPids
@@ -419,6 +421,9 @@ func (j *job) start(ctx context.Context) error {
 	}
 	j.phase = Running
 	j.node.mu.Unlock()
+	if j.spec.Hold {
+		j.halts.set(true) // before a scheduler gets the ranks
+	}
 	return j.container.Start(ctx)
 }
 

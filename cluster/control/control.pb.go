@@ -654,6 +654,8 @@ type Frame struct {
 	//	*Frame_Clock
 	//	*Frame_TakeSamples
 	//	*Frame_Samples
+	//	*Frame_ReadStacks
+	//	*Frame_Stacks
 	//	*Frame_NodeExit
 	//	*Frame_NodeBoot
 	//	*Frame_NodeUp
@@ -1234,6 +1236,24 @@ func (x *Frame) GetSamples() *Samples {
 	return nil
 }
 
+func (x *Frame) GetReadStacks() *ReadStacks {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ReadStacks); ok {
+			return x.ReadStacks
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetStacks() *Stacks {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Stacks); ok {
+			return x.Stacks
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetNodeExit() *NodeExit {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_NodeExit); ok {
@@ -1570,6 +1590,14 @@ type Frame_Samples struct {
 	Samples *Samples `protobuf:"bytes,105,opt,name=samples,proto3,oneof"`
 }
 
+type Frame_ReadStacks struct {
+	ReadStacks *ReadStacks `protobuf:"bytes,106,opt,name=read_stacks,json=readStacks,proto3,oneof"`
+}
+
+type Frame_Stacks struct {
+	Stacks *Stacks `protobuf:"bytes,107,opt,name=stacks,proto3,oneof"`
+}
+
 type Frame_NodeExit struct {
 	// The holder and serve.
 	NodeExit *NodeExit `protobuf:"bytes,90,opt,name=node_exit,json=nodeExit,proto3,oneof"`
@@ -1729,6 +1757,10 @@ func (*Frame_Clock) isFrame_Body() {}
 func (*Frame_TakeSamples) isFrame_Body() {}
 
 func (*Frame_Samples) isFrame_Body() {}
+
+func (*Frame_ReadStacks) isFrame_Body() {}
+
+func (*Frame_Stacks) isFrame_Body() {}
 
 func (*Frame_NodeExit) isFrame_Body() {}
 
@@ -2588,6 +2620,7 @@ type JobSpec struct {
 	Terminal      *Terminal              `protobuf:"bytes,51,opt,name=terminal,proto3" json:"terminal,omitempty"`                     // rank 0 has a terminal of this size; absent: it has pipes, as the others
 	WaitMs        int64                  `protobuf:"varint,28,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`          // how long the job may wait in the queue for cores; 0: not at all, -1: for ever
 	Out           [][]byte               `protobuf:"bytes,71,rep,name=out,proto3" json:"out,omitempty"`                               // absolute paths of files and folders that its client reads when the ranks have ended
+	Hold          bool                   `protobuf:"varint,100,opt,name=hold,proto3" json:"hold,omitempty"`                           // the ranks are stopped before their first instruction, until SIGCONT
 	HostRoot      bool                   `protobuf:"varint,72,opt,name=host_root,json=hostRoot,proto3" json:"host_root,omitempty"`    // the ranks see the programs and the configuration of the node's host; only hosted nodes have one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2831,6 +2864,13 @@ func (x *JobSpec) GetOut() [][]byte {
 		return x.Out
 	}
 	return nil
+}
+
+func (x *JobSpec) GetHold() bool {
+	if x != nil {
+		return x.Hold
+	}
+	return false
 }
 
 func (x *JobSpec) GetHostRoot() bool {
@@ -4093,6 +4133,7 @@ type ExitStatus struct {
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	TimeNs        int64                  `protobuf:"varint,4,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // how long the rank ran
 	Usage         *Usage                 `protobuf:"bytes,5,opt,name=usage,proto3" json:"usage,omitempty"`
+	Fault         *RankFault             `protobuf:"bytes,100,opt,name=fault,proto3" json:"fault,omitempty"` // with a signal: where the rank was; absent: not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4162,6 +4203,446 @@ func (x *ExitStatus) GetUsage() *Usage {
 	return nil
 }
 
+func (x *ExitStatus) GetFault() *RankFault {
+	if x != nil {
+		return x.Fault
+	}
+	return nil
+}
+
+// RankFault is where a rank was when a signal ended it.
+type RankFault struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Code          int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`       // of siginfo_t
+	Address       uint64                 `protobuf:"varint,2,opt,name=address,proto3" json:"address,omitempty"` // the same, of signals that are about one
+	Files         []*CodeFile            `protobuf:"bytes,3,rep,name=files,proto3" json:"files,omitempty"`
+	Stack         *CodeStack             `protobuf:"bytes,4,opt,name=stack,proto3" json:"stack,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RankFault) Reset() {
+	*x = RankFault{}
+	mi := &file_control_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RankFault) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RankFault) ProtoMessage() {}
+
+func (x *RankFault) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RankFault.ProtoReflect.Descriptor instead.
+func (*RankFault) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *RankFault) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *RankFault) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *RankFault) GetFiles() []*CodeFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *RankFault) GetStack() *CodeStack {
+	if x != nil {
+		return x.Stack
+	}
+	return nil
+}
+
+// CodeFile is an executable or a library.
+type CodeFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`   // in the job's root
+	Build         []byte                 `protobuf:"bytes,2,opt,name=build,proto3" json:"build,omitempty"` // build id; empty: it has none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CodeFile) Reset() {
+	*x = CodeFile{}
+	mi := &file_control_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CodeFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CodeFile) ProtoMessage() {}
+
+func (x *CodeFile) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CodeFile.ProtoReflect.Descriptor instead.
+func (*CodeFile) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *CodeFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *CodeFile) GetBuild() []byte {
+	if x != nil {
+		return x.Build
+	}
+	return nil
+}
+
+// CodeStack is where a thread is, innermost frame first. The two lists are equally long.
+type CodeStack struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Files         []int32                `protobuf:"zigzag32,1,rep,packed,name=files,proto3" json:"files,omitempty"`       // indexes of the list of files beside the stack; -1: code without a file
+	Addresses     []uint64               `protobuf:"varint,2,rep,packed,name=addresses,proto3" json:"addresses,omitempty"` // in the numbers of the file; of a caller: within the call
+	Cut           bool                   `protobuf:"varint,3,opt,name=cut,proto3" json:"cut,omitempty"`                    // there are more frames
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CodeStack) Reset() {
+	*x = CodeStack{}
+	mi := &file_control_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CodeStack) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CodeStack) ProtoMessage() {}
+
+func (x *CodeStack) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CodeStack.ProtoReflect.Descriptor instead.
+func (*CodeStack) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *CodeStack) GetFiles() []int32 {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *CodeStack) GetAddresses() []uint64 {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *CodeStack) GetCut() bool {
+	if x != nil {
+		return x.Cut
+	}
+	return false
+}
+
+// ReadStacks asks a node where the ranks of a job are. Answer: Stacks.
+type ReadStacks struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Node          uint32                 `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"`
+	Ranks         []uint32               `protobuf:"varint,3,rep,packed,name=ranks,proto3" json:"ranks,omitempty"` // none: all on the node
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadStacks) Reset() {
+	*x = ReadStacks{}
+	mi := &file_control_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadStacks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadStacks) ProtoMessage() {}
+
+func (x *ReadStacks) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadStacks.ProtoReflect.Descriptor instead.
+func (*ReadStacks) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ReadStacks) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *ReadStacks) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *ReadStacks) GetRanks() []uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
+type Stacks struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Files         []*CodeFile            `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`
+	Groups        []*StackGroup          `protobuf:"bytes,2,rep,name=groups,proto3" json:"groups,omitempty"`
+	Unread        []*UnreadRank          `protobuf:"bytes,3,rep,name=unread,proto3" json:"unread,omitempty"`
+	Left          uint32                 `protobuf:"varint,4,opt,name=left,proto3" json:"left,omitempty"` // threads that are left out
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Stacks) Reset() {
+	*x = Stacks{}
+	mi := &file_control_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Stacks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Stacks) ProtoMessage() {}
+
+func (x *Stacks) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Stacks.ProtoReflect.Descriptor instead.
+func (*Stacks) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *Stacks) GetFiles() []*CodeFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *Stacks) GetGroups() []*StackGroup {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *Stacks) GetUnread() []*UnreadRank {
+	if x != nil {
+		return x.Unread
+	}
+	return nil
+}
+
+func (x *Stacks) GetLeft() uint32 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+// StackGroup is a stack, and the ranks that have it. The lists of ranks are equally long.
+type StackGroup struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stack         *CodeStack             `protobuf:"bytes,1,opt,name=stack,proto3" json:"stack,omitempty"`
+	Ranks         []uint32               `protobuf:"varint,2,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`     // in order
+	Threads       []uint32               `protobuf:"varint,3,rep,packed,name=threads,proto3" json:"threads,omitempty"` // how many threads of each
+	Main          []bool                 `protobuf:"varint,4,rep,packed,name=main,proto3" json:"main,omitempty"`       // whether its first thread is one of them
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StackGroup) Reset() {
+	*x = StackGroup{}
+	mi := &file_control_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StackGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StackGroup) ProtoMessage() {}
+
+func (x *StackGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StackGroup.ProtoReflect.Descriptor instead.
+func (*StackGroup) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *StackGroup) GetStack() *CodeStack {
+	if x != nil {
+		return x.Stack
+	}
+	return nil
+}
+
+func (x *StackGroup) GetRanks() []uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
+func (x *StackGroup) GetThreads() []uint32 {
+	if x != nil {
+		return x.Threads
+	}
+	return nil
+}
+
+func (x *StackGroup) GetMain() []bool {
+	if x != nil {
+		return x.Main
+	}
+	return nil
+}
+
+type UnreadRank struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rank          uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
+	Why           string                 `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnreadRank) Reset() {
+	*x = UnreadRank{}
+	mi := &file_control_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnreadRank) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnreadRank) ProtoMessage() {}
+
+func (x *UnreadRank) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnreadRank.ProtoReflect.Descriptor instead.
+func (*UnreadRank) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *UnreadRank) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *UnreadRank) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
 // Usage is what a rank has used, the processes that it has started and waited for included.
 type Usage struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4177,7 +4658,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4189,7 +4670,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4202,7 +4683,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -4259,7 +4740,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4271,7 +4752,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4284,7 +4765,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -4323,7 +4804,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4335,7 +4816,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4348,7 +4829,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -4404,7 +4885,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4416,7 +4897,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4429,7 +4910,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -4465,7 +4946,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4477,7 +4958,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4490,7 +4971,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -4525,7 +5006,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4537,7 +5018,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4550,7 +5031,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Resize) GetJob() uint32 {
@@ -4579,7 +5060,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4591,7 +5072,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4604,7 +5085,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -4640,7 +5121,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4652,7 +5133,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4665,7 +5146,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -4707,7 +5188,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4719,7 +5200,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4732,7 +5213,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -4759,7 +5240,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4771,7 +5252,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4784,7 +5265,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -4804,7 +5285,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4816,7 +5297,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4829,7 +5310,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -4864,7 +5345,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4876,7 +5357,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4889,7 +5370,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -4968,7 +5449,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4980,7 +5461,7 @@ func (x *PhaseTime) String() string {
 func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4993,7 +5474,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -5037,7 +5518,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5049,7 +5530,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5062,7 +5543,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -5108,7 +5589,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5120,7 +5601,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5133,7 +5614,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 type Nodes struct {
@@ -5145,7 +5626,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5157,7 +5638,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5170,7 +5651,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -5202,7 +5683,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5214,7 +5695,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5227,7 +5708,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -5341,7 +5822,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5353,7 +5834,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5366,7 +5847,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -5408,7 +5889,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5420,7 +5901,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5433,7 +5914,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -5470,7 +5951,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5482,7 +5963,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5495,7 +5976,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -5528,7 +6009,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5540,7 +6021,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5553,7 +6034,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -5573,7 +6054,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5585,7 +6066,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5598,7 +6079,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -5620,7 +6101,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5632,7 +6113,7 @@ func (x *RebootNodes) String() string {
 func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5645,7 +6126,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -5679,7 +6160,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5691,7 +6172,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5704,7 +6185,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -5731,7 +6212,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5743,7 +6224,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5756,7 +6237,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -5787,7 +6268,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5799,7 +6280,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5812,7 +6293,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -5874,7 +6355,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5886,7 +6367,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5899,7 +6380,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -6033,7 +6514,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6045,7 +6526,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6058,7 +6539,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -6144,7 +6625,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6156,7 +6637,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6169,7 +6650,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -6211,7 +6692,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6223,7 +6704,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6236,7 +6717,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -6262,7 +6743,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6274,7 +6755,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6287,7 +6768,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -6310,7 +6791,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6322,7 +6803,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6335,7 +6816,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -6383,7 +6864,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6395,7 +6876,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6408,7 +6889,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -6433,7 +6914,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6445,7 +6926,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6458,7 +6939,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 type MachineStatus struct {
@@ -6482,7 +6963,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6494,7 +6975,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6507,7 +6988,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -6611,7 +7092,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6623,7 +7104,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6636,7 +7117,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -6655,7 +7136,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6667,7 +7148,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6680,7 +7161,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -6715,7 +7196,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6727,7 +7208,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6740,7 +7221,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -6879,7 +7360,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6891,7 +7372,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6904,7 +7385,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -6967,7 +7448,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6979,7 +7460,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6992,7 +7473,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -7020,7 +7501,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7032,7 +7513,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7045,7 +7526,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -7071,7 +7552,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7083,7 +7564,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7096,7 +7577,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -7121,7 +7602,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7133,7 +7614,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7146,7 +7627,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -7211,7 +7692,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7223,7 +7704,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7236,7 +7717,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -7278,7 +7759,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7290,7 +7771,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7303,7 +7784,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -7335,7 +7816,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7347,7 +7828,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7360,7 +7841,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -7421,7 +7902,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7433,7 +7914,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7446,7 +7927,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -7515,7 +7996,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7527,7 +8008,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7540,7 +8021,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -7559,7 +8040,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7571,7 +8052,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7584,7 +8065,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -7604,7 +8085,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7616,7 +8097,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7629,7 +8110,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -7649,7 +8130,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7661,7 +8142,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7674,7 +8155,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -7706,7 +8187,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7718,7 +8199,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7731,7 +8212,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -7790,7 +8271,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7802,7 +8283,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7815,7 +8296,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -7881,7 +8362,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7893,7 +8374,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7906,7 +8387,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -8013,7 +8494,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8025,7 +8506,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8038,7 +8519,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -8081,7 +8562,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8093,7 +8574,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8106,7 +8587,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -8142,7 +8623,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8154,7 +8635,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8167,7 +8648,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -8201,7 +8682,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8213,7 +8694,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8226,7 +8707,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -8247,7 +8728,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8259,7 +8740,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8272,7 +8753,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -8300,7 +8781,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8312,7 +8793,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8325,7 +8806,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -8348,7 +8829,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8360,7 +8841,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8373,7 +8854,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -8407,7 +8888,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8419,7 +8900,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8432,7 +8913,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -8446,7 +8927,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\x94\x1f\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\x85 \n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -8519,7 +9000,10 @@ const file_control_proto_rawDesc = "" +
 	"read_clock\x18f \x01(\v2\x19.margay.control.ReadClockH\x00R\treadClock\x12-\n" +
 	"\x05clock\x18g \x01(\v2\x15.margay.control.ClockH\x00R\x05clock\x12@\n" +
 	"\ftake_samples\x18h \x01(\v2\x1b.margay.control.TakeSamplesH\x00R\vtakeSamples\x123\n" +
-	"\asamples\x18i \x01(\v2\x17.margay.control.SamplesH\x00R\asamples\x127\n" +
+	"\asamples\x18i \x01(\v2\x17.margay.control.SamplesH\x00R\asamples\x12=\n" +
+	"\vread_stacks\x18j \x01(\v2\x1a.margay.control.ReadStacksH\x00R\n" +
+	"readStacks\x120\n" +
+	"\x06stacks\x18k \x01(\v2\x16.margay.control.StacksH\x00R\x06stacks\x127\n" +
 	"\tnode_exit\x18Z \x01(\v2\x18.margay.control.NodeExitH\x00R\bnodeExit\x127\n" +
 	"\tnode_boot\x18[ \x01(\v2\x18.margay.control.NodeBootH\x00R\bnodeBoot\x121\n" +
 	"\anode_up\x18\\ \x01(\v2\x16.margay.control.NodeUpH\x00R\x06nodeUp\x12:\n" +
@@ -8603,7 +9087,7 @@ const file_control_proto_rawDesc = "" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\xdd\x06\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\xf1\x06\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -8639,7 +9123,8 @@ const file_control_proto_rawDesc = "" +
 	"\anetwork\x18\x1e \x01(\bR\anetwork\x124\n" +
 	"\bterminal\x183 \x01(\v2\x18.margay.control.TerminalR\bterminal\x12\x17\n" +
 	"\await_ms\x18\x1c \x01(\x03R\x06waitMs\x12\x10\n" +
-	"\x03out\x18G \x03(\fR\x03out\x12\x1b\n" +
+	"\x03out\x18G \x03(\fR\x03out\x12\x12\n" +
+	"\x04hold\x18d \x01(\bR\x04hold\x12\x1b\n" +
 	"\thost_root\x18H \x01(\bR\bhostRootJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"8\n" +
 	"\bTerminal\x12\x12\n" +
 	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x18\n" +
@@ -8723,14 +9208,47 @@ const file_control_proto_rawDesc = "" +
 	"\x04last\x18\t \x01(\bR\x04last\x12\x14\n" +
 	"\x05acked\x18\n" +
 	" \x01(\x04R\x05acked\x12.\n" +
-	"\x06unkept\x18\v \x01(\v2\x16.margay.control.UnkeptR\x06unkept\"\x96\x01\n" +
+	"\x06unkept\x18\v \x01(\v2\x16.margay.control.UnkeptR\x06unkept\"\xc7\x01\n" +
 	"\n" +
 	"ExitStatus\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\x05R\x06signal\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x17\n" +
 	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\x12+\n" +
-	"\x05usage\x18\x05 \x01(\v2\x15.margay.control.UsageR\x05usage\"\xbd\x01\n" +
+	"\x05usage\x18\x05 \x01(\v2\x15.margay.control.UsageR\x05usage\x12/\n" +
+	"\x05fault\x18d \x01(\v2\x19.margay.control.RankFaultR\x05fault\"\x9a\x01\n" +
+	"\tRankFault\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\x04R\aaddress\x12.\n" +
+	"\x05files\x18\x03 \x03(\v2\x18.margay.control.CodeFileR\x05files\x12/\n" +
+	"\x05stack\x18\x04 \x01(\v2\x19.margay.control.CodeStackR\x05stack\"4\n" +
+	"\bCodeFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05build\x18\x02 \x01(\fR\x05build\"Q\n" +
+	"\tCodeStack\x12\x14\n" +
+	"\x05files\x18\x01 \x03(\x11R\x05files\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\x04R\taddresses\x12\x10\n" +
+	"\x03cut\x18\x03 \x01(\bR\x03cut\"H\n" +
+	"\n" +
+	"ReadStacks\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\rR\x04node\x12\x14\n" +
+	"\x05ranks\x18\x03 \x03(\rR\x05ranks\"\xb4\x01\n" +
+	"\x06Stacks\x12.\n" +
+	"\x05files\x18\x01 \x03(\v2\x18.margay.control.CodeFileR\x05files\x122\n" +
+	"\x06groups\x18\x02 \x03(\v2\x1a.margay.control.StackGroupR\x06groups\x122\n" +
+	"\x06unread\x18\x03 \x03(\v2\x1a.margay.control.UnreadRankR\x06unread\x12\x12\n" +
+	"\x04left\x18\x04 \x01(\rR\x04left\"\x81\x01\n" +
+	"\n" +
+	"StackGroup\x12/\n" +
+	"\x05stack\x18\x01 \x01(\v2\x19.margay.control.CodeStackR\x05stack\x12\x14\n" +
+	"\x05ranks\x18\x02 \x03(\rR\x05ranks\x12\x18\n" +
+	"\athreads\x18\x03 \x03(\rR\athreads\x12\x12\n" +
+	"\x04main\x18\x04 \x03(\bR\x04main\"2\n" +
+	"\n" +
+	"UnreadRank\x12\x12\n" +
+	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"\xbd\x01\n" +
 	"\x05Usage\x12\x17\n" +
 	"\auser_ns\x18\x01 \x01(\x03R\x06userNs\x12\x1b\n" +
 	"\tsystem_ns\x18\x02 \x01(\x03R\bsystemNs\x12!\n" +
@@ -9168,7 +9686,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 105)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -9215,69 +9733,76 @@ var file_control_proto_goTypes = []any{
 	(*FilesRead)(nil),        // 42: margay.control.FilesRead
 	(*Record)(nil),           // 43: margay.control.Record
 	(*ExitStatus)(nil),       // 44: margay.control.ExitStatus
-	(*Usage)(nil),            // 45: margay.control.Usage
-	(*Ack)(nil),              // 46: margay.control.Ack
-	(*Stdin)(nil),            // 47: margay.control.Stdin
-	(*StdinTaken)(nil),       // 48: margay.control.StdinTaken
-	(*Signal)(nil),           // 49: margay.control.Signal
-	(*Resize)(nil),           // 50: margay.control.Resize
-	(*RunRequest)(nil),       // 51: margay.control.RunRequest
-	(*RunReply)(nil),         // 52: margay.control.RunReply
-	(*Attach)(nil),           // 53: margay.control.Attach
-	(*RemoveOutput)(nil),     // 54: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 55: margay.control.OutputRemoved
-	(*JobState)(nil),         // 56: margay.control.JobState
-	(*PhaseTime)(nil),        // 57: margay.control.PhaseTime
-	(*RankState)(nil),        // 58: margay.control.RankState
-	(*ListNodes)(nil),        // 59: margay.control.ListNodes
-	(*Nodes)(nil),            // 60: margay.control.Nodes
-	(*NodeState)(nil),        // 61: margay.control.NodeState
-	(*Drain)(nil),            // 62: margay.control.Drain
-	(*CoreUse)(nil),          // 63: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 64: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 65: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 66: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 67: margay.control.RebootNodes
-	(*ListJobs)(nil),         // 68: margay.control.ListJobs
-	(*Jobs)(nil),             // 69: margay.control.Jobs
-	(*WaitingJob)(nil),       // 70: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 71: margay.control.JobSummary
-	(*StoredJob)(nil),        // 72: margay.control.StoredJob
-	(*Kill)(nil),             // 73: margay.control.Kill
-	(*Noise)(nil),            // 74: margay.control.Noise
-	(*NoiseReport)(nil),      // 75: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 76: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 77: margay.control.InterruptRow
-	(*Status)(nil),           // 78: margay.control.Status
-	(*MachineStatus)(nil),    // 79: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 80: margay.control.ListExtensions
-	(*Extensions)(nil),       // 81: margay.control.Extensions
-	(*ExtensionState)(nil),   // 82: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 83: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 84: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 85: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 86: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 87: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 88: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 89: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 90: margay.control.ReadEvents
-	(*Events)(nil),           // 91: margay.control.Events
-	(*ReadClock)(nil),        // 92: margay.control.ReadClock
-	(*Clock)(nil),            // 93: margay.control.Clock
-	(*TakeSamples)(nil),      // 94: margay.control.TakeSamples
-	(*Samples)(nil),          // 95: margay.control.Samples
-	(*NodeSample)(nil),       // 96: margay.control.NodeSample
-	(*CoreSample)(nil),       // 97: margay.control.CoreSample
-	(*RankSample)(nil),       // 98: margay.control.RankSample
-	(*NodeExit)(nil),         // 99: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 100: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 101: margay.control.NodeStage
-	(*NodeUp)(nil),           // 102: margay.control.NodeUp
-	(*RebootNode)(nil),       // 103: margay.control.RebootNode
-	(*RestartKernel)(nil),    // 104: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 105: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 106: margay.control.DutiesSet
-	nil,                      // 107: margay.control.ExtensionLog.AfterEntry
+	(*RankFault)(nil),        // 45: margay.control.RankFault
+	(*CodeFile)(nil),         // 46: margay.control.CodeFile
+	(*CodeStack)(nil),        // 47: margay.control.CodeStack
+	(*ReadStacks)(nil),       // 48: margay.control.ReadStacks
+	(*Stacks)(nil),           // 49: margay.control.Stacks
+	(*StackGroup)(nil),       // 50: margay.control.StackGroup
+	(*UnreadRank)(nil),       // 51: margay.control.UnreadRank
+	(*Usage)(nil),            // 52: margay.control.Usage
+	(*Ack)(nil),              // 53: margay.control.Ack
+	(*Stdin)(nil),            // 54: margay.control.Stdin
+	(*StdinTaken)(nil),       // 55: margay.control.StdinTaken
+	(*Signal)(nil),           // 56: margay.control.Signal
+	(*Resize)(nil),           // 57: margay.control.Resize
+	(*RunRequest)(nil),       // 58: margay.control.RunRequest
+	(*RunReply)(nil),         // 59: margay.control.RunReply
+	(*Attach)(nil),           // 60: margay.control.Attach
+	(*RemoveOutput)(nil),     // 61: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 62: margay.control.OutputRemoved
+	(*JobState)(nil),         // 63: margay.control.JobState
+	(*PhaseTime)(nil),        // 64: margay.control.PhaseTime
+	(*RankState)(nil),        // 65: margay.control.RankState
+	(*ListNodes)(nil),        // 66: margay.control.ListNodes
+	(*Nodes)(nil),            // 67: margay.control.Nodes
+	(*NodeState)(nil),        // 68: margay.control.NodeState
+	(*Drain)(nil),            // 69: margay.control.Drain
+	(*CoreUse)(nil),          // 70: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 71: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 72: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 73: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 74: margay.control.RebootNodes
+	(*ListJobs)(nil),         // 75: margay.control.ListJobs
+	(*Jobs)(nil),             // 76: margay.control.Jobs
+	(*WaitingJob)(nil),       // 77: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 78: margay.control.JobSummary
+	(*StoredJob)(nil),        // 79: margay.control.StoredJob
+	(*Kill)(nil),             // 80: margay.control.Kill
+	(*Noise)(nil),            // 81: margay.control.Noise
+	(*NoiseReport)(nil),      // 82: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 83: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 84: margay.control.InterruptRow
+	(*Status)(nil),           // 85: margay.control.Status
+	(*MachineStatus)(nil),    // 86: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 87: margay.control.ListExtensions
+	(*Extensions)(nil),       // 88: margay.control.Extensions
+	(*ExtensionState)(nil),   // 89: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 90: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 91: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 92: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 93: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 94: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 95: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 96: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 97: margay.control.ReadEvents
+	(*Events)(nil),           // 98: margay.control.Events
+	(*ReadClock)(nil),        // 99: margay.control.ReadClock
+	(*Clock)(nil),            // 100: margay.control.Clock
+	(*TakeSamples)(nil),      // 101: margay.control.TakeSamples
+	(*Samples)(nil),          // 102: margay.control.Samples
+	(*NodeSample)(nil),       // 103: margay.control.NodeSample
+	(*CoreSample)(nil),       // 104: margay.control.CoreSample
+	(*RankSample)(nil),       // 105: margay.control.RankSample
+	(*NodeExit)(nil),         // 106: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 107: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 108: margay.control.NodeStage
+	(*NodeUp)(nil),           // 109: margay.control.NodeUp
+	(*RebootNode)(nil),       // 110: margay.control.RebootNode
+	(*RestartKernel)(nil),    // 111: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 112: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 113: margay.control.DutiesSet
+	nil,                      // 114: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	11,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -9300,122 +9825,131 @@ var file_control_proto_depIdxs = []int32{
 	30,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
 	38,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
 	43,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	46,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	47,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	48,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	49,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	53,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	54,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	55,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	56,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
 	39,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	50,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
-	51,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	52,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	53,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
-	56,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	59,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	60,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	68,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	69,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	73,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	74,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	75,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	78,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	79,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	54,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	55,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	64,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	65,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	66,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	67,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
-	80,  // 45: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	81,  // 46: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	83,  // 47: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	89,  // 48: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	85,  // 49: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	86,  // 50: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	90,  // 51: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	91,  // 52: margay.control.Frame.events:type_name -> margay.control.Events
-	92,  // 53: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	93,  // 54: margay.control.Frame.clock:type_name -> margay.control.Clock
-	94,  // 55: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	95,  // 56: margay.control.Frame.samples:type_name -> margay.control.Samples
-	99,  // 57: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	100, // 58: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	102, // 59: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	101, // 60: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	103, // 61: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	104, // 62: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	105, // 63: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	106, // 64: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	40,  // 65: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	41,  // 66: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	42,  // 67: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	0,   // 68: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 69: margay.control.Error.code:type_name -> margay.control.Code
-	17,  // 70: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	18,  // 71: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 72: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	17,  // 73: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	22,  // 74: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	27,  // 75: margay.control.Prepare.places:type_name -> margay.control.Place
-	28,  // 76: margay.control.Prepare.members:type_name -> margay.control.Member
-	24,  // 77: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 78: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 79: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	23,  // 80: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	25,  // 81: margay.control.Exec.parts:type_name -> margay.control.Part
-	33,  // 82: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	13,  // 83: margay.control.Loaded.error:type_name -> margay.control.Error
-	13,  // 84: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 85: margay.control.Record.stream:type_name -> margay.control.Stream
-	44,  // 86: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	33,  // 87: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	45,  // 88: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	23,  // 89: margay.control.Resize.size:type_name -> margay.control.Terminal
-	22,  // 90: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	24,  // 91: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	27,  // 92: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 93: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 94: margay.control.JobState.error:type_name -> margay.control.Error
-	58,  // 95: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	33,  // 96: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	57,  // 97: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 98: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	44,  // 99: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	61,  // 100: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 101: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 102: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	63,  // 103: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	62,  // 104: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	7,   // 105: margay.control.Drain.state:type_name -> margay.control.DrainState
-	71,  // 106: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	70,  // 107: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 108: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	58,  // 109: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	33,  // 110: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	22,  // 111: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	27,  // 112: margay.control.StoredJob.places:type_name -> margay.control.Place
-	28,  // 113: margay.control.StoredJob.members:type_name -> margay.control.Member
-	71,  // 114: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	56,  // 115: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	76,  // 116: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	77,  // 117: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	82,  // 118: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	84,  // 119: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	107, // 120: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	87,  // 121: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	83,  // 122: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	82,  // 123: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	96,  // 124: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	97,  // 125: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	98,  // 126: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	82,  // 127: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 128: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 129: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 130: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	131, // [131:131] is the sub-list for method output_type
-	131, // [131:131] is the sub-list for method input_type
-	131, // [131:131] is the sub-list for extension type_name
-	131, // [131:131] is the sub-list for extension extendee
-	0,   // [0:131] is the sub-list for field type_name
+	57,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	58,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	59,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	60,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	63,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	66,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	67,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	75,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	76,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	80,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	81,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	82,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	85,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	86,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	61,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	62,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	71,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	72,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	73,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	74,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	87,  // 45: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	88,  // 46: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	90,  // 47: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	96,  // 48: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	92,  // 49: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	93,  // 50: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	97,  // 51: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	98,  // 52: margay.control.Frame.events:type_name -> margay.control.Events
+	99,  // 53: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	100, // 54: margay.control.Frame.clock:type_name -> margay.control.Clock
+	101, // 55: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	102, // 56: margay.control.Frame.samples:type_name -> margay.control.Samples
+	48,  // 57: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
+	49,  // 58: margay.control.Frame.stacks:type_name -> margay.control.Stacks
+	106, // 59: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	107, // 60: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	109, // 61: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	108, // 62: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	110, // 63: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	111, // 64: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	112, // 65: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	113, // 66: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	40,  // 67: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	41,  // 68: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	42,  // 69: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	0,   // 70: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 71: margay.control.Error.code:type_name -> margay.control.Code
+	17,  // 72: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	18,  // 73: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 74: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	17,  // 75: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	22,  // 76: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	27,  // 77: margay.control.Prepare.places:type_name -> margay.control.Place
+	28,  // 78: margay.control.Prepare.members:type_name -> margay.control.Member
+	24,  // 79: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 80: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 81: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	23,  // 82: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	25,  // 83: margay.control.Exec.parts:type_name -> margay.control.Part
+	33,  // 84: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	13,  // 85: margay.control.Loaded.error:type_name -> margay.control.Error
+	13,  // 86: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 87: margay.control.Record.stream:type_name -> margay.control.Stream
+	44,  // 88: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	33,  // 89: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	52,  // 90: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	45,  // 91: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	46,  // 92: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	47,  // 93: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	46,  // 94: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	50,  // 95: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	51,  // 96: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	47,  // 97: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	23,  // 98: margay.control.Resize.size:type_name -> margay.control.Terminal
+	22,  // 99: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	24,  // 100: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	27,  // 101: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 102: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 103: margay.control.JobState.error:type_name -> margay.control.Error
+	65,  // 104: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	33,  // 105: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	64,  // 106: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 107: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	44,  // 108: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	68,  // 109: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 110: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 111: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	70,  // 112: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	69,  // 113: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	7,   // 114: margay.control.Drain.state:type_name -> margay.control.DrainState
+	78,  // 115: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	77,  // 116: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 117: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	65,  // 118: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	33,  // 119: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	22,  // 120: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	27,  // 121: margay.control.StoredJob.places:type_name -> margay.control.Place
+	28,  // 122: margay.control.StoredJob.members:type_name -> margay.control.Member
+	78,  // 123: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	63,  // 124: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	83,  // 125: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	84,  // 126: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	89,  // 127: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	91,  // 128: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	114, // 129: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	94,  // 130: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	90,  // 131: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	89,  // 132: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	103, // 133: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	104, // 134: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	105, // 135: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	89,  // 136: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 137: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 138: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 139: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	140, // [140:140] is the sub-list for method output_type
+	140, // [140:140] is the sub-list for method input_type
+	140, // [140:140] is the sub-list for extension type_name
+	140, // [140:140] is the sub-list for extension extendee
+	0,   // [0:140] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -9481,6 +10015,8 @@ func file_control_proto_init() {
 		(*Frame_Clock)(nil),
 		(*Frame_TakeSamples)(nil),
 		(*Frame_Samples)(nil),
+		(*Frame_ReadStacks)(nil),
+		(*Frame_Stacks)(nil),
 		(*Frame_NodeExit)(nil),
 		(*Frame_NodeBoot)(nil),
 		(*Frame_NodeUp)(nil),
@@ -9499,7 +10035,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   98,
+			NumMessages:   105,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

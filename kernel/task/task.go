@@ -22,6 +22,7 @@ import (
 	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
 	"margay/kernel/pmi"
+	"margay/kernel/stack"
 )
 
 // Spec says what one node has to run for a job. It is plain data.
@@ -43,6 +44,7 @@ type Spec struct {
 	Pids    int   // processes and threads; 0: no bound
 	Small   bool  // decline huge pages for programs that do not ask for them
 	Host    bool  // the ranks see the programs and the configuration of the node's host, which a hosted node has at node.HostRoot
+	Hold    bool  // the ranks are stopped before their first instruction, until SIGCONT to AllRanks
 	Rlimits bool  // no control group enforces the bounds: let resource limits do what they can
 
 	PMI        *pmi.Config // its ranks find each other by PMI 1, at descriptor PMIFD; nil: they do not
@@ -106,6 +108,7 @@ type Status struct {
 	Reason string        `json:",omitempty"` // more, for people: "out of memory (limit 64 MiB)"
 	Time   time.Duration `json:",omitempty"` // how long it ran, in nanoseconds
 	Usage  Usage         `json:",omitzero"`
+	Fault  *stack.Fault  `json:",omitempty"` // where it was when the signal ended it; nil: not known
 }
 
 // Usage is what a rank has used, the processes that it has started and waited for included.
@@ -179,6 +182,7 @@ const (
 	Rewind   = "rewind"   // send all unacknowledged records and input positions again; not answered
 	Finish   = "finish"   // end what the ranks, which have all ended, have left behind; not answered, but output ends
 	Collect  = "collect"  // CollectBody and a pipe -> (empty), and the archive of the files into the pipe; ends all processes of the job
+	Stacks   = "stacks"   // StacksBody and a pipe -> (empty), and a stack.Report in JSON into the pipe
 	Resync   = "resync"   // from a new node kernel -> the kept items, then Resync with State, then each Process
 	Process  = "process"  // from the init: ProcessBody and a pidfd of a running rank; sent at its start and after a Resync
 	Content  = "content"  // from the init: ContentsBody and a file that was unpacked
@@ -243,6 +247,9 @@ type ContentsBody struct {
 
 // CollectBody names files and folders that ranks may have written: absolute paths.
 type CollectBody struct{ Paths [][]byte }
+
+// StacksBody names the ranks whose stacks are wanted. None: those of all.
+type StacksBody struct{ Ranks []id.Rank }
 
 // AckBody acknowledges every record up to Seq.
 type AckBody struct{ Seq uint64 }

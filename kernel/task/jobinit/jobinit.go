@@ -19,6 +19,7 @@ import (
 	"os/signal"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -60,7 +61,9 @@ type initProcess struct {
 	halted  bool // the job's processes were sent SIGSTOP, and no SIGCONT since
 	kept    keep.Store
 	output  output
-	pmi     *pmiServer // nil: the ranks do without
+	pmi     *pmiServer  // nil: the ranks do without
+	dumps   *dumps      // of ranks that a fault ends; nil: there are none
+	reading atomic.Bool // the stacks of the ranks are being read
 
 	mu    sync.Mutex
 	ranks map[id.Rank]*rank
@@ -192,6 +195,8 @@ func (in *initProcess) do(m link.Message) error {
 		return in.finish()
 	case task.Collect:
 		return in.collect(&m)
+	case task.Stacks:
+		return in.readStacks(&m)
 	case task.Resync:
 		return in.resync()
 	}
@@ -282,7 +287,7 @@ func (in *initProcess) start() error {
 	if err := in.spawn(); err != nil {
 		return err
 	}
-	in.started = true
+	in.started, in.halted = true, in.spec.Hold
 	in.spec.Argv, in.spec.Env, in.spec.Parts = nil, nil, nil // the ranks have them
 	return in.tell(task.Start, nil)
 }

@@ -1,0 +1,168 @@
+package stack
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// stopWait bounds how long a thread may take to stop: it may be in a system call that nothing
+// interrupts.
+const stopWait = 200 * time.Millisecond
+
+// Read finds out where the threads of a process are. Each is stopped, one after the other, while its
+// registers and its stack are copied, so a system call that Linux does not restart after a stop
+// returns EINTR (signal(7)). A process that was stopped stays stopped. The caller must be
+// permitted to trace the process, and its goroutine must be locked to a thread that ends with it:
+// that releases threads that do not stop in time.
+func Read(pid int, open Opener) (*Process, error) {
+	maps, err := readMaps(pid)
+	if err != nil {
+		return nil, err
+	}
+	tids, left, err := threads(pid)
+	if err != nil {
+		return nil, err
+	}
+	p := &Process{Left: left}
+	mem := newPages(processMemory(pid))
+	ms := newModules(mem, maps, open)
+	var failed error
+	for _, tid := range tids {
+		regs, stack, err := capture(pid, tid, maps)
+		if err != nil {
+			if !errors.Is(err, unix.ESRCH) { // it has ended
+				p.Left, failed = p.Left+1, err
+			}
+			continue
+		}
+		stack.rest = mem
+		frames, cut := native.unwind(ms, stack, regs)
+		p.add(Threads{Stack: frames, Count: 1, Main: tid == pid, Cut: cut})
+	}
+	if len(p.Threads) == 0 {
+		if failed == nil {
+			failed = errors.New("it has ended")
+		}
+		return nil, failed
+	}
+	p.Modules = ms.found
+	return p, nil
+}
+
+func readMaps(pid int) ([]mapping, error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxMaps))
+	return parseMaps(string(text)), err
+}
+
+// threads lists the threads of a process, the first one first, and counts those that are too many.
+func threads(pid int) (tids []int, left int, err error) {
+	entries, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "task"))
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, e := range entries {
+		if tid, err := strconv.Atoi(e.Name()); err == nil {
+			tids = append(tids, tid)
+		}
+	}
+	slices.SortFunc(tids, func(a, b int) int {
+		switch {
+		case a == pid:
+			return -1
+		case b == pid:
+			return 1
+		}
+		return a - b
+	})
+	if len(tids) > maxThreads {
+		tids, left = tids[:maxThreads], len(tids)-maxThreads
+	}
+	return tids, left, nil
+}
+
+// capture stops a thread, copies its registers and stack, and lets it go on.
+func capture(pid, tid int, maps []mapping) (regs registers, stack *snapshot, err error) {
+	if err := unix.PtraceSeize(tid); err != nil {
+		return regs, nil, fmt.Errorf("trace thread %d: %w", tid, err)
+	}
+	if err := unix.PtraceInterrupt(tid); err != nil {
+		return regs, nil, fmt.Errorf("stop thread %d: %w", tid, err)
+	}
+	if err := getRegisters(tid, &regs); err != nil {
+		return regs, nil, err
+	}
+	defer func() {
+		if e := unix.PtraceDetach(tid); err == nil && e != nil {
+			err = fmt.Errorf("let thread %d go on: %w", tid, e)
+		}
+	}()
+	stack = new(snapshot)
+	stack.addr, _ = regs.get(native.sp)
+	if m, ok := find(maps, stack.addr); ok {
+		data := make([]byte, min(maxStack, m.end-stack.addr))
+		n, err := unix.ProcessVMReadv(pid, []unix.Iovec{{Base: &data[0], Len: uint64(len(data))}},
+			[]unix.RemoteIovec{{Base: uintptr(stack.addr), Len: len(data)}}, 0)
+		if err == nil {
+			stack.data = data[:n]
+		}
+	}
+	return regs, stack, nil
+}
+
+// getRegisters reads the registers of a thread as soon as it has stopped. It does not wait for the
+// thread by wait(2), because the process may have something else that waits for all its children.
+func getRegisters(tid int, regs *registers) error {
+	var data [34 * 8]byte
+	deadline := time.Now().Add(stopWait)
+	for pause := 5 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		set := unix.Iovec{Base: &data[0], Len: uint64(len(data))}
+		const ntPRStatus = 1
+		_, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_GETREGSET, uintptr(tid), ntPRStatus, uintptr(unsafe.Pointer(&set)), 0, 0)
+		runtime.KeepAlive(&data)
+		switch {
+		case errno == 0 && native.fill(data[:set.Len], regs):
+			return nil
+		case errno == 0:
+			return errors.New("the thread is not of this machine's kind")
+		case errno != unix.ESRCH:
+			return fmt.Errorf("read registers of thread %d: %w", tid, errno)
+		}
+		if _, err := os.Stat(filepath.Join("/proc", strconv.Itoa(tid))); err != nil {
+			return unix.ESRCH // it has ended
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("thread %d does not stop: it is in a system call that cannot be interrupted", tid)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// processMemory is the memory of a process.
+type processMemory int
+
+func (pid processMemory) read(addr uint64, p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	n, err := unix.ProcessVMReadv(int(pid), []unix.Iovec{{Base: &p[0], Len: uint64(len(p))}},
+		[]unix.RemoteIovec{{Base: uintptr(addr), Len: len(p)}}, 0)
+	if err == nil && n != len(p) {
+		err = errMemory
+	}
+	return err
+}

@@ -1,0 +1,47 @@
+package kernel
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"margay/kernel/abi/id"
+	"margay/kernel/stack"
+)
+
+// Bounds of a report about stacks. An init that takes longer, or sends more, is reading from a rank
+// that means harm.
+const (
+	stacksWait  = 10 * time.Second
+	stacksBytes = 16 << 20
+)
+
+// ReadStacks finds out where ranks of a job are on this node, or all of them if none is named. The
+// ranks go on as they were: each of their threads is stopped for a moment.
+func (n *Node) ReadStacks(ctx context.Context, number id.Job, ranks []id.Rank) (*stack.Report, error) {
+	j, err := n.get(number)
+	if err != nil {
+		return nil, err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	err = j.container.Stacks(ctx, ranks, w)
+	w.Close()
+	if err == nil {
+		err = r.SetReadDeadline(time.Now().Add(stacksWait))
+	}
+	report := new(stack.Report)
+	if err == nil {
+		err = json.NewDecoder(io.LimitReader(r, stacksBytes)).Decode(report)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read stacks of job %d: %w", number, err)
+	}
+	return report, nil
+}
