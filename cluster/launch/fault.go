@@ -3,6 +3,7 @@ package launch
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -16,9 +17,7 @@ var about = []unix.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGILL}
 // divisions are the values of si_code of SIGFPE that need words (sigaction(2)).
 var divisions = map[int32]string{1: " (integer division by zero)", 3: " (division by zero)"}
 
-// describeFault says what a signal that has ended a rank was about, and where the rank was: the
-// innermost place whose source is known, which is that of a caller if a library without debug
-// information noticed the fault.
+// describeFault says what a signal that has ended a rank was about, and where the rank was.
 func describeFault(exit *control.ExitStatus) string {
 	f := exit.GetFault()
 	if f == nil {
@@ -35,12 +34,30 @@ func describeFault(exit *control.ExitStatus) string {
 	}
 	table := symbol.NewTable()
 	defer table.Close()
-	frames := table.Stack(f.Files, f.Stack)
+	return text + placeOf(table.Stack(f.Files, f.Stack))
+}
+
+// placeOf says where a rank was: in its own code, or in a function of a library that its own code has
+// called.
+func placeOf(frames []symbol.Frame) string {
 	if len(frames) == 0 {
-		return text
+		return ""
 	}
-	at := max(0, slices.IndexFunc(frames, func(f symbol.Frame) bool { return f.Known() }))
-	return text + " at " + frames[at].String()
+	own := slices.IndexFunc(frames, func(f symbol.Frame) bool { return f.Known() && !ofSystem(f.Module) })
+	if own < 0 {
+		own = max(0, slices.IndexFunc(frames, func(f symbol.Frame) bool { return f.Module != "" && !ofSystem(f.Module) }))
+	}
+	if own == 0 {
+		return " at " + frames[0].String()
+	}
+	called := frames[own-1]
+	called.File = "" // its line does not help
+	return fmt.Sprintf(" in %v, called at %v", called, frames[own])
+}
+
+// ofSystem reports whether a file is of the distribution, and not the user's own code.
+func ofSystem(file string) bool {
+	return slices.ContainsFunc([]string{"/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/"}, func(dir string) bool { return strings.HasPrefix(file, dir) })
 }
 
 // siKernel is the si_code of a fault that the processor gives no address of.

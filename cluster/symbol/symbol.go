@@ -246,14 +246,11 @@ func (f *file) fromDWARF(addr uint64) ([]Place, error) {
 	if err != nil {
 		return nil, err
 	}
-	var here dwarf.LineEntry
 	var files []*dwarf.LineFile
 	place := Place{}
 	if lines != nil {
 		files = lines.Files()
-		if err := lines.SeekPC(addr, &here); err == nil && here.File != nil {
-			place.File, place.Line = here.File.Name, here.Line
-		}
+		place.File, place.Line = lineOf(lines, addr)
 	}
 	chain, err := f.functions(r, addr)
 	if err != nil {
@@ -272,6 +269,20 @@ func (f *file) fromDWARF(addr uint64) ([]Place, error) {
 		places = []Place{place}
 	}
 	return places, nil
+}
+
+// lineOf finds the line of an address. LineReader.SeekPC does not find those in front of the first
+// sequence of its table.
+func lineOf(lines *dwarf.LineReader, addr uint64) (file string, line int) {
+	var before, e dwarf.LineEntry
+	before.EndSequence = true
+	for lines.Next(&e) == nil {
+		if !before.EndSequence && before.Address <= addr && addr < e.Address && before.File != nil {
+			return before.File.Name, before.Line
+		}
+		before = e
+	}
+	return "", 0
 }
 
 // functions finds the function with an address, and those that were inlined there, the outermost

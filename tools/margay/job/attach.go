@@ -47,7 +47,7 @@ func printProcesses(ctx context.Context, a *command.App, job uint32) error {
 			if pid := here[r.Rank]; pid != 0 {
 				debugger = fmt.Sprintf("gdb -p %d", pid)
 			}
-			fmt.Fprintf(a.Stderr, "%-5d node%-3d %-7d %s\n", r.Rank, n.Node, r.Pid, debugger)
+			fmt.Fprintf(a.Stderr, "%-5d %-7s %-7d %s\n", r.Rank, fmt.Sprintf("node%d", n.Node), r.Pid, debugger)
 		}
 	}
 	return nil

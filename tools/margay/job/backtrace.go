@@ -274,6 +274,22 @@ func (g *trace) idle() bool {
 	return len(g.Frames) > 0
 }
 
+// beginnings are functions that call the first one of a program or of a thread.
+var beginnings = []string{"_start", "start_thread", "clone", "clone3", "__clone", "__clone3", "runtime.goexit"}
+
+// shown returns the frames for people: without those that each program or thread begins with.
+func (g *trace) shown(verbose bool) []traceFrame {
+	frames := g.Frames
+	for !verbose && len(frames) > 1 {
+		name, _, _ := strings.Cut(frames[len(frames)-1].Function, "@") // a version of the symbol
+		if !slices.Contains(beginnings, name) && !strings.HasPrefix(name, "__libc_start_") {
+			break
+		}
+		frames = frames[:len(frames)-1]
+	}
+	return frames
+}
+
 // title names the threads of a group.
 func (g *trace) title() string {
 	ranks := "rank " + nodeset.Ranges(g.Ranks)
@@ -304,7 +320,7 @@ func (t *traces) print(w io.Writer, verbose bool) {
 			continue
 		}
 		fmt.Fprintf(w, "%s:\n", g.title())
-		for _, f := range g.Frames {
+		for _, f := range g.shown(verbose) {
 			if verbose {
 				fmt.Fprintf(w, "    %s  [%#x %s]\n", f.text, f.Address, printable.Line(cmp.Or(f.Module, "no file")))
 			} else {

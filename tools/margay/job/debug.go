@@ -15,7 +15,7 @@ import (
 )
 
 func (a commands) debugCommand() *cobra.Command {
-	return &cobra.Command{
+	c := &cobra.Command{
 		Use:   "debug JOB RANK [GDB-ARGUMENT...]",
 		Short: "Debug a rank of a running job with gdb",
 		Long: `Start gdb for a rank of a running job, with the program and the libraries of this host. The rank must be on this host, on a hosted
@@ -52,6 +52,8 @@ To debug from the first instruction on, start the job with margay run --attach.`
 			return execGDB(pid, args[2:])
 		},
 	}
+	c.Flags().SetInterspersed(false) // flags after the job are gdb's
+	return c
 }
 
 // runs reports why a rank of a job cannot be debugged, nil if it runs.
