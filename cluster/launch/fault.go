@@ -37,8 +37,8 @@ func describeFault(exit *control.ExitStatus) string {
 	return text + placeOf(table.Stack(f.Files, f.Stack))
 }
 
-// placeOf says where a rank was: in its own code, or in a function of a library that its own code has
-// called.
+// placeOf says where a rank was: in its own code, or in a function of a library that its own code
+// has called.
 func placeOf(frames []symbol.Frame) string {
 	if len(frames) == 0 {
 		return ""

@@ -6,11 +6,9 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -100,17 +98,17 @@ func capture(pid, tid int, maps []mapping) (regs registers, stack *snapshot, err
 	if err := unix.PtraceSeize(tid); err != nil {
 		return regs, nil, fmt.Errorf("trace thread %d: %w", tid, err)
 	}
+	defer func() {
+		if e := unix.PtraceDetach(tid); err == nil && e != nil {
+			err = fmt.Errorf("let thread %d go on: %w", tid, e)
+		}
+	}()
 	if err := unix.PtraceInterrupt(tid); err != nil {
 		return regs, nil, fmt.Errorf("stop thread %d: %w", tid, err)
 	}
 	if err := getRegisters(tid, &regs); err != nil {
 		return regs, nil, err
 	}
-	defer func() {
-		if e := unix.PtraceDetach(tid); err == nil && e != nil {
-			err = fmt.Errorf("let thread %d go on: %w", tid, e)
-		}
-	}()
 	stack = new(snapshot)
 	stack.addr, _ = regs.get(native.sp)
 	if m, ok := find(maps, stack.addr); ok {
@@ -130,17 +128,14 @@ func getRegisters(tid int, regs *registers) error {
 	var data [34 * 8]byte
 	deadline := time.Now().Add(stopWait)
 	for pause := 5 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
-		set := unix.Iovec{Base: &data[0], Len: uint64(len(data))}
-		const ntPRStatus = 1
-		_, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_GETREGSET, uintptr(tid), ntPRStatus, uintptr(unsafe.Pointer(&set)), 0, 0)
-		runtime.KeepAlive(&data)
+		n, err := readRegisters(tid, data[:])
 		switch {
-		case errno == 0 && native.fill(data[:set.Len], regs):
+		case err == nil && native.fill(data[:n], regs):
 			return nil
-		case errno == 0:
+		case err == nil:
 			return errors.New("the thread is not of this machine's kind")
-		case errno != unix.ESRCH:
-			return fmt.Errorf("read registers of thread %d: %w", tid, errno)
+		case err != unix.ESRCH:
+			return fmt.Errorf("read registers of thread %d: %w", tid, err)
 		}
 		if _, err := os.Stat(filepath.Join("/proc", strconv.Itoa(tid))); err != nil {
 			return unix.ESRCH // it has ended

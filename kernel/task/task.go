@@ -248,7 +248,7 @@ type ContentsBody struct {
 // CollectBody names files and folders that ranks may have written: absolute paths.
 type CollectBody struct{ Paths [][]byte }
 
-// StacksBody names the ranks whose stacks are wanted. None: those of all.
+// StacksBody names the ranks whose stacks are wanted. None: all ranks of the node.
 type StacksBody struct{ Ranks []id.Rank }
 
 // AckBody acknowledges every record up to Seq.

@@ -96,7 +96,7 @@ func TestBacktrace(t *testing.T) {
 	where := func() map[string]string { return m.traced(job) }
 	expect := func(state string) {
 		t.Helper()
-		// A rank that has just been continued or stopped may be on the way between two instructions.
+		// A rank that has just been continued or stopped may be between two calls.
 		eventually(t, "merged stacks", func() bool {
 			got := where()
 			return len(got) == 2 && strings.Count(got[compute], "0")+strings.Count(got[compute], "1")+strings.Count(got[compute], "3") == 3 &&

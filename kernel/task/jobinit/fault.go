@@ -16,8 +16,8 @@ import (
 	"margay/kernel/task"
 )
 
-// A rank that ends by a fault is not traced, so nothing slows it down. Linux dumps its memory into a
-// small file, which the init reads and removes. A node with its own Linux has a folder for that;
+// A rank that ends by a fault is not traced, so nothing slows it down. Linux dumps its memory into
+// a small file, which the init reads and removes. A node with its own Linux has a folder for that;
 // elsewhere the host's setting decides, and there are no dumps if that hands them to a program.
 
 // dumps is where Linux writes the memory of a process of the job.
@@ -109,7 +109,8 @@ func (d dumps) prepare(s task.Spec) error {
 	return dir.Close()
 }
 
-// open opens the folder of dumps, which no rank can have exchanged for one outside the job's memory.
+// open opens the folder of dumps, which no rank can have exchanged for one outside the job's
+// memory.
 func (d dumps) open() (*os.File, error) {
 	top, rest := "/", d.dir
 	if d.dir == node.Dumps {

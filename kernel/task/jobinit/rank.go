@@ -193,8 +193,8 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	return in.tellProcess(started)
 }
 
-// stopsFirst reports whether ranks stop before their first instruction: to be held there, or until a
-// resource limit bounds their memory.
+// stopsFirst reports whether ranks stop before their first instruction: to be held there, or until
+// a resource limit bounds their memory.
 func (in *initProcess) stopsFirst() bool { return in.spec.Hold || in.limitsData() }
 
 // fork starts the process of a rank. One that stops first is traced by this thread until release.

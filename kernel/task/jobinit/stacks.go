@@ -14,8 +14,8 @@ import (
 )
 
 // readStacks has the stacks of ranks sent through the pipe that comes with a message. A rank can
-// make the reading of its memory take for ever; then this job has no more of them, and the reader of
-// the pipe has a deadline.
+// make the reading of its memory take for ever. Then later requests about this job are refused, and
+// the reader of the pipe has a deadline.
 func (in *initProcess) readStacks(m *link.Message) error {
 	var b task.StacksBody
 	if err := m.Decode(&b); err != nil {
@@ -30,8 +30,8 @@ func (in *initProcess) readStacks(m *link.Message) error {
 	pipe := m.Files[0]
 	m.Files = nil
 	go func() {
-		// The thread traces the ranks. It is never unlocked, so it ends with this goroutine, and Linux
-		// releases what it still traces.
+		// The thread traces the ranks. It is never unlocked, so it ends with this goroutine, and
+		// Linux releases what it still traces.
 		runtime.LockOSThread()
 		defer pipe.Close()
 		report := in.stacks(b)

@@ -29,7 +29,7 @@ func (a commands) backtraceCommand() *cobra.Command {
 		Use:   "backtrace JOB [RANK...]",
 		Short: "Print where the ranks of a running job are",
 		Long: `Print the stacks of all ranks of a running job, or of some of them: numbers, lists and ranges. Ranks with equal stacks are
-printed together, and so are further threads. Names and lines are those of the files on this host that the job was started with; debug
+printed together, and so are further threads. Names and lines come from the files on this host that the job was started with; debug
 information (-g) gives lines. Code that was optimised needs no frame pointers.
 
 Each thread is stopped for as long as its stack is copied, far less than a millisecond, and goes on as it was: a stopped rank stays stopped.`,

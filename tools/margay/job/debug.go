@@ -72,8 +72,8 @@ func runs(jobs *control.Jobs, job, rank uint32) error {
 	return nil
 }
 
-// execGDB replaces this process by gdb. The files of the process are those of this host under the
-// same names; gdb cannot open those in the process's own root.
+// execGDB replaces this process by gdb. The process has copies of files of this host under the same
+// names; gdb cannot open the copies.
 func execGDB(pid int, args []string) error {
 	gdb, err := exec.LookPath("gdb")
 	if err != nil {
