@@ -10,18 +10,19 @@ import (
 
 	"margay/kernel/abi/id"
 	"margay/kernel/stack"
+	"margay/kernel/task"
 )
 
 // Bounds of a report about stacks. An init that takes longer, or sends more, is reading from a rank
 // that means harm.
 const (
-	stacksWait  = 10 * time.Second
+	stacksWait  = 15 * time.Second
 	stacksBytes = 16 << 20
 )
 
-// ReadStacks finds out where ranks of a job are on this node, or all of them if none is named. The
-// ranks go on as they were: each of their threads is stopped for a moment.
-func (n *Node) ReadStacks(ctx context.Context, number id.Job, ranks []id.Rank) (*stack.Report, error) {
+// ReadStacks finds out where ranks of a job are on this node. The ranks go on as they were: each of
+// their threads is stopped for a moment.
+func (n *Node) ReadStacks(ctx context.Context, number id.Job, wanted task.StacksBody) (*stack.Report, error) {
 	j, err := n.get(number)
 	if err != nil {
 		return nil, err
@@ -31,7 +32,7 @@ func (n *Node) ReadStacks(ctx context.Context, number id.Job, ranks []id.Rank) (
 		return nil, err
 	}
 	defer r.Close()
-	err = j.container.Stacks(ctx, ranks, w)
+	err = j.container.Stacks(ctx, wanted, w)
 	w.Close()
 	if err == nil {
 		err = r.SetReadDeadline(time.Now().Add(stacksWait))

@@ -108,7 +108,7 @@ type Kernel interface {
 	Rewind(job id.Job) error
 	Finish(job id.Job) error
 	ReadFiles(ctx context.Context, job id.Job, offset uint64, paths [][]byte) (piece []byte, last bool, err error)
-	ReadStacks(ctx context.Context, job id.Job, ranks []id.Rank) (*stack.Report, error)
+	ReadStacks(ctx context.Context, job id.Job, wanted task.StacksBody) (*stack.Report, error)
 	Forget(job id.Job) (task.Unkept, error)
 
 	Extensions() []extension.Info

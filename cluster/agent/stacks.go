@@ -7,21 +7,33 @@ import (
 	"margay/cluster/control"
 	"margay/kernel/abi/id"
 	"margay/kernel/stack"
+	"margay/kernel/task"
 )
+
+// maxLayouts bounds the programs of a job whose goroutines are read.
+const maxLayouts = 16
 
 // readStacks answers where ranks of a job are.
 func (a *Agent) readStacks(ctx context.Context, m *control.ReadStacks) (*control.Stacks, error) {
-	var ranks []id.Rank
-	for _, r := range m.Ranks {
-		ranks = append(ranks, id.Rank(r))
+	if len(m.Layouts) > maxLayouts {
+		return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "%d layouts of programs, at most %d can be", len(m.Layouts), maxLayouts)
 	}
-	report, err := a.node.ReadStacks(ctx, id.Job(m.Job), ranks)
+	var wanted task.StacksBody
+	for _, r := range m.Ranks {
+		wanted.Ranks = append(wanted.Ranks, id.Rank(r))
+	}
+	for _, l := range m.Layouts {
+		wanted.Layouts = append(wanted.Layouts, stack.GoLayout{
+			Path: l.File.GetPath(), Build: l.File.GetBuild(), All: l.All, SP: l.Sp, PC: l.Pc, BP: l.Bp, Status: l.Status,
+		})
+	}
+	report, err := a.node.ReadStacks(ctx, id.Job(m.Job), wanted)
 	if err != nil {
 		return nil, err
 	}
 	out := &control.Stacks{Files: codeFiles(report.Modules), Left: uint32(report.Left)}
 	for _, g := range report.Groups {
-		group := &control.StackGroup{Stack: codeStack(g.Stack, g.Cut)}
+		group := &control.StackGroup{Stack: codeStack(g.Stack, g.Cut), Goroutine: g.Goroutine}
 		for _, r := range g.Ranks {
 			group.Ranks, group.Threads, group.Main = append(group.Ranks, r.Rank), append(group.Threads, uint32(r.Threads)), append(group.Main, r.Main)
 		}

@@ -4399,6 +4399,7 @@ type ReadStacks struct {
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
 	Node          uint32                 `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"`
 	Ranks         []uint32               `protobuf:"varint,3,rep,packed,name=ranks,proto3" json:"ranks,omitempty"` // none: all on the node
+	Layouts       []*GoLayout            `protobuf:"bytes,4,rep,name=layouts,proto3" json:"layouts,omitempty"`     // of programs whose goroutines are wanted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4454,6 +4455,98 @@ func (x *ReadStacks) GetRanks() []uint32 {
 	return nil
 }
 
+func (x *ReadStacks) GetLayouts() []*GoLayout {
+	if x != nil {
+		return x.Layouts
+	}
+	return nil
+}
+
+// GoLayout says where Go's runtime keeps the goroutines of a program.
+type GoLayout struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	File          *CodeFile              `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
+	All           uint64                 `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"` // address of the list, in the numbers of the file
+	Sp            uint64                 `protobuf:"varint,3,opt,name=sp,proto3" json:"sp,omitempty"`   // offsets in a goroutine
+	Pc            uint64                 `protobuf:"varint,4,opt,name=pc,proto3" json:"pc,omitempty"`
+	Bp            uint64                 `protobuf:"varint,5,opt,name=bp,proto3" json:"bp,omitempty"`
+	Status        uint64                 `protobuf:"varint,6,opt,name=status,proto3" json:"status,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GoLayout) Reset() {
+	*x = GoLayout{}
+	mi := &file_control_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GoLayout) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GoLayout) ProtoMessage() {}
+
+func (x *GoLayout) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GoLayout.ProtoReflect.Descriptor instead.
+func (*GoLayout) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *GoLayout) GetFile() *CodeFile {
+	if x != nil {
+		return x.File
+	}
+	return nil
+}
+
+func (x *GoLayout) GetAll() uint64 {
+	if x != nil {
+		return x.All
+	}
+	return 0
+}
+
+func (x *GoLayout) GetSp() uint64 {
+	if x != nil {
+		return x.Sp
+	}
+	return 0
+}
+
+func (x *GoLayout) GetPc() uint64 {
+	if x != nil {
+		return x.Pc
+	}
+	return 0
+}
+
+func (x *GoLayout) GetBp() uint64 {
+	if x != nil {
+		return x.Bp
+	}
+	return 0
+}
+
+func (x *GoLayout) GetStatus() uint64 {
+	if x != nil {
+		return x.Status
+	}
+	return 0
+}
+
 type Stacks struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Files         []*CodeFile            `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`
@@ -4466,7 +4559,7 @@ type Stacks struct {
 
 func (x *Stacks) Reset() {
 	*x = Stacks{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4478,7 +4571,7 @@ func (x *Stacks) String() string {
 func (*Stacks) ProtoMessage() {}
 
 func (x *Stacks) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4491,7 +4584,7 @@ func (x *Stacks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stacks.ProtoReflect.Descriptor instead.
 func (*Stacks) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Stacks) GetFiles() []*CodeFile {
@@ -4528,14 +4621,15 @@ type StackGroup struct {
 	Stack         *CodeStack             `protobuf:"bytes,1,opt,name=stack,proto3" json:"stack,omitempty"`
 	Ranks         []uint32               `protobuf:"varint,2,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`     // in order
 	Threads       []uint32               `protobuf:"varint,3,rep,packed,name=threads,proto3" json:"threads,omitempty"` // how many threads of each
-	Main          []bool                 `protobuf:"varint,4,rep,packed,name=main,proto3" json:"main,omitempty"`       // whether its first thread is one of them
+	Main          []bool                 `protobuf:"varint,4,rep,packed,name=main,proto3" json:"main,omitempty"`       // whether its first thread, or goroutine, is one of them
+	Goroutine     bool                   `protobuf:"varint,5,opt,name=goroutine,proto3" json:"goroutine,omitempty"`    // they are goroutines that no thread runs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StackGroup) Reset() {
 	*x = StackGroup{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4547,7 +4641,7 @@ func (x *StackGroup) String() string {
 func (*StackGroup) ProtoMessage() {}
 
 func (x *StackGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4560,7 +4654,7 @@ func (x *StackGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackGroup.ProtoReflect.Descriptor instead.
 func (*StackGroup) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StackGroup) GetStack() *CodeStack {
@@ -4591,6 +4685,13 @@ func (x *StackGroup) GetMain() []bool {
 	return nil
 }
 
+func (x *StackGroup) GetGoroutine() bool {
+	if x != nil {
+		return x.Goroutine
+	}
+	return false
+}
+
 type UnreadRank struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rank          uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
@@ -4601,7 +4702,7 @@ type UnreadRank struct {
 
 func (x *UnreadRank) Reset() {
 	*x = UnreadRank{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4613,7 +4714,7 @@ func (x *UnreadRank) String() string {
 func (*UnreadRank) ProtoMessage() {}
 
 func (x *UnreadRank) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4626,7 +4727,7 @@ func (x *UnreadRank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnreadRank.ProtoReflect.Descriptor instead.
 func (*UnreadRank) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UnreadRank) GetRank() uint32 {
@@ -4658,7 +4759,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4670,7 +4771,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4683,7 +4784,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -4740,7 +4841,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4752,7 +4853,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4765,7 +4866,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -4804,7 +4905,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4816,7 +4917,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4829,7 +4930,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -4885,7 +4986,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4897,7 +4998,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4910,7 +5011,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -4946,7 +5047,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4958,7 +5059,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4971,7 +5072,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -5006,7 +5107,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5018,7 +5119,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5031,7 +5132,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Resize) GetJob() uint32 {
@@ -5060,7 +5161,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5072,7 +5173,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5085,7 +5186,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -5121,7 +5222,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5133,7 +5234,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5146,7 +5247,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -5188,7 +5289,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5200,7 +5301,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5213,7 +5314,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -5240,7 +5341,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5252,7 +5353,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5265,7 +5366,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -5285,7 +5386,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5297,7 +5398,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5310,7 +5411,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -5345,7 +5446,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5357,7 +5458,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5370,7 +5471,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -5449,7 +5550,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5461,7 +5562,7 @@ func (x *PhaseTime) String() string {
 func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5474,7 +5575,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -5518,7 +5619,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5530,7 +5631,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5543,7 +5644,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -5589,7 +5690,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5601,7 +5702,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5614,7 +5715,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 type Nodes struct {
@@ -5626,7 +5727,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5638,7 +5739,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5651,7 +5752,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -5683,7 +5784,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5695,7 +5796,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5708,7 +5809,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -5822,7 +5923,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5834,7 +5935,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5847,7 +5948,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -5889,7 +5990,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5901,7 +6002,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5914,7 +6015,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -5951,7 +6052,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5963,7 +6064,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5976,7 +6077,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -6009,7 +6110,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6021,7 +6122,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6034,7 +6135,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -6054,7 +6155,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6066,7 +6167,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6079,7 +6180,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -6101,7 +6202,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6113,7 +6214,7 @@ func (x *RebootNodes) String() string {
 func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6126,7 +6227,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -6160,7 +6261,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6172,7 +6273,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6185,7 +6286,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -6212,7 +6313,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6224,7 +6325,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6237,7 +6338,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -6268,7 +6369,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6280,7 +6381,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6293,7 +6394,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -6355,7 +6456,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6367,7 +6468,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6380,7 +6481,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -6514,7 +6615,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6526,7 +6627,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6539,7 +6640,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -6625,7 +6726,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6637,7 +6738,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6650,7 +6751,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -6692,7 +6793,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6704,7 +6805,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6717,7 +6818,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -6743,7 +6844,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6755,7 +6856,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6768,7 +6869,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -6791,7 +6892,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6803,7 +6904,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6816,7 +6917,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -6864,7 +6965,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6876,7 +6977,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6889,7 +6990,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -6914,7 +7015,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6926,7 +7027,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6939,7 +7040,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 type MachineStatus struct {
@@ -6963,7 +7064,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6975,7 +7076,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6988,7 +7089,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -7092,7 +7193,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7104,7 +7205,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7117,7 +7218,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -7136,7 +7237,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7148,7 +7249,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7161,7 +7262,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -7196,7 +7297,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7208,7 +7309,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7221,7 +7322,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -7360,7 +7461,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7372,7 +7473,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7385,7 +7486,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -7448,7 +7549,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7460,7 +7561,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7473,7 +7574,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -7501,7 +7602,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7513,7 +7614,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7526,7 +7627,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -7552,7 +7653,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7564,7 +7665,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7577,7 +7678,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -7602,7 +7703,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7614,7 +7715,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7627,7 +7728,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -7692,7 +7793,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7704,7 +7805,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7717,7 +7818,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -7759,7 +7860,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7771,7 +7872,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7784,7 +7885,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -7816,7 +7917,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7828,7 +7929,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7841,7 +7942,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -7902,7 +8003,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7914,7 +8015,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7927,7 +8028,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -7996,7 +8097,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8008,7 +8109,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8021,7 +8122,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -8040,7 +8141,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8052,7 +8153,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8065,7 +8166,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -8085,7 +8186,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8097,7 +8198,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8110,7 +8211,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -8130,7 +8231,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8142,7 +8243,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8155,7 +8256,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -8187,7 +8288,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8199,7 +8300,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8212,7 +8313,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -8271,7 +8372,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8283,7 +8384,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8296,7 +8397,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -8362,7 +8463,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8374,7 +8475,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8387,7 +8488,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -8494,7 +8595,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8506,7 +8607,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8519,7 +8620,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -8562,7 +8663,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8574,7 +8675,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8587,7 +8688,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -8623,7 +8724,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8635,7 +8736,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8648,7 +8749,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -8682,7 +8783,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8694,7 +8795,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8707,7 +8808,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -8728,7 +8829,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8740,7 +8841,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8753,7 +8854,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -8781,7 +8882,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8793,7 +8894,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8806,7 +8907,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -8829,7 +8930,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8841,7 +8942,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8854,7 +8955,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -8888,7 +8989,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8900,7 +9001,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8913,7 +9014,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -9228,23 +9329,32 @@ const file_control_proto_rawDesc = "" +
 	"\tCodeStack\x12\x14\n" +
 	"\x05files\x18\x01 \x03(\x11R\x05files\x12\x1c\n" +
 	"\taddresses\x18\x02 \x03(\x04R\taddresses\x12\x10\n" +
-	"\x03cut\x18\x03 \x01(\bR\x03cut\"H\n" +
+	"\x03cut\x18\x03 \x01(\bR\x03cut\"|\n" +
 	"\n" +
 	"ReadStacks\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x14\n" +
-	"\x05ranks\x18\x03 \x03(\rR\x05ranks\"\xb4\x01\n" +
+	"\x05ranks\x18\x03 \x03(\rR\x05ranks\x122\n" +
+	"\alayouts\x18\x04 \x03(\v2\x18.margay.control.GoLayoutR\alayouts\"\x92\x01\n" +
+	"\bGoLayout\x12,\n" +
+	"\x04file\x18\x01 \x01(\v2\x18.margay.control.CodeFileR\x04file\x12\x10\n" +
+	"\x03all\x18\x02 \x01(\x04R\x03all\x12\x0e\n" +
+	"\x02sp\x18\x03 \x01(\x04R\x02sp\x12\x0e\n" +
+	"\x02pc\x18\x04 \x01(\x04R\x02pc\x12\x0e\n" +
+	"\x02bp\x18\x05 \x01(\x04R\x02bp\x12\x16\n" +
+	"\x06status\x18\x06 \x01(\x04R\x06status\"\xb4\x01\n" +
 	"\x06Stacks\x12.\n" +
 	"\x05files\x18\x01 \x03(\v2\x18.margay.control.CodeFileR\x05files\x122\n" +
 	"\x06groups\x18\x02 \x03(\v2\x1a.margay.control.StackGroupR\x06groups\x122\n" +
 	"\x06unread\x18\x03 \x03(\v2\x1a.margay.control.UnreadRankR\x06unread\x12\x12\n" +
-	"\x04left\x18\x04 \x01(\rR\x04left\"\x81\x01\n" +
+	"\x04left\x18\x04 \x01(\rR\x04left\"\x9f\x01\n" +
 	"\n" +
 	"StackGroup\x12/\n" +
 	"\x05stack\x18\x01 \x01(\v2\x19.margay.control.CodeStackR\x05stack\x12\x14\n" +
 	"\x05ranks\x18\x02 \x03(\rR\x05ranks\x12\x18\n" +
 	"\athreads\x18\x03 \x03(\rR\athreads\x12\x12\n" +
-	"\x04main\x18\x04 \x03(\bR\x04main\"2\n" +
+	"\x04main\x18\x04 \x03(\bR\x04main\x12\x1c\n" +
+	"\tgoroutine\x18\x05 \x01(\bR\tgoroutine\"2\n" +
 	"\n" +
 	"UnreadRank\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x10\n" +
@@ -9686,7 +9796,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 105)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 106)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -9737,72 +9847,73 @@ var file_control_proto_goTypes = []any{
 	(*CodeFile)(nil),         // 46: margay.control.CodeFile
 	(*CodeStack)(nil),        // 47: margay.control.CodeStack
 	(*ReadStacks)(nil),       // 48: margay.control.ReadStacks
-	(*Stacks)(nil),           // 49: margay.control.Stacks
-	(*StackGroup)(nil),       // 50: margay.control.StackGroup
-	(*UnreadRank)(nil),       // 51: margay.control.UnreadRank
-	(*Usage)(nil),            // 52: margay.control.Usage
-	(*Ack)(nil),              // 53: margay.control.Ack
-	(*Stdin)(nil),            // 54: margay.control.Stdin
-	(*StdinTaken)(nil),       // 55: margay.control.StdinTaken
-	(*Signal)(nil),           // 56: margay.control.Signal
-	(*Resize)(nil),           // 57: margay.control.Resize
-	(*RunRequest)(nil),       // 58: margay.control.RunRequest
-	(*RunReply)(nil),         // 59: margay.control.RunReply
-	(*Attach)(nil),           // 60: margay.control.Attach
-	(*RemoveOutput)(nil),     // 61: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 62: margay.control.OutputRemoved
-	(*JobState)(nil),         // 63: margay.control.JobState
-	(*PhaseTime)(nil),        // 64: margay.control.PhaseTime
-	(*RankState)(nil),        // 65: margay.control.RankState
-	(*ListNodes)(nil),        // 66: margay.control.ListNodes
-	(*Nodes)(nil),            // 67: margay.control.Nodes
-	(*NodeState)(nil),        // 68: margay.control.NodeState
-	(*Drain)(nil),            // 69: margay.control.Drain
-	(*CoreUse)(nil),          // 70: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 71: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 72: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 73: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 74: margay.control.RebootNodes
-	(*ListJobs)(nil),         // 75: margay.control.ListJobs
-	(*Jobs)(nil),             // 76: margay.control.Jobs
-	(*WaitingJob)(nil),       // 77: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 78: margay.control.JobSummary
-	(*StoredJob)(nil),        // 79: margay.control.StoredJob
-	(*Kill)(nil),             // 80: margay.control.Kill
-	(*Noise)(nil),            // 81: margay.control.Noise
-	(*NoiseReport)(nil),      // 82: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 83: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 84: margay.control.InterruptRow
-	(*Status)(nil),           // 85: margay.control.Status
-	(*MachineStatus)(nil),    // 86: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 87: margay.control.ListExtensions
-	(*Extensions)(nil),       // 88: margay.control.Extensions
-	(*ExtensionState)(nil),   // 89: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 90: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 91: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 92: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 93: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 94: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 95: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 96: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 97: margay.control.ReadEvents
-	(*Events)(nil),           // 98: margay.control.Events
-	(*ReadClock)(nil),        // 99: margay.control.ReadClock
-	(*Clock)(nil),            // 100: margay.control.Clock
-	(*TakeSamples)(nil),      // 101: margay.control.TakeSamples
-	(*Samples)(nil),          // 102: margay.control.Samples
-	(*NodeSample)(nil),       // 103: margay.control.NodeSample
-	(*CoreSample)(nil),       // 104: margay.control.CoreSample
-	(*RankSample)(nil),       // 105: margay.control.RankSample
-	(*NodeExit)(nil),         // 106: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 107: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 108: margay.control.NodeStage
-	(*NodeUp)(nil),           // 109: margay.control.NodeUp
-	(*RebootNode)(nil),       // 110: margay.control.RebootNode
-	(*RestartKernel)(nil),    // 111: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 112: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 113: margay.control.DutiesSet
-	nil,                      // 114: margay.control.ExtensionLog.AfterEntry
+	(*GoLayout)(nil),         // 49: margay.control.GoLayout
+	(*Stacks)(nil),           // 50: margay.control.Stacks
+	(*StackGroup)(nil),       // 51: margay.control.StackGroup
+	(*UnreadRank)(nil),       // 52: margay.control.UnreadRank
+	(*Usage)(nil),            // 53: margay.control.Usage
+	(*Ack)(nil),              // 54: margay.control.Ack
+	(*Stdin)(nil),            // 55: margay.control.Stdin
+	(*StdinTaken)(nil),       // 56: margay.control.StdinTaken
+	(*Signal)(nil),           // 57: margay.control.Signal
+	(*Resize)(nil),           // 58: margay.control.Resize
+	(*RunRequest)(nil),       // 59: margay.control.RunRequest
+	(*RunReply)(nil),         // 60: margay.control.RunReply
+	(*Attach)(nil),           // 61: margay.control.Attach
+	(*RemoveOutput)(nil),     // 62: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 63: margay.control.OutputRemoved
+	(*JobState)(nil),         // 64: margay.control.JobState
+	(*PhaseTime)(nil),        // 65: margay.control.PhaseTime
+	(*RankState)(nil),        // 66: margay.control.RankState
+	(*ListNodes)(nil),        // 67: margay.control.ListNodes
+	(*Nodes)(nil),            // 68: margay.control.Nodes
+	(*NodeState)(nil),        // 69: margay.control.NodeState
+	(*Drain)(nil),            // 70: margay.control.Drain
+	(*CoreUse)(nil),          // 71: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 72: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 73: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 74: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 75: margay.control.RebootNodes
+	(*ListJobs)(nil),         // 76: margay.control.ListJobs
+	(*Jobs)(nil),             // 77: margay.control.Jobs
+	(*WaitingJob)(nil),       // 78: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 79: margay.control.JobSummary
+	(*StoredJob)(nil),        // 80: margay.control.StoredJob
+	(*Kill)(nil),             // 81: margay.control.Kill
+	(*Noise)(nil),            // 82: margay.control.Noise
+	(*NoiseReport)(nil),      // 83: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 84: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 85: margay.control.InterruptRow
+	(*Status)(nil),           // 86: margay.control.Status
+	(*MachineStatus)(nil),    // 87: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 88: margay.control.ListExtensions
+	(*Extensions)(nil),       // 89: margay.control.Extensions
+	(*ExtensionState)(nil),   // 90: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 91: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 92: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 93: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 94: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 95: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 96: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 97: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 98: margay.control.ReadEvents
+	(*Events)(nil),           // 99: margay.control.Events
+	(*ReadClock)(nil),        // 100: margay.control.ReadClock
+	(*Clock)(nil),            // 101: margay.control.Clock
+	(*TakeSamples)(nil),      // 102: margay.control.TakeSamples
+	(*Samples)(nil),          // 103: margay.control.Samples
+	(*NodeSample)(nil),       // 104: margay.control.NodeSample
+	(*CoreSample)(nil),       // 105: margay.control.CoreSample
+	(*RankSample)(nil),       // 106: margay.control.RankSample
+	(*NodeExit)(nil),         // 107: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 108: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 109: margay.control.NodeStage
+	(*NodeUp)(nil),           // 110: margay.control.NodeUp
+	(*RebootNode)(nil),       // 111: margay.control.RebootNode
+	(*RestartKernel)(nil),    // 112: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 113: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 114: margay.control.DutiesSet
+	nil,                      // 115: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	11,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -9825,53 +9936,53 @@ var file_control_proto_depIdxs = []int32{
 	30,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
 	38,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
 	43,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	53,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	54,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	55,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	56,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	54,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	55,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	56,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	57,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
 	39,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	57,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
-	58,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	59,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	60,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
-	63,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	66,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	67,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	75,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	76,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	80,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	81,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	82,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	85,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	86,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	61,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	62,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	71,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	72,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	73,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	74,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
-	87,  // 45: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	88,  // 46: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	90,  // 47: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	96,  // 48: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	92,  // 49: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	93,  // 50: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	97,  // 51: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	98,  // 52: margay.control.Frame.events:type_name -> margay.control.Events
-	99,  // 53: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	100, // 54: margay.control.Frame.clock:type_name -> margay.control.Clock
-	101, // 55: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	102, // 56: margay.control.Frame.samples:type_name -> margay.control.Samples
+	58,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	59,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	60,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	61,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	64,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	67,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	68,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	76,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	77,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	81,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	82,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	83,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	86,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	87,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	62,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	63,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	72,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	73,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	74,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	75,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	88,  // 45: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	89,  // 46: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	91,  // 47: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	97,  // 48: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	93,  // 49: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	94,  // 50: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	98,  // 51: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	99,  // 52: margay.control.Frame.events:type_name -> margay.control.Events
+	100, // 53: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	101, // 54: margay.control.Frame.clock:type_name -> margay.control.Clock
+	102, // 55: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	103, // 56: margay.control.Frame.samples:type_name -> margay.control.Samples
 	48,  // 57: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
-	49,  // 58: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	106, // 59: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	107, // 60: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	109, // 61: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	108, // 62: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	110, // 63: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	111, // 64: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	112, // 65: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	113, // 66: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	50,  // 58: margay.control.Frame.stacks:type_name -> margay.control.Stacks
+	107, // 59: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	108, // 60: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	110, // 61: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	109, // 62: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	111, // 63: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	112, // 64: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	113, // 65: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	114, // 66: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
 	40,  // 67: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
 	41,  // 68: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
 	42,  // 69: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
@@ -9895,61 +10006,63 @@ var file_control_proto_depIdxs = []int32{
 	5,   // 87: margay.control.Record.stream:type_name -> margay.control.Stream
 	44,  // 88: margay.control.Record.exit:type_name -> margay.control.ExitStatus
 	33,  // 89: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	52,  // 90: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	53,  // 90: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
 	45,  // 91: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
 	46,  // 92: margay.control.RankFault.files:type_name -> margay.control.CodeFile
 	47,  // 93: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	46,  // 94: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	50,  // 95: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	51,  // 96: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	47,  // 97: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	23,  // 98: margay.control.Resize.size:type_name -> margay.control.Terminal
-	22,  // 99: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	24,  // 100: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	27,  // 101: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 102: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 103: margay.control.JobState.error:type_name -> margay.control.Error
-	65,  // 104: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	33,  // 105: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	64,  // 106: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 107: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	44,  // 108: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	68,  // 109: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 110: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 111: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	70,  // 112: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	69,  // 113: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	7,   // 114: margay.control.Drain.state:type_name -> margay.control.DrainState
-	78,  // 115: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	77,  // 116: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 117: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	65,  // 118: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	33,  // 119: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	22,  // 120: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	27,  // 121: margay.control.StoredJob.places:type_name -> margay.control.Place
-	28,  // 122: margay.control.StoredJob.members:type_name -> margay.control.Member
-	78,  // 123: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	63,  // 124: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	83,  // 125: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	84,  // 126: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	89,  // 127: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	91,  // 128: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	114, // 129: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	94,  // 130: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	90,  // 131: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	89,  // 132: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	103, // 133: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	104, // 134: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	105, // 135: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	89,  // 136: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 137: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 138: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 139: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	140, // [140:140] is the sub-list for method output_type
-	140, // [140:140] is the sub-list for method input_type
-	140, // [140:140] is the sub-list for extension type_name
-	140, // [140:140] is the sub-list for extension extendee
-	0,   // [0:140] is the sub-list for field type_name
+	49,  // 94: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	46,  // 95: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	46,  // 96: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	51,  // 97: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	52,  // 98: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	47,  // 99: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	23,  // 100: margay.control.Resize.size:type_name -> margay.control.Terminal
+	22,  // 101: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	24,  // 102: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	27,  // 103: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 104: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 105: margay.control.JobState.error:type_name -> margay.control.Error
+	66,  // 106: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	33,  // 107: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	65,  // 108: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 109: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	44,  // 110: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	69,  // 111: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 112: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 113: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	71,  // 114: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	70,  // 115: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	7,   // 116: margay.control.Drain.state:type_name -> margay.control.DrainState
+	79,  // 117: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	78,  // 118: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 119: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	66,  // 120: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	33,  // 121: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	22,  // 122: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	27,  // 123: margay.control.StoredJob.places:type_name -> margay.control.Place
+	28,  // 124: margay.control.StoredJob.members:type_name -> margay.control.Member
+	79,  // 125: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	64,  // 126: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	84,  // 127: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	85,  // 128: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	90,  // 129: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	92,  // 130: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	115, // 131: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	95,  // 132: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	91,  // 133: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	90,  // 134: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	104, // 135: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	105, // 136: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	106, // 137: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	90,  // 138: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 139: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 140: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 141: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	142, // [142:142] is the sub-list for method output_type
+	142, // [142:142] is the sub-list for method input_type
+	142, // [142:142] is the sub-list for extension type_name
+	142, // [142:142] is the sub-list for extension extendee
+	0,   // [0:142] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -10035,7 +10148,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   105,
+			NumMessages:   106,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

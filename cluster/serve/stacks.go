@@ -8,7 +8,7 @@ import (
 )
 
 // stacksTimeout bounds how long a node may take to read stacks. The node's own bounds are shorter.
-const stacksTimeout = 15 * time.Second
+const stacksTimeout = 20 * time.Second
 
 // readStacks asks a node where the ranks of a job are, for a client.
 func (c *client) readStacks(f *control.Frame, m *control.ReadStacks) {

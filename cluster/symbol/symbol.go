@@ -50,16 +50,22 @@ func NewTable() *Table { return &Table{files: make(map[string]*file)} }
 // inlined there, the innermost first. The address is in the numbers of the file. It returns none if
 // nothing is known.
 func (t *Table) Places(path string, build []byte, addr uint64) []Place {
-	key := path + "\x00" + string(build)
-	f, known := t.files[key]
-	if !known && filepath.IsAbs(path) && len(t.files) < maxFiles {
-		f, _ = open(path, build) // an error means no names
-		t.files[key] = f
-	}
+	f := t.file(path, build)
 	if f == nil {
 		return nil
 	}
 	return f.places(addr)
+}
+
+// file opens a file, and returns nil if it cannot be read or has another build id.
+func (t *Table) file(path string, build []byte) *file {
+	key := path + "\x00" + string(build)
+	f, known := t.files[key]
+	if !known && filepath.IsAbs(path) && len(t.files) < maxFiles {
+		f, _ = open(path, build)
+		t.files[key] = f
+	}
+	return f
 }
 
 // Close closes the files.

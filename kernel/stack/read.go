@@ -8,21 +8,23 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// stopWait bounds how long a thread may take to stop: it may be in a system call that nothing
-// interrupts.
-const stopWait = 200 * time.Millisecond
+// stopWait bounds how long the threads of a process may take to stop, all together: one that computes
+// must get a processor first, and one may be in a system call that nothing interrupts.
+const stopWait = 2 * time.Second
 
 // Read finds out where the threads of a process are. Each is stopped, one after the other, while its
 // registers and its stack are copied, so a system call that Linux does not restart after a stop
 // returns EINTR (signal(7)). A process that was stopped stays stopped. The caller must be
 // permitted to trace the process, and its goroutine must be locked to a thread that ends with it:
-// that releases threads that do not stop in time.
-func Read(pid int, open Opener) (*Process, error) {
+// that releases threads that do not stop in time. With the layout of its program, goroutines that no
+// thread runs are read as well.
+func Read(pid int, open Opener, layouts ...GoLayout) (*Process, error) {
 	maps, err := readMaps(pid)
 	if err != nil {
 		return nil, err
@@ -35,8 +37,9 @@ func Read(pid int, open Opener) (*Process, error) {
 	mem := newPages(processMemory(pid))
 	ms := newModules(mem, maps, open)
 	var failed error
+	deadline := time.Now().Add(stopWait)
 	for _, tid := range tids {
-		regs, stack, err := capture(pid, tid, maps)
+		regs, stack, err := capture(pid, tid, maps, deadline)
 		if err != nil {
 			if !errors.Is(err, unix.ESRCH) { // it has ended
 				p.Left, failed = p.Left+1, err
@@ -52,6 +55,9 @@ func Read(pid int, open Opener) (*Process, error) {
 			failed = errors.New("it has ended")
 		}
 		return nil, failed
+	}
+	for _, l := range layouts {
+		p.goroutines(processMemory(pid), ms, l)
 	}
 	p.Modules = ms.found
 	return p, nil
@@ -94,8 +100,11 @@ func threads(pid int) (tids []int, left int, err error) {
 }
 
 // capture stops a thread, copies its registers and stack, and lets it go on.
-func capture(pid, tid int, maps []mapping) (regs registers, stack *snapshot, err error) {
+func capture(pid, tid int, maps []mapping, deadline time.Time) (regs registers, stack *snapshot, err error) {
 	if err := unix.PtraceSeize(tid); err != nil {
+		if ended(pid, tid) {
+			err = unix.ESRCH
+		}
 		return regs, nil, fmt.Errorf("trace thread %d: %w", tid, err)
 	}
 	defer func() {
@@ -106,7 +115,7 @@ func capture(pid, tid int, maps []mapping) (regs registers, stack *snapshot, err
 	if err := unix.PtraceInterrupt(tid); err != nil {
 		return regs, nil, fmt.Errorf("stop thread %d: %w", tid, err)
 	}
-	if err := getRegisters(tid, &regs); err != nil {
+	if err := getRegisters(pid, tid, &regs, deadline); err != nil {
 		return regs, nil, err
 	}
 	stack = new(snapshot)
@@ -122,11 +131,20 @@ func capture(pid, tid int, maps []mapping) (regs registers, stack *snapshot, err
 	return regs, stack, nil
 }
 
+// ended reports whether a thread has ended, although its process may not have been reaped.
+func ended(pid, tid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", pid, tid))
+	if err != nil {
+		return true
+	}
+	_, rest, _ := strings.Cut(string(text[strings.LastIndexByte(string(text), ')')+1:]), " ") // after the name
+	return strings.HasPrefix(rest, "Z") || strings.HasPrefix(rest, "X")
+}
+
 // getRegisters reads the registers of a thread as soon as it has stopped. It does not wait for the
 // thread by wait(2), because the process may have something else that waits for all its children.
-func getRegisters(tid int, regs *registers) error {
+func getRegisters(pid, tid int, regs *registers, deadline time.Time) error {
 	var data [34 * 8]byte
-	deadline := time.Now().Add(stopWait)
 	for pause := 5 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		n, err := readRegisters(tid, data[:])
 		switch {
@@ -137,11 +155,11 @@ func getRegisters(tid int, regs *registers) error {
 		case err != unix.ESRCH:
 			return fmt.Errorf("read registers of thread %d: %w", tid, err)
 		}
-		if _, err := os.Stat(filepath.Join("/proc", strconv.Itoa(tid))); err != nil {
-			return unix.ESRCH // it has ended
+		if ended(pid, tid) {
+			return unix.ESRCH
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("thread %d does not stop: it is in a system call that cannot be interrupted", tid)
+			return fmt.Errorf("thread %d has not stopped in time: it is in a system call that cannot be interrupted, or gets no processor", tid)
 		}
 		time.Sleep(pause)
 	}

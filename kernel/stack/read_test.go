@@ -197,7 +197,14 @@ func TestReadStopped(t *testing.T) {
 
 func TestReadEnded(t *testing.T) {
 	cmd := exec.Command("true")
-	if err := cmd.Run(); err != nil {
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	check.Await(t, "the end", func() bool { return state(t, cmd.Process.Pid) == "Z" })
+	if p, err := read(cmd.Process.Pid); err == nil || err.Error() != "it has ended" {
+		t.Errorf("a process that is not reaped gives %+v, %v", p, err)
+	}
+	if err := cmd.Wait(); err != nil {
 		t.Fatal(err)
 	}
 	if p, err := read(cmd.Process.Pid); err == nil {

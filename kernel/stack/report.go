@@ -2,6 +2,7 @@ package stack
 
 import (
 	"encoding/binary"
+	"fmt"
 	"slices"
 	"strings"
 )
@@ -19,6 +20,8 @@ type Group struct {
 	Stack Stack
 	Cut   bool
 	Ranks []Member
+
+	Goroutine bool // as in Threads
 }
 
 // Member is a rank with threads in a group.
@@ -60,15 +63,16 @@ func (b *Builder) Add(rank uint32, p *Process) {
 	b.Left += p.Left
 	for _, t := range p.Threads {
 		stack := b.renumber(t.Stack, p.Modules)
-		i, known := b.groups[key(stack, t.Cut)]
+		k := key(stack, t.Cut, t.Goroutine)
+		i, known := b.groups[k]
 		switch {
 		case b.members == maxMembers, !known && (len(b.Groups) == maxGroups || b.frames+len(stack) > maxReportFrames):
 			b.Left += t.Count
 			continue
 		case !known:
 			i = len(b.Groups)
-			b.groups[key(stack, t.Cut)] = i
-			b.Groups = append(b.Groups, Group{Stack: stack, Cut: t.Cut})
+			b.groups[k] = i
+			b.Groups = append(b.Groups, Group{Stack: stack, Cut: t.Cut, Goroutine: t.Goroutine})
 			b.frames += len(stack)
 		}
 		b.members++
@@ -105,11 +109,9 @@ func (b *Builder) module(m Module) int {
 }
 
 // key is the same for equal stacks.
-func key(s Stack, cut bool) string {
+func key(s Stack, cut, goroutine bool) string {
 	var k strings.Builder
-	if cut {
-		k.WriteByte(1)
-	}
+	fmt.Fprint(&k, cut, goroutine)
 	for _, f := range s {
 		var word [10]byte
 		binary.LittleEndian.PutUint16(word[:], uint16(f.Module))

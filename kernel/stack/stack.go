@@ -55,6 +55,9 @@ type Threads struct {
 	Count int
 	Main  bool // the process's first thread is one of them
 	Cut   bool // there are more frames
+
+	// Goroutine says that they are goroutines which no thread runs. Main is then the first one.
+	Goroutine bool
 }
 
 // Process is where all threads of a process are.
@@ -77,7 +80,7 @@ type Fault struct {
 func (p *Process) add(t Threads) {
 	for i := range p.Threads {
 		known := &p.Threads[i]
-		if slices.Equal(known.Stack, t.Stack) {
+		if known.Goroutine == t.Goroutine && slices.Equal(known.Stack, t.Stack) {
 			known.Count += t.Count
 			known.Main = known.Main || t.Main
 			return

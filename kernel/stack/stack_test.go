@@ -104,16 +104,17 @@ func TestBuilder(t *testing.T) {
 	b := NewBuilder()
 	modules := []Module{{"/lib/x", []byte{1}}, {"/bin/app", nil}}
 	swapped := []Module{modules[1], modules[0]}
-	b.Add(0, &Process{modules, []Threads{{Stack{{0, 5}, {1, 6}}, 1, true, false}, {Stack{{1, 9}}, 3, false, false}}, 0})
-	b.Add(1, &Process{swapped, []Threads{{Stack{{1, 5}, {0, 6}}, 2, true, false}}, 4})
-	b.Add(2, &Process{modules, []Threads{{Stack{{1, 5}, {0, 6}}, 1, true, false}}, 0})
+	b.Add(0, &Process{modules, []Threads{{Stack{{0, 5}, {1, 6}}, 1, true, false, false}, {Stack{{1, 9}}, 3, false, false, false}}, 0})
+	b.Add(1, &Process{swapped, []Threads{{Stack{{1, 5}, {0, 6}}, 2, true, false, false}}, 4})
+	b.Add(2, &Process{modules, []Threads{{Stack{{1, 5}, {0, 6}}, 1, true, false, false}, {Stack{{1, 5}, {0, 6}}, 5, false, false, true}}, 0})
 	b.Fail(3, errors.New("no"))
 	want := Report{
 		Modules: modules,
 		Groups: []Group{
-			{Stack{{0, 5}, {1, 6}}, false, []Member{{0, 1, true}, {1, 2, true}}},
-			{Stack{{1, 9}}, false, []Member{{0, 3, false}}},
-			{Stack{{1, 5}, {0, 6}}, false, []Member{{2, 1, true}}},
+			{Stack{{0, 5}, {1, 6}}, false, []Member{{0, 1, true}, {1, 2, true}}, false},
+			{Stack{{1, 9}}, false, []Member{{0, 3, false}}, false},
+			{Stack{{1, 5}, {0, 6}}, false, []Member{{2, 1, true}}, false},
+			{Stack{{1, 5}, {0, 6}}, false, []Member{{2, 5, false}}, true},
 		},
 		Unread: []Unread{{3, "no"}}, Left: 4,
 	}

@@ -391,10 +391,10 @@ func (c *Container) Collect(ctx context.Context, paths [][]byte, pipe *os.File) 
 	return c.ask(ctx, m)
 }
 
-// Stacks has the stacks of ranks, or of all if none is named, written to a pipe, which stays the
+// Stacks has the stacks of ranks written to a pipe, which stays the
 // caller's: a stack.Report in JSON. The reader sees its end when the init is done, or has ended.
-func (c *Container) Stacks(ctx context.Context, ranks []id.Rank, pipe *os.File) error {
-	m := link.New(Stacks, StacksBody{ranks})
+func (c *Container) Stacks(ctx context.Context, body StacksBody, pipe *os.File) error {
+	m := link.New(Stacks, body)
 	m.Files = []*os.File{pipe}
 	return c.ask(ctx, m)
 }

@@ -249,7 +249,10 @@ type ContentsBody struct {
 type CollectBody struct{ Paths [][]byte }
 
 // StacksBody names the ranks whose stacks are wanted. None: all ranks of the node.
-type StacksBody struct{ Ranks []id.Rank }
+type StacksBody struct {
+	Ranks   []id.Rank
+	Layouts []stack.GoLayout // of programs whose goroutines are wanted
+}
 
 // AckBody acknowledges every record up to Seq.
 type AckBody struct{ Seq uint64 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"time"
 
 	"margay/kernel/link"
 	"margay/kernel/stack"
@@ -41,14 +42,24 @@ func (in *initProcess) readStacks(m *link.Message) error {
 	return in.tell(task.Stacks, nil)
 }
 
+// stacksTime bounds how long the reading of stacks takes, in addition to that of one rank.
+const stacksTime = 10 * time.Second
+
+var errNoTime = errors.New("there was no time left for it: the node is too busy")
+
 // stacks reads the stacks of the ranks that run and are wanted.
 func (in *initProcess) stacks(b task.StacksBody) stack.Report {
 	builder := stack.NewBuilder()
+	deadline := time.Now().Add(stacksTime)
 	for _, r := range in.running() {
 		if len(b.Ranks) > 0 && !slices.Contains(b.Ranks, r.Rank.Rank) {
 			continue
 		}
-		p, err := stack.Read(r.pid, openModule)
+		if time.Now().After(deadline) {
+			builder.Fail(uint32(r.Rank.Rank), errNoTime)
+			continue
+		}
+		p, err := stack.Read(r.pid, openModule, b.Layouts...)
 		if err != nil {
 			builder.Fail(uint32(r.Rank.Rank), err)
 			continue

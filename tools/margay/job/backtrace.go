@@ -20,6 +20,10 @@ import (
 	"margay/tools/margay/show"
 )
 
+// stacksTimeout bounds how long a node may take to answer. The bounds of serve and of the node are
+// shorter.
+const stacksTimeout = 25 * time.Second
+
 // stacksAtOnce bounds how many nodes are asked for stacks at once.
 const stacksAtOnce = 16
 
@@ -84,39 +88,70 @@ func (a commands) backtrace(ctx context.Context, job uint32, ranks []uint32) (*t
 		return nil, fmt.Errorf("backtrace: %w", err)
 	}
 	defer t.table.Close()
-	answers := make(map[uint32]*control.Stacks)
-	var mu sync.Mutex
-	var asking sync.WaitGroup
-	room := make(chan struct{}, stacksAtOnce)
-	for node, wanted := range nodes {
-		asking.Go(func() {
-			room <- struct{}{}
-			answer, err := command.Ask[*control.Stacks](ctx, a.App, &control.ReadStacks{Job: job, Node: node, Ranks: wanted})
-			<-room
-			mu.Lock()
-			defer mu.Unlock()
-			answers[node] = answer
-			for _, r := range wanted {
-				if err != nil {
-					t.Unread = append(t.Unread, unread{r, node, err.Error()})
-				}
-			}
-		})
+	unread := t.Unread
+	answers := a.askStacks(ctx, t, nodes, nil)
+	if layouts := t.layouts(answers); len(layouts) > 0 { // there are goroutines as well
+		t.Unread = unread
+		answers = a.askStacks(ctx, t, nodes, layouts)
 	}
-	asking.Wait()
-	if err := ctx.Err(); err != nil {
+	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	for node, answer := range answers {
-		if answer != nil {
-			t.add(node, answer)
-		}
+		t.add(node, answer)
 	}
 	t.finish()
 	if len(t.Groups) == 0 && len(t.Unread) == 0 {
 		return nil, fmt.Errorf("backtrace: the ranks of job %d have just ended", job)
 	}
 	return t, nil
+}
+
+// askStacks asks nodes for the stacks of ranks, and notes those that cannot be read.
+func (a commands) askStacks(ctx context.Context, t *traces, nodes map[uint32][]uint32, layouts []*control.GoLayout) map[uint32]*control.Stacks {
+	answers := make(map[uint32]*control.Stacks)
+	var mu sync.Mutex
+	var asking sync.WaitGroup
+	room := make(chan struct{}, stacksAtOnce)
+	for node, ranks := range nodes {
+		asking.Go(func() {
+			room <- struct{}{}
+			answer, err := command.AskWithin[*control.Stacks](ctx, a.App, &control.ReadStacks{Job: t.Job, Node: node, Ranks: ranks, Layouts: layouts}, stacksTimeout)
+			<-room
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				answers[node] = answer
+				return
+			}
+			for _, r := range ranks {
+				t.Unread = append(t.Unread, unread{r, node, err.Error()})
+			}
+		})
+	}
+	asking.Wait()
+	return answers
+}
+
+// maxLayouts bounds the programs of a job whose goroutines are read.
+const maxLayouts = 16
+
+// layouts returns where goroutines are in those programs of a job that have them.
+func (t *traces) layouts(answers map[uint32]*control.Stacks) (layouts []*control.GoLayout) {
+	seen := make(map[string]bool)
+	for _, answer := range answers {
+		for _, file := range answer.Files {
+			key := file.Path + "\x00" + string(file.Build)
+			if seen[key] || len(layouts) == maxLayouts {
+				continue
+			}
+			seen[key] = true
+			if l := t.table.GoLayout(file); l != nil {
+				layouts = append(layouts, l)
+			}
+		}
+	}
+	return layouts
 }
 
 // traces are the stacks of a job, equal ones once.
@@ -132,11 +167,14 @@ type traces struct {
 
 // trace is a stack, and the ranks that have it.
 type trace struct {
-	Ranks   []uint32     `json:"ranks"`   // in order
-	Threads uint32       `json:"threads"` // of all these ranks
-	Main    bool         `json:"main"`    // the first threads of the ranks are here, and others if there are more threads than ranks
-	Frames  []traceFrame `json:"frames"`
-	Cut     bool         `json:"cut"` // there are more frames
+	Ranks   []uint32 `json:"ranks"`   // in order
+	Threads uint32   `json:"threads"` // of all these ranks
+	Main    bool     `json:"main"`    // the first threads of the ranks are here, and others if there are more threads than ranks
+
+	Goroutine bool `json:"goroutine"` // they are not threads but goroutines that no thread runs
+
+	Frames []traceFrame `json:"frames"`
+	Cut    bool         `json:"cut"` // there are more frames
 }
 
 // traceFrame is a frame for programs.
@@ -211,7 +249,7 @@ func (t *traces) add(node uint32, m *control.Stacks) {
 // merge adds the ranks of a group whose first threads are in it, or the others.
 func (t *traces) merge(frames []symbol.Frame, g *control.StackGroup, main bool) {
 	var text strings.Builder
-	fmt.Fprintln(&text, main, g.Stack.GetCut())
+	fmt.Fprintln(&text, main, g.Goroutine, g.Stack.GetCut())
 	for _, f := range frames {
 		fmt.Fprintln(&text, f)
 	}
@@ -225,7 +263,7 @@ func (t *traces) merge(frames []symbol.Frame, g *control.StackGroup, main bool) 
 		}
 		known := t.groups[text.String()]
 		if known == nil {
-			known = &trace{Main: main, Cut: g.Stack.GetCut(), Frames: []traceFrame{}}
+			known = &trace{Main: main, Goroutine: g.Goroutine, Cut: g.Stack.GetCut(), Frames: []traceFrame{}}
 			for _, f := range frames {
 				known.Frames = append(known.Frames, traceFrame{f.Function, f.File, f.Line, f.Module, f.Address, f.Inlined, f.String()})
 			}
@@ -263,23 +301,30 @@ func (g *trace) text() string {
 	return strings.Join(lines, "\n")
 }
 
-// idle reports whether the group is of threads in Go's runtime that wait for work: nothing of the
-// program is on their stacks.
+// idle reports whether the group is of threads or goroutines of Go's runtime: nothing of the program
+// is on their stacks.
 func (g *trace) idle() bool {
 	for _, f := range g.Frames {
-		if !strings.HasPrefix(f.Function, "runtime.") || f.Function == "runtime.main" {
+		if !ofRuntime(f) || f.Function == "runtime.main" {
 			return false
 		}
 	}
 	return len(g.Frames) > 0
 }
 
+// ofRuntime reports whether a frame is of Go's runtime.
+func ofRuntime(f traceFrame) bool { return strings.HasPrefix(f.Function, "runtime.") }
+
 // beginnings are functions that call the first one of a program or of a thread.
 var beginnings = []string{"_start", "start_thread", "clone", "clone3", "__clone", "__clone3", "runtime.goexit"}
 
-// shown returns the frames for people: without those that each program or thread begins with.
+// shown returns the frames for people: without those that each program or thread begins with, and
+// without the inner ones of Go's runtime.
 func (g *trace) shown(verbose bool) []traceFrame {
 	frames := g.Frames
+	for !verbose && len(frames) > 1 && ofRuntime(frames[0]) && ofRuntime(frames[1]) {
+		frames = frames[1:] // how Go makes it wait
+	}
 	for !verbose && len(frames) > 1 {
 		name, _, _ := strings.Cut(frames[len(frames)-1].Function, "@") // a version of the symbol
 		if !slices.Contains(beginnings, name) && !strings.HasPrefix(name, "__libc_start_") {
@@ -296,11 +341,15 @@ func (g *trace) title() string {
 	if len(g.Ranks) > 1 {
 		ranks = fmt.Sprintf("ranks %s (%d)", nodeset.Ranges(g.Ranks), len(g.Ranks))
 	}
+	kind := "thread"
+	if g.Goroutine {
+		kind = "goroutine"
+	}
 	threads := func(n uint32) string {
 		if n == 1 {
-			return "1 other thread"
+			return "1 other " + kind
 		}
-		return fmt.Sprintf("%d other threads", n)
+		return fmt.Sprintf("%d other %ss", n, kind)
 	}
 	switch {
 	case !g.Main:
@@ -335,7 +384,7 @@ func (t *traces) print(w io.Writer, verbose bool) {
 		fmt.Fprintf(w, "rank %d on node%d cannot be read: %s\n", u.Rank, u.Node, printable.Line(u.Why))
 	}
 	if idle > 0 {
-		fmt.Fprintf(w, "%d threads of Go's runtime wait for work (-v prints them)\n", idle)
+		fmt.Fprintf(w, "%d threads and goroutines of Go's runtime are not shown (-v prints them)\n", idle)
 	}
 	if t.Left > 0 {
 		fmt.Fprintf(w, "%d threads are left out\n", t.Left)
