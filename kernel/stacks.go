@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -40,6 +41,9 @@ func (n *Node) ReadStacks(ctx context.Context, number id.Job, wanted task.Stacks
 	report := new(stack.Report)
 	if err == nil {
 		err = json.NewDecoder(io.LimitReader(r, stacksBytes)).Decode(report)
+	}
+	if errors.Is(err, io.EOF) {
+		err = errors.New("another request is reading them")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read stacks of job %d: %w", number, err)

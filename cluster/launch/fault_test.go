@@ -41,3 +41,16 @@ func TestPlaceOf(t *testing.T) {
 		}
 	}
 }
+
+func TestAlike(t *testing.T) {
+	fault := new(control.RankFault)
+	state := func(rank uint32, signal int32, f *control.RankFault) *control.RankState {
+		return &control.RankState{Rank: rank, Exit: &control.ExitStatus{Signal: signal, Fault: f}}
+	}
+	ranks := []*control.RankState{{}, state(1, 6, fault), state(2, 11, nil), state(3, 11, fault), state(4, 11, fault), state(5, 9, nil), state(6, 0, nil)}
+	for rank, want := range []int{-1, -1, 3, -1, -1, -1, -1} {
+		if got := alike(ranks, ranks[rank]); (got == nil) != (want < 0) || got != nil && int(got.Rank) != want {
+			t.Errorf("like rank %d is %v", rank, got)
+		}
+	}
+}

@@ -456,6 +456,9 @@ func (s *session) result(state *control.JobState) (int, error) {
 	if first := int(state.FirstFailed); first >= 0 && first < len(state.Ranks) {
 		r := state.Ranks[first]
 		err := fmt.Errorf("rank %d on node%d %s", r.Rank, r.Node, Describe(r.Exit))
+		if other := alike(state.Ranks, r); other != nil {
+			err = fmt.Errorf("%w; rank %d on node%d %s", err, other.Rank, other.Node, Describe(other.Exit))
+		}
 		if n := countFailed(state.Ranks); s.Spec.KeepGoing && n > 1 {
 			err = fmt.Errorf("%w; %d of %d ranks failed", err, n, len(state.Ranks))
 		}

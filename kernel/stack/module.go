@@ -35,10 +35,11 @@ type modules struct {
 	maps  []mapping // in order
 	found []Module
 	bases map[uint64]*module // by address of the file's beginning; nil: it is no ELF file
+	known map[uint64]*module // by address of a mapping
 }
 
 func newModules(mem reader, maps []mapping, open Opener) *modules {
-	return &modules{mem: mem, open: open, maps: maps, bases: make(map[uint64]*module)}
+	return &modules{mem: mem, open: open, maps: maps, bases: make(map[uint64]*module), known: make(map[uint64]*module)}
 }
 
 // of returns the module with an address, nil if there is none.
@@ -47,6 +48,16 @@ func (ms *modules) of(addr uint64) *module {
 	if !ok || !m.file() {
 		return nil
 	}
+	mod, ok := ms.known[m.start]
+	if !ok {
+		mod = ms.at(m)
+		ms.known[m.start] = mod
+	}
+	return mod
+}
+
+// at returns the module that a mapping is of, nil if it is none.
+func (ms *modules) at(m mapping) *module {
 	base, ok := ms.base(m)
 	if !ok {
 		return nil

@@ -38,8 +38,9 @@ func Read(pid int, open Opener, layouts ...GoLayout) (*Process, error) {
 	ms := newModules(mem, maps, open)
 	var failed error
 	deadline := time.Now().Add(stopWait)
+	buf := make([]byte, maxStack)
 	for _, tid := range tids {
-		regs, stack, err := capture(pid, tid, maps, deadline)
+		regs, stack, err := capture(pid, tid, maps, buf, deadline)
 		if err != nil {
 			if !errors.Is(err, unix.ESRCH) { // it has ended
 				p.Left, failed = p.Left+1, err
@@ -99,8 +100,8 @@ func threads(pid int) (tids []int, left int, err error) {
 	return tids, left, nil
 }
 
-// capture stops a thread, copies its registers and stack, and lets it go on.
-func capture(pid, tid int, maps []mapping, deadline time.Time) (regs registers, stack *snapshot, err error) {
+// capture stops a thread, copies its registers, and its stack into buf, and lets it go on.
+func capture(pid, tid int, maps []mapping, buf []byte, deadline time.Time) (regs registers, stack *snapshot, err error) {
 	if err := unix.PtraceSeize(tid); err != nil {
 		if ended(pid, tid) {
 			err = unix.ESRCH
@@ -121,7 +122,7 @@ func capture(pid, tid int, maps []mapping, deadline time.Time) (regs registers, 
 	stack = new(snapshot)
 	stack.addr, _ = regs.get(native.sp)
 	if m, ok := find(maps, stack.addr); ok {
-		data := make([]byte, min(maxStack, m.end-stack.addr))
+		data := buf[:min(uint64(len(buf)), m.end-stack.addr)]
 		n, err := unix.ProcessVMReadv(pid, []unix.Iovec{{Base: &data[0], Len: uint64(len(data))}},
 			[]unix.RemoteIovec{{Base: uintptr(stack.addr), Len: len(data)}}, 0)
 		if err == nil {

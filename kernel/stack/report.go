@@ -41,7 +41,8 @@ type Unread struct {
 const (
 	maxReportFrames = 20000 // in all groups
 	maxGroups       = 2000
-	maxMembers      = 50000 // in all groups
+	maxMembers      = 50000     // in all groups
+	maxPaths        = 512 << 10 // bytes of the paths of modules
 )
 
 // Builder makes a report.
@@ -51,6 +52,7 @@ type Builder struct {
 	modules map[string]int // by path and build id
 	frames  int
 	members int
+	paths   int
 }
 
 // NewBuilder makes an empty report.
@@ -97,10 +99,14 @@ func (b *Builder) renumber(stack Stack, modules []Module) Stack {
 	return out
 }
 
+// module returns this report's number of a module, -1 if there is no room for it.
 func (b *Builder) module(m Module) int {
 	key := m.Path + "\x00" + string(m.Build)
 	i, known := b.modules[key]
 	if !known {
+		if b.paths += len(m.Path); b.paths > maxPaths {
+			return -1
+		}
 		i = len(b.Modules)
 		b.modules[key] = i
 		b.Modules = append(b.Modules, m)

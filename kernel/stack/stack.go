@@ -24,7 +24,7 @@ const (
 	MaxFrames  = 64        // of a stack; deeper ones are cut
 	maxThreads = 256       // of a process
 	maxModules = 512       // of a process
-	maxStack   = 256 << 10 // bytes of a stack that are copied
+	maxStack   = 128 << 10 // bytes of a stack that are copied
 	maxMaps    = 4 << 20   // bytes of /proc/PID/maps
 	maxPath    = 4096      // bytes of a path
 	maxBuild   = 64        // bytes of a build id

@@ -68,10 +68,13 @@ func (m *machine) traced(args ...string) map[string]string {
 		}
 		Unread []any
 	}
-	if err := json.Unmarshal([]byte(r.stdout), &answer); err != nil || r.code != 0 || len(answer.Unread) > 0 {
+	if err := json.Unmarshal([]byte(r.stdout), &answer); err != nil || r.code != 0 {
 		m.t.Fatalf("margay backtrace: %v: %v", err, r)
 	}
 	groups := make(map[string]string)
+	if len(answer.Unread) > 0 {
+		groups["unread"] = fmt.Sprint(answer.Unread) // on a busy host a rank may not stop in time
+	}
 	for _, g := range answer.Groups {
 		var names []string
 		for _, f := range g.Frames {

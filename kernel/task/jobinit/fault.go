@@ -30,7 +30,7 @@ type dumps struct {
 const (
 	faultFrames = 16
 	faultPaths  = 4 << 10 // bytes
-	faultWait   = 5 * time.Second
+	faultWait   = 15 * time.Second
 )
 
 // errDumps reports that dumps of memory cannot be found here.
@@ -124,8 +124,9 @@ func (d dumps) open() (*os.File, error) {
 	return openBelow(root, path.Join(".", rest), unix.O_PATH|unix.O_DIRECTORY)
 }
 
-// take opens and removes the dump of a process.
-func (d dumps) take(pid int) (*os.File, error) {
+// read reads and removes the dump of a process. Where all dumps in a folder have the same name, that
+// of another process may have taken its place, which stays for that process.
+func (d dumps) read(pid int) (*stack.Fault, error) {
 	dir, err := d.open()
 	if err != nil {
 		return nil, err
@@ -135,11 +136,15 @@ func (d dumps) take(pid int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer f.Close()
 	if err := mustBeRegular(f); err != nil {
-		f.Close()
 		return nil, err
 	}
-	return f, unix.Unlinkat(int(dir.Fd()), d.file(pid), 0)
+	fault, err := stack.ReadCore(f, pid, openModule)
+	if err == nil || strings.Contains(d.name, "%p") {
+		err = errors.Join(err, unix.Unlinkat(int(dir.Fd()), d.file(pid), 0))
+	}
+	return fault, err
 }
 
 // fault returns where a process was that has dumped its memory, nil if that is not known.
@@ -149,16 +154,11 @@ func (in *initProcess) fault(pid int) *stack.Fault {
 	}
 	found := make(chan *stack.Fault, 1)
 	go func() {
-		defer close(found)
-		dump, err := in.dumps.take(pid)
-		if err != nil {
-			return
-		}
-		defer dump.Close()
-		if f, err := stack.ReadCore(dump, pid, openModule); err == nil {
+		f, _ := in.dumps.read(pid) // after an error nothing is known
+		if f != nil {
 			f.Shorten(faultFrames, faultPaths)
-			found <- f
 		}
+		found <- f
 	}()
 	select {
 	case f := <-found:

@@ -19,7 +19,6 @@ import (
 	"os/signal"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -61,9 +60,9 @@ type initProcess struct {
 	halted  bool // the job's processes were sent SIGSTOP, and no SIGCONT since
 	kept    keep.Store
 	output  output
-	pmi     *pmiServer  // nil: the ranks do without
-	dumps   *dumps      // of ranks that a fault ends; nil: there are none
-	reading atomic.Bool // the stacks of the ranks are being read
+	pmi     *pmiServer    // nil: the ranks do without
+	dumps   *dumps        // of ranks that a fault ends; nil: there are none
+	reading chan struct{} // has a value while the stacks of the ranks are read
 
 	mu    sync.Mutex
 	ranks map[id.Rank]*rank
@@ -98,6 +97,8 @@ func Main(words ...string) error {
 		ranks:  make(map[id.Rank]*rank),
 		pids:   make(map[int]*rank),
 		held:   make(map[archive.Digest]*os.File),
+
+		reading: make(chan struct{}, 1),
 	}
 	in.output.search = func() task.Unkept { return in.brought.unkept("", in.spec.Dir) }
 	if slices.Contains(words, task.WithGroup) {

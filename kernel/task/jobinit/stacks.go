@@ -15,7 +15,7 @@ import (
 )
 
 // readStacks has the stacks of ranks sent through the pipe that comes with a message. A rank can
-// make the reading of its memory take for ever. Then later requests about this job are refused, and
+// make the reading of its memory take for ever. Then later requests about this job get nothing, and
 // the reader of the pipe has a deadline.
 func (in *initProcess) readStacks(m *link.Message) error {
 	var b task.StacksBody
@@ -25,9 +25,6 @@ func (in *initProcess) readStacks(m *link.Message) error {
 	if len(m.Files) != 1 {
 		return fmt.Errorf("job init: %d pipes for the stacks", len(m.Files))
 	}
-	if !in.reading.CompareAndSwap(false, true) {
-		return errors.New("read stacks: they are being read already; ask again")
-	}
 	pipe := m.Files[0]
 	m.Files = nil
 	go func() {
@@ -35,15 +32,22 @@ func (in *initProcess) readStacks(m *link.Message) error {
 		// Linux releases what it still traces.
 		runtime.LockOSThread()
 		defer pipe.Close()
-		report := in.stacks(b)
-		in.reading.Store(false)
-		_ = json.NewEncoder(pipe).Encode(report) // its reader may be gone
+		select {
+		case in.reading <- struct{}{}:
+			report := in.stacks(b)
+			<-in.reading
+			_ = json.NewEncoder(pipe).Encode(report) // its reader may be gone
+		case <-time.After(stacksQueue): // the reader sees the end of the pipe
+		}
 	}()
 	return in.tell(task.Stacks, nil)
 }
 
-// stacksTime bounds how long the reading of stacks takes, in addition to that of one rank.
-const stacksTime = 10 * time.Second
+// Bounds of a request for stacks.
+const (
+	stacksTime  = 10 * time.Second // after which no further rank is read
+	stacksQueue = 2 * time.Second  // for the request before
+)
 
 var errNoTime = errors.New("there was no time left for it: the node is too busy")
 

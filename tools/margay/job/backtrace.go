@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -301,8 +302,8 @@ func (g *trace) text() string {
 	return strings.Join(lines, "\n")
 }
 
-// idle reports whether the group is of threads or goroutines of Go's runtime: nothing of the program
-// is on their stacks.
+// idle reports whether the group is of threads or goroutines of Go's runtime: nothing of the
+// program is on their stacks.
 func (g *trace) idle() bool {
 	for _, f := range g.Frames {
 		if !ofRuntime(f) || f.Function == "runtime.main" {
