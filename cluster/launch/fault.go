@@ -63,8 +63,8 @@ func ofSystem(file string) bool {
 // siKernel is the si_code of a fault that the processor gives no address of.
 const siKernel = 0x80
 
-// alike returns a rank that the same signal has ended and whose place is known, if that of r is not:
-// ranks that fault at the same time in one folder can overwrite each other's dump of memory.
+// alike returns a rank with a known place that the same signal has ended, if the place of r is
+// unknown: ranks that fault at the same time in one folder can overwrite each other's dump.
 func alike(ranks []*control.RankState, r *control.RankState) *control.RankState {
 	if r.Exit.GetSignal() == 0 || r.Exit.Fault != nil {
 		return nil

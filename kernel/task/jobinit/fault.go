@@ -124,8 +124,8 @@ func (d dumps) open() (*os.File, error) {
 	return openBelow(root, path.Join(".", rest), unix.O_PATH|unix.O_DIRECTORY)
 }
 
-// read reads and removes the dump of a process. Where all dumps in a folder have the same name, that
-// of another process may have taken its place, which stays for that process.
+// read reads and removes the dump of a process. Where all dumps in a folder have the same name,
+// another process may have overwritten it with its own, which stays for that process.
 func (d dumps) read(pid int) (*stack.Fault, error) {
 	dir, err := d.open()
 	if err != nil {
