@@ -68,6 +68,7 @@ type entry struct{ begin, addr uint64 }
 // understood ends the table.
 func scan(mem reader, begin, end uint64) (table []entry) {
 	end = min(end, begin+maxFrameLen)
+	table = []entry{}                    // not nil: it has been made
 	encodings := make(map[uint64]uint64) // of common entries
 	for at := begin; at < end && len(table) < maxEntries; {
 		c, id, idAddr, err := readEntry(mem, at)
