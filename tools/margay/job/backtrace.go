@@ -37,7 +37,7 @@ func (a commands) backtraceCommand() *cobra.Command {
 printed together, and so are further threads. Names and lines come from the files on this host that the job was started with; debug
 information (-g) gives lines. Code that was optimised needs no frame pointers.
 
-Each thread is stopped for as long as its stack is copied, far less than a millisecond, and goes on as it was: a stopped rank stays stopped.`,
+Each thread is stopped while its stack is copied, and goes on as it was: a stopped rank stays stopped.`,
 		Example: "  margay backtrace 7\n  margay backtrace 7 0 8-15",
 		Args:    command.Arguments(1, -1),
 		RunE: func(c *cobra.Command, args []string) error {
