@@ -48,6 +48,8 @@ type JobSpec struct {
 
 	Shared []task.SharedFolder `json:",omitempty"` // folders of its client that the ranks see
 
+	Hold bool `json:",omitempty"` // the ranks are stopped before their first instruction, until SIGCONT
+
 	HugePages bool `json:",omitempty"` // memory in huge pages, without a request by the program
 
 	Secret []byte `json:",omitempty"`
@@ -229,7 +231,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	info := n.Info()
 	t := task.Spec{
 		Exec: s.Exec, Job: s.Job, Hostname: n.config.Boot.Hostname(), User: s.User, Umask: s.Umask,
-		Pids: s.Pids, Host: s.HostRoot, Shared: s.Shared, Rlimits: n.host.Cgroups == nil, Small: n.ownLinux() && !s.HugePages, Words: words,
+		Pids: s.Pids, Host: s.HostRoot, Hold: s.Hold, Shared: s.Shared, Rlimits: n.host.Cgroups == nil, Small: n.ownLinux() && !s.HugePages, Words: words,
 	}
 	if t.Pids == 0 {
 		t.Pids = DefaultPids
@@ -429,6 +431,9 @@ func (j *job) start(ctx context.Context) error {
 	}
 	j.phase = Running
 	j.node.mu.Unlock()
+	if j.spec.Hold {
+		j.halts.set(true) // before a scheduler gets the ranks
+	}
 	return j.container.Start(ctx)
 }
 

@@ -42,6 +42,7 @@ import (
 	"margay/kernel/gate"
 	"margay/kernel/hardware"
 	"margay/kernel/record"
+	"margay/kernel/stack"
 	"margay/kernel/task"
 )
 
@@ -108,6 +109,7 @@ type Kernel interface {
 	Finish(job id.Job) error
 	ReadFiles(ctx context.Context, job id.Job, offset uint64, paths [][]byte) (piece []byte, last bool, err error)
 	Share(ctx context.Context, job id.Job, stream net.Conn) error
+	ReadStacks(ctx context.Context, job id.Job, wanted task.StacksBody) (*stack.Report, error)
 	Forget(job id.Job) (task.Unkept, error)
 
 	Extensions() []extension.Info
@@ -460,6 +462,7 @@ func (a *Agent) Record(job id.Job, r task.Record) {
 				UserNs: int64(used.User), SystemNs: int64(used.System), MajorFaults: used.MajorFaults, MinorFaults: used.MinorFaults,
 				Yields: used.Yields, Preemptions: used.Preemptions,
 			},
+			Fault: faultMessage(r.Status.Fault),
 		}
 	}
 	a.report(m)

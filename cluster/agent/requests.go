@@ -45,6 +45,8 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 		a.inTurn(ctx, id.Job(m.Job), func(context.Context) { a.forget(conn, f, m) })
 	case *control.ReadFiles:
 		go a.answerWith(ctx, conn, f, func(ctx context.Context) (proto.Message, error) { return a.readFiles(ctx, m) })
+	case *control.ReadStacks:
+		go a.answerWith(ctx, conn, f, func(ctx context.Context) (proto.Message, error) { return a.readStacks(ctx, m) })
 	case *control.Noise:
 		go a.noise(ctx, conn, f, m)
 	case *control.ListExtensions:
@@ -210,7 +212,7 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 		Terminal: terminalSize(m.Spec.Terminal),
 		PMI:      m.Spec.Mpi == control.MPI_MPI_PMI1, Network: m.Spec.Network, HostRoot: m.Spec.HostRoot,
 		Shared: sharedFolders(m.Spec.Shared),
-		Pids:   int(m.Spec.Pids), HugePages: m.Spec.HugePages, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
+		Pids:   int(m.Spec.Pids), HugePages: m.Spec.HugePages, Hold: m.Spec.Hold, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
 	}
 	for _, p := range m.Exec.GetParts() {
 		s.Parts = append(s.Parts, task.Part{First: id.Rank(p.First), Path: string(p.Path), Argv: stringsOf(p.Argv), Env: stringsOf(p.Env)})

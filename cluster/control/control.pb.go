@@ -660,6 +660,8 @@ type Frame struct {
 	//	*Frame_Clock
 	//	*Frame_TakeSamples
 	//	*Frame_Samples
+	//	*Frame_ReadStacks
+	//	*Frame_Stacks
 	//	*Frame_NodeExit
 	//	*Frame_NodeBoot
 	//	*Frame_NodeUp
@@ -1257,6 +1259,24 @@ func (x *Frame) GetSamples() *Samples {
 	return nil
 }
 
+func (x *Frame) GetReadStacks() *ReadStacks {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ReadStacks); ok {
+			return x.ReadStacks
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetStacks() *Stacks {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Stacks); ok {
+			return x.Stacks
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetNodeExit() *NodeExit {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_NodeExit); ok {
@@ -1669,6 +1689,14 @@ type Frame_Samples struct {
 	Samples *Samples `protobuf:"bytes,105,opt,name=samples,proto3,oneof"`
 }
 
+type Frame_ReadStacks struct {
+	ReadStacks *ReadStacks `protobuf:"bytes,106,opt,name=read_stacks,json=readStacks,proto3,oneof"`
+}
+
+type Frame_Stacks struct {
+	Stacks *Stacks `protobuf:"bytes,107,opt,name=stacks,proto3,oneof"`
+}
+
 type Frame_NodeExit struct {
 	// The holder and serve.
 	NodeExit *NodeExit `protobuf:"bytes,90,opt,name=node_exit,json=nodeExit,proto3,oneof"`
@@ -1863,6 +1891,10 @@ func (*Frame_Clock) isFrame_Body() {}
 func (*Frame_TakeSamples) isFrame_Body() {}
 
 func (*Frame_Samples) isFrame_Body() {}
+
+func (*Frame_ReadStacks) isFrame_Body() {}
+
+func (*Frame_Stacks) isFrame_Body() {}
 
 func (*Frame_NodeExit) isFrame_Body() {}
 
@@ -2826,6 +2858,7 @@ type JobSpec struct {
 	WaitMs        int64                  `protobuf:"varint,28,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`          // how long the job may wait in the queue for cores; 0: not at all, -1: for ever
 	Out           [][]byte               `protobuf:"bytes,71,rep,name=out,proto3" json:"out,omitempty"`                               // absolute paths of files and folders that its client reads when the ranks have ended
 	Task          *Task                  `protobuf:"bytes,73,opt,name=task,proto3" json:"task,omitempty"`                             // the job is a task of an array; absent: it is none
+	Hold          bool                   `protobuf:"varint,100,opt,name=hold,proto3" json:"hold,omitempty"`                           // the ranks are stopped before their first instruction, until SIGCONT
 	HostRoot      bool                   `protobuf:"varint,72,opt,name=host_root,json=hostRoot,proto3" json:"host_root,omitempty"`    // the ranks see the programs and the configuration of the node's host; only hosted nodes have one
 	Shared        []*SharedFolder        `protobuf:"bytes,90,rep,name=shared,proto3" json:"shared,omitempty"`                         // folders of its client that the ranks see
 	unknownFields protoimpl.UnknownFields
@@ -3091,6 +3124,13 @@ func (x *JobSpec) GetTask() *Task {
 		return x.Task
 	}
 	return nil
+}
+
+func (x *JobSpec) GetHold() bool {
+	if x != nil {
+		return x.Hold
+	}
+	return false
 }
 
 func (x *JobSpec) GetHostRoot() bool {
@@ -4504,6 +4544,7 @@ type ExitStatus struct {
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	TimeNs        int64                  `protobuf:"varint,4,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // how long the rank ran
 	Usage         *Usage                 `protobuf:"bytes,5,opt,name=usage,proto3" json:"usage,omitempty"`
+	Fault         *RankFault             `protobuf:"bytes,100,opt,name=fault,proto3" json:"fault,omitempty"` // with a signal: where the rank was; absent: not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4573,6 +4614,547 @@ func (x *ExitStatus) GetUsage() *Usage {
 	return nil
 }
 
+func (x *ExitStatus) GetFault() *RankFault {
+	if x != nil {
+		return x.Fault
+	}
+	return nil
+}
+
+// RankFault is where a rank was when a signal ended it.
+type RankFault struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Code          int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`       // of siginfo_t
+	Address       uint64                 `protobuf:"varint,2,opt,name=address,proto3" json:"address,omitempty"` // the same, of signals that are about one
+	Files         []*CodeFile            `protobuf:"bytes,3,rep,name=files,proto3" json:"files,omitempty"`
+	Stack         *CodeStack             `protobuf:"bytes,4,opt,name=stack,proto3" json:"stack,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RankFault) Reset() {
+	*x = RankFault{}
+	mi := &file_control_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RankFault) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RankFault) ProtoMessage() {}
+
+func (x *RankFault) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RankFault.ProtoReflect.Descriptor instead.
+func (*RankFault) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *RankFault) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *RankFault) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *RankFault) GetFiles() []*CodeFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *RankFault) GetStack() *CodeStack {
+	if x != nil {
+		return x.Stack
+	}
+	return nil
+}
+
+// CodeFile is an executable or a library.
+type CodeFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`   // in the job's root
+	Build         []byte                 `protobuf:"bytes,2,opt,name=build,proto3" json:"build,omitempty"` // build id; empty: it has none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CodeFile) Reset() {
+	*x = CodeFile{}
+	mi := &file_control_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CodeFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CodeFile) ProtoMessage() {}
+
+func (x *CodeFile) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CodeFile.ProtoReflect.Descriptor instead.
+func (*CodeFile) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *CodeFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *CodeFile) GetBuild() []byte {
+	if x != nil {
+		return x.Build
+	}
+	return nil
+}
+
+// CodeStack is where a thread is, innermost frame first. The two lists are equally long.
+type CodeStack struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Files         []int32                `protobuf:"zigzag32,1,rep,packed,name=files,proto3" json:"files,omitempty"`       // indexes of the list of files beside the stack; -1: code without a file
+	Addresses     []uint64               `protobuf:"varint,2,rep,packed,name=addresses,proto3" json:"addresses,omitempty"` // in the numbers of the file; of a caller: within the call
+	Cut           bool                   `protobuf:"varint,3,opt,name=cut,proto3" json:"cut,omitempty"`                    // there are more frames
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CodeStack) Reset() {
+	*x = CodeStack{}
+	mi := &file_control_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CodeStack) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CodeStack) ProtoMessage() {}
+
+func (x *CodeStack) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CodeStack.ProtoReflect.Descriptor instead.
+func (*CodeStack) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *CodeStack) GetFiles() []int32 {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *CodeStack) GetAddresses() []uint64 {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *CodeStack) GetCut() bool {
+	if x != nil {
+		return x.Cut
+	}
+	return false
+}
+
+// ReadStacks asks a node where the ranks of a job are. Answer: Stacks.
+type ReadStacks struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Node          uint32                 `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"`
+	Ranks         []uint32               `protobuf:"varint,3,rep,packed,name=ranks,proto3" json:"ranks,omitempty"` // none: all on the node
+	Layouts       []*GoLayout            `protobuf:"bytes,4,rep,name=layouts,proto3" json:"layouts,omitempty"`     // of programs whose goroutines are wanted
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadStacks) Reset() {
+	*x = ReadStacks{}
+	mi := &file_control_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadStacks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadStacks) ProtoMessage() {}
+
+func (x *ReadStacks) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadStacks.ProtoReflect.Descriptor instead.
+func (*ReadStacks) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ReadStacks) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *ReadStacks) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *ReadStacks) GetRanks() []uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
+func (x *ReadStacks) GetLayouts() []*GoLayout {
+	if x != nil {
+		return x.Layouts
+	}
+	return nil
+}
+
+// GoLayout says where Go's runtime keeps the goroutines of a program.
+type GoLayout struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	File          *CodeFile              `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
+	All           uint64                 `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"` // address of the list, in the numbers of the file
+	Sp            uint64                 `protobuf:"varint,3,opt,name=sp,proto3" json:"sp,omitempty"`   // offsets in a goroutine
+	Pc            uint64                 `protobuf:"varint,4,opt,name=pc,proto3" json:"pc,omitempty"`
+	Bp            uint64                 `protobuf:"varint,5,opt,name=bp,proto3" json:"bp,omitempty"`
+	Status        uint64                 `protobuf:"varint,6,opt,name=status,proto3" json:"status,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GoLayout) Reset() {
+	*x = GoLayout{}
+	mi := &file_control_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GoLayout) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GoLayout) ProtoMessage() {}
+
+func (x *GoLayout) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GoLayout.ProtoReflect.Descriptor instead.
+func (*GoLayout) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *GoLayout) GetFile() *CodeFile {
+	if x != nil {
+		return x.File
+	}
+	return nil
+}
+
+func (x *GoLayout) GetAll() uint64 {
+	if x != nil {
+		return x.All
+	}
+	return 0
+}
+
+func (x *GoLayout) GetSp() uint64 {
+	if x != nil {
+		return x.Sp
+	}
+	return 0
+}
+
+func (x *GoLayout) GetPc() uint64 {
+	if x != nil {
+		return x.Pc
+	}
+	return 0
+}
+
+func (x *GoLayout) GetBp() uint64 {
+	if x != nil {
+		return x.Bp
+	}
+	return 0
+}
+
+func (x *GoLayout) GetStatus() uint64 {
+	if x != nil {
+		return x.Status
+	}
+	return 0
+}
+
+type Stacks struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Files         []*CodeFile            `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`
+	Groups        []*StackGroup          `protobuf:"bytes,2,rep,name=groups,proto3" json:"groups,omitempty"`
+	Unread        []*UnreadRank          `protobuf:"bytes,3,rep,name=unread,proto3" json:"unread,omitempty"`
+	Left          uint32                 `protobuf:"varint,4,opt,name=left,proto3" json:"left,omitempty"` // threads that are left out
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Stacks) Reset() {
+	*x = Stacks{}
+	mi := &file_control_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Stacks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Stacks) ProtoMessage() {}
+
+func (x *Stacks) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Stacks.ProtoReflect.Descriptor instead.
+func (*Stacks) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *Stacks) GetFiles() []*CodeFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *Stacks) GetGroups() []*StackGroup {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *Stacks) GetUnread() []*UnreadRank {
+	if x != nil {
+		return x.Unread
+	}
+	return nil
+}
+
+func (x *Stacks) GetLeft() uint32 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+// StackGroup is a stack, and the ranks that have it. The lists of ranks are equally long.
+type StackGroup struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stack         *CodeStack             `protobuf:"bytes,1,opt,name=stack,proto3" json:"stack,omitempty"`
+	Ranks         []uint32               `protobuf:"varint,2,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`     // in order
+	Threads       []uint32               `protobuf:"varint,3,rep,packed,name=threads,proto3" json:"threads,omitempty"` // how many threads of each
+	Main          []bool                 `protobuf:"varint,4,rep,packed,name=main,proto3" json:"main,omitempty"`       // whether its first thread, or goroutine, is one of them
+	Goroutine     bool                   `protobuf:"varint,5,opt,name=goroutine,proto3" json:"goroutine,omitempty"`    // they are goroutines that no thread runs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StackGroup) Reset() {
+	*x = StackGroup{}
+	mi := &file_control_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StackGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StackGroup) ProtoMessage() {}
+
+func (x *StackGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StackGroup.ProtoReflect.Descriptor instead.
+func (*StackGroup) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *StackGroup) GetStack() *CodeStack {
+	if x != nil {
+		return x.Stack
+	}
+	return nil
+}
+
+func (x *StackGroup) GetRanks() []uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
+func (x *StackGroup) GetThreads() []uint32 {
+	if x != nil {
+		return x.Threads
+	}
+	return nil
+}
+
+func (x *StackGroup) GetMain() []bool {
+	if x != nil {
+		return x.Main
+	}
+	return nil
+}
+
+func (x *StackGroup) GetGoroutine() bool {
+	if x != nil {
+		return x.Goroutine
+	}
+	return false
+}
+
+type UnreadRank struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rank          uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
+	Why           string                 `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnreadRank) Reset() {
+	*x = UnreadRank{}
+	mi := &file_control_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnreadRank) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnreadRank) ProtoMessage() {}
+
+func (x *UnreadRank) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnreadRank.ProtoReflect.Descriptor instead.
+func (*UnreadRank) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *UnreadRank) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *UnreadRank) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
 // Usage is what a rank has used, the processes that it has started and waited for included.
 type Usage struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4588,7 +5170,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4600,7 +5182,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4613,7 +5195,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -4670,7 +5252,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4682,7 +5264,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4695,7 +5277,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -4734,7 +5316,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4746,7 +5328,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4759,7 +5341,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -4815,7 +5397,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4827,7 +5409,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4840,7 +5422,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -4876,7 +5458,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4888,7 +5470,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4901,7 +5483,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -4936,7 +5518,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4948,7 +5530,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4961,7 +5543,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Resize) GetJob() uint32 {
@@ -4990,7 +5572,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5002,7 +5584,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5015,7 +5597,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -5051,7 +5633,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5063,7 +5645,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5076,7 +5658,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -5118,7 +5700,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5130,7 +5712,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5143,7 +5725,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -5170,7 +5752,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5182,7 +5764,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5195,7 +5777,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -5215,7 +5797,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5227,7 +5809,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5240,7 +5822,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -5275,7 +5857,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5287,7 +5869,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5300,7 +5882,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -5379,7 +5961,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5391,7 +5973,7 @@ func (x *PhaseTime) String() string {
 func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5404,7 +5986,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -5448,7 +6030,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5460,7 +6042,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5473,7 +6055,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -5519,7 +6101,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5531,7 +6113,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5544,7 +6126,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 type Nodes struct {
@@ -5556,7 +6138,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5568,7 +6150,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5581,7 +6163,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -5616,7 +6198,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5628,7 +6210,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5641,7 +6223,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -5777,7 +6359,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5789,7 +6371,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5802,7 +6384,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -5851,7 +6433,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5863,7 +6445,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5876,7 +6458,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -5913,7 +6495,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5925,7 +6507,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5938,7 +6520,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -5971,7 +6553,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5983,7 +6565,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5996,7 +6578,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -6016,7 +6598,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6028,7 +6610,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6041,7 +6623,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -6063,7 +6645,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6075,7 +6657,7 @@ func (x *RebootNodes) String() string {
 func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6088,7 +6670,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -6125,7 +6707,7 @@ type EvictNodes struct {
 
 func (x *EvictNodes) Reset() {
 	*x = EvictNodes{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6137,7 +6719,7 @@ func (x *EvictNodes) String() string {
 func (*EvictNodes) ProtoMessage() {}
 
 func (x *EvictNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6150,7 +6732,7 @@ func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictNodes.ProtoReflect.Descriptor instead.
 func (*EvictNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *EvictNodes) GetNodes() []uint32 {
@@ -6183,7 +6765,7 @@ type NodesEvicted struct {
 
 func (x *NodesEvicted) Reset() {
 	*x = NodesEvicted{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6195,7 +6777,7 @@ func (x *NodesEvicted) String() string {
 func (*NodesEvicted) ProtoMessage() {}
 
 func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6208,7 +6790,7 @@ func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesEvicted.ProtoReflect.Descriptor instead.
 func (*NodesEvicted) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *NodesEvicted) GetJobs() []uint32 {
@@ -6231,7 +6813,7 @@ type GrowMachine struct {
 
 func (x *GrowMachine) Reset() {
 	*x = GrowMachine{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6243,7 +6825,7 @@ func (x *GrowMachine) String() string {
 func (*GrowMachine) ProtoMessage() {}
 
 func (x *GrowMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6256,7 +6838,7 @@ func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowMachine.ProtoReflect.Descriptor instead.
 func (*GrowMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GrowMachine) GetCount() uint32 {
@@ -6289,7 +6871,7 @@ type NodesAdded struct {
 
 func (x *NodesAdded) Reset() {
 	*x = NodesAdded{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6301,7 +6883,7 @@ func (x *NodesAdded) String() string {
 func (*NodesAdded) ProtoMessage() {}
 
 func (x *NodesAdded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6314,7 +6896,7 @@ func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesAdded.ProtoReflect.Descriptor instead.
 func (*NodesAdded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *NodesAdded) GetNodes() []uint32 {
@@ -6337,7 +6919,7 @@ type ShrinkMachine struct {
 
 func (x *ShrinkMachine) Reset() {
 	*x = ShrinkMachine{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6349,7 +6931,7 @@ func (x *ShrinkMachine) String() string {
 func (*ShrinkMachine) ProtoMessage() {}
 
 func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6362,7 +6944,7 @@ func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShrinkMachine.ProtoReflect.Descriptor instead.
 func (*ShrinkMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ShrinkMachine) GetNodes() []uint32 {
@@ -6397,7 +6979,7 @@ type NodesLeaving struct {
 
 func (x *NodesLeaving) Reset() {
 	*x = NodesLeaving{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6409,7 +6991,7 @@ func (x *NodesLeaving) String() string {
 func (*NodesLeaving) ProtoMessage() {}
 
 func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6422,7 +7004,7 @@ func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesLeaving.ProtoReflect.Descriptor instead.
 func (*NodesLeaving) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *NodesLeaving) GetNodes() []uint32 {
@@ -6457,7 +7039,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6469,7 +7051,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6482,7 +7064,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RemoveNode) GetNode() uint32 {
@@ -6510,7 +7092,7 @@ type Roster struct {
 
 func (x *Roster) Reset() {
 	*x = Roster{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6522,7 +7104,7 @@ func (x *Roster) String() string {
 func (*Roster) ProtoMessage() {}
 
 func (x *Roster) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6535,7 +7117,7 @@ func (x *Roster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Roster.ProtoReflect.Descriptor instead.
 func (*Roster) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Roster) GetNodes() []uint32 {
@@ -6562,7 +7144,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6574,7 +7156,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6587,7 +7169,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -6614,7 +7196,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6626,7 +7208,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6639,7 +7221,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -6672,7 +7254,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6684,7 +7266,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6697,7 +7279,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -6774,7 +7356,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6786,7 +7368,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6799,7 +7381,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -6940,7 +7522,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6952,7 +7534,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6965,7 +7547,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -7051,7 +7633,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7063,7 +7645,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7076,7 +7658,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -7118,7 +7700,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7130,7 +7712,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7143,7 +7725,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -7169,7 +7751,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7181,7 +7763,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7194,7 +7776,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -7217,7 +7799,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7229,7 +7811,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7242,7 +7824,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -7290,7 +7872,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7302,7 +7884,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7315,7 +7897,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -7340,7 +7922,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7352,7 +7934,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7365,7 +7947,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 type MachineStatus struct {
@@ -7389,7 +7971,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7401,7 +7983,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7414,7 +7996,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -7518,7 +8100,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7530,7 +8112,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7543,7 +8125,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -7562,7 +8144,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7574,7 +8156,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7587,7 +8169,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -7622,7 +8204,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7634,7 +8216,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7647,7 +8229,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -7786,7 +8368,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7798,7 +8380,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7811,7 +8393,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -7874,7 +8456,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7886,7 +8468,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7899,7 +8481,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -7927,7 +8509,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7939,7 +8521,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7952,7 +8534,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -7978,7 +8560,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7990,7 +8572,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8003,7 +8585,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -8028,7 +8610,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8040,7 +8622,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8053,7 +8635,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -8118,7 +8700,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8130,7 +8712,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8143,7 +8725,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -8185,7 +8767,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8197,7 +8779,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8210,7 +8792,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -8242,7 +8824,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8254,7 +8836,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8267,7 +8849,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -8328,7 +8910,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8340,7 +8922,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8353,7 +8935,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -8422,7 +9004,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8434,7 +9016,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8447,7 +9029,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -8466,7 +9048,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8478,7 +9060,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8491,7 +9073,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -8511,7 +9093,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8523,7 +9105,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8536,7 +9118,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -8556,7 +9138,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8568,7 +9150,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8581,7 +9163,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -8613,7 +9195,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8625,7 +9207,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8638,7 +9220,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -8697,7 +9279,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8709,7 +9291,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8722,7 +9304,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -8788,7 +9370,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8800,7 +9382,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8813,7 +9395,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -8920,7 +9502,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8932,7 +9514,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8945,7 +9527,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -8988,7 +9570,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9000,7 +9582,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9013,7 +9595,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -9049,7 +9631,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9061,7 +9643,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9074,7 +9656,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -9108,7 +9690,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9120,7 +9702,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9133,7 +9715,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -9154,7 +9736,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9166,7 +9748,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9179,7 +9761,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -9207,7 +9789,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9219,7 +9801,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9232,7 +9814,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -9255,7 +9837,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9267,7 +9849,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9280,7 +9862,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -9314,7 +9896,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9326,7 +9908,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9339,7 +9921,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -9353,7 +9935,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xcf#\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xc0$\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -9427,7 +10009,10 @@ const file_control_proto_rawDesc = "" +
 	"read_clock\x18f \x01(\v2\x19.margay.control.ReadClockH\x00R\treadClock\x12-\n" +
 	"\x05clock\x18g \x01(\v2\x15.margay.control.ClockH\x00R\x05clock\x12@\n" +
 	"\ftake_samples\x18h \x01(\v2\x1b.margay.control.TakeSamplesH\x00R\vtakeSamples\x123\n" +
-	"\asamples\x18i \x01(\v2\x17.margay.control.SamplesH\x00R\asamples\x127\n" +
+	"\asamples\x18i \x01(\v2\x17.margay.control.SamplesH\x00R\asamples\x12=\n" +
+	"\vread_stacks\x18j \x01(\v2\x1a.margay.control.ReadStacksH\x00R\n" +
+	"readStacks\x120\n" +
+	"\x06stacks\x18k \x01(\v2\x16.margay.control.StacksH\x00R\x06stacks\x127\n" +
 	"\tnode_exit\x18Z \x01(\v2\x18.margay.control.NodeExitH\x00R\bnodeExit\x127\n" +
 	"\tnode_boot\x18[ \x01(\v2\x18.margay.control.NodeBootH\x00R\bnodeBoot\x121\n" +
 	"\anode_up\x18\\ \x01(\v2\x16.margay.control.NodeUpH\x00R\x06nodeUp\x12:\n" +
@@ -9529,7 +10114,7 @@ const file_control_proto_rawDesc = "" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\xed\a\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\x81\b\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -9568,7 +10153,8 @@ const file_control_proto_rawDesc = "" +
 	"\bterminal\x183 \x01(\v2\x18.margay.control.TerminalR\bterminal\x12\x17\n" +
 	"\await_ms\x18\x1c \x01(\x03R\x06waitMs\x12\x10\n" +
 	"\x03out\x18G \x03(\fR\x03out\x12(\n" +
-	"\x04task\x18I \x01(\v2\x14.margay.control.TaskR\x04task\x12\x1b\n" +
+	"\x04task\x18I \x01(\v2\x14.margay.control.TaskR\x04task\x12\x12\n" +
+	"\x04hold\x18d \x01(\bR\x04hold\x12\x1b\n" +
 	"\thost_root\x18H \x01(\bR\bhostRoot\x124\n" +
 	"\x06shared\x18Z \x03(\v2\x1c.margay.control.SharedFolderR\x06sharedJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"?\n" +
 	"\fSharedFolder\x12\x12\n" +
@@ -9661,14 +10247,56 @@ const file_control_proto_rawDesc = "" +
 	"\x04last\x18\t \x01(\bR\x04last\x12\x14\n" +
 	"\x05acked\x18\n" +
 	" \x01(\x04R\x05acked\x12.\n" +
-	"\x06unkept\x18\v \x01(\v2\x16.margay.control.UnkeptR\x06unkept\"\x96\x01\n" +
+	"\x06unkept\x18\v \x01(\v2\x16.margay.control.UnkeptR\x06unkept\"\xc7\x01\n" +
 	"\n" +
 	"ExitStatus\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\x05R\x06signal\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x17\n" +
 	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\x12+\n" +
-	"\x05usage\x18\x05 \x01(\v2\x15.margay.control.UsageR\x05usage\"\xbd\x01\n" +
+	"\x05usage\x18\x05 \x01(\v2\x15.margay.control.UsageR\x05usage\x12/\n" +
+	"\x05fault\x18d \x01(\v2\x19.margay.control.RankFaultR\x05fault\"\x9a\x01\n" +
+	"\tRankFault\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\x04R\aaddress\x12.\n" +
+	"\x05files\x18\x03 \x03(\v2\x18.margay.control.CodeFileR\x05files\x12/\n" +
+	"\x05stack\x18\x04 \x01(\v2\x19.margay.control.CodeStackR\x05stack\"4\n" +
+	"\bCodeFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05build\x18\x02 \x01(\fR\x05build\"Q\n" +
+	"\tCodeStack\x12\x14\n" +
+	"\x05files\x18\x01 \x03(\x11R\x05files\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\x04R\taddresses\x12\x10\n" +
+	"\x03cut\x18\x03 \x01(\bR\x03cut\"|\n" +
+	"\n" +
+	"ReadStacks\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\rR\x04node\x12\x14\n" +
+	"\x05ranks\x18\x03 \x03(\rR\x05ranks\x122\n" +
+	"\alayouts\x18\x04 \x03(\v2\x18.margay.control.GoLayoutR\alayouts\"\x92\x01\n" +
+	"\bGoLayout\x12,\n" +
+	"\x04file\x18\x01 \x01(\v2\x18.margay.control.CodeFileR\x04file\x12\x10\n" +
+	"\x03all\x18\x02 \x01(\x04R\x03all\x12\x0e\n" +
+	"\x02sp\x18\x03 \x01(\x04R\x02sp\x12\x0e\n" +
+	"\x02pc\x18\x04 \x01(\x04R\x02pc\x12\x0e\n" +
+	"\x02bp\x18\x05 \x01(\x04R\x02bp\x12\x16\n" +
+	"\x06status\x18\x06 \x01(\x04R\x06status\"\xb4\x01\n" +
+	"\x06Stacks\x12.\n" +
+	"\x05files\x18\x01 \x03(\v2\x18.margay.control.CodeFileR\x05files\x122\n" +
+	"\x06groups\x18\x02 \x03(\v2\x1a.margay.control.StackGroupR\x06groups\x122\n" +
+	"\x06unread\x18\x03 \x03(\v2\x1a.margay.control.UnreadRankR\x06unread\x12\x12\n" +
+	"\x04left\x18\x04 \x01(\rR\x04left\"\x9f\x01\n" +
+	"\n" +
+	"StackGroup\x12/\n" +
+	"\x05stack\x18\x01 \x01(\v2\x19.margay.control.CodeStackR\x05stack\x12\x14\n" +
+	"\x05ranks\x18\x02 \x03(\rR\x05ranks\x12\x18\n" +
+	"\athreads\x18\x03 \x03(\rR\athreads\x12\x12\n" +
+	"\x04main\x18\x04 \x03(\bR\x04main\x12\x1c\n" +
+	"\tgoroutine\x18\x05 \x01(\bR\tgoroutine\"2\n" +
+	"\n" +
+	"UnreadRank\x12\x12\n" +
+	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"\xbd\x01\n" +
 	"\x05Usage\x12\x17\n" +
 	"\auser_ns\x18\x01 \x01(\x03R\x06userNs\x12\x1b\n" +
 	"\tsystem_ns\x18\x02 \x01(\x03R\bsystemNs\x12!\n" +
@@ -10144,7 +10772,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 110)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 118)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -10195,77 +10823,85 @@ var file_control_proto_goTypes = []any{
 	(*FilesRead)(nil),        // 46: margay.control.FilesRead
 	(*Record)(nil),           // 47: margay.control.Record
 	(*ExitStatus)(nil),       // 48: margay.control.ExitStatus
-	(*Usage)(nil),            // 49: margay.control.Usage
-	(*Ack)(nil),              // 50: margay.control.Ack
-	(*Stdin)(nil),            // 51: margay.control.Stdin
-	(*StdinTaken)(nil),       // 52: margay.control.StdinTaken
-	(*Signal)(nil),           // 53: margay.control.Signal
-	(*Resize)(nil),           // 54: margay.control.Resize
-	(*RunRequest)(nil),       // 55: margay.control.RunRequest
-	(*RunReply)(nil),         // 56: margay.control.RunReply
-	(*Attach)(nil),           // 57: margay.control.Attach
-	(*RemoveOutput)(nil),     // 58: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 59: margay.control.OutputRemoved
-	(*JobState)(nil),         // 60: margay.control.JobState
-	(*PhaseTime)(nil),        // 61: margay.control.PhaseTime
-	(*RankState)(nil),        // 62: margay.control.RankState
-	(*ListNodes)(nil),        // 63: margay.control.ListNodes
-	(*Nodes)(nil),            // 64: margay.control.Nodes
-	(*NodeState)(nil),        // 65: margay.control.NodeState
-	(*Drain)(nil),            // 66: margay.control.Drain
-	(*CoreUse)(nil),          // 67: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 68: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 69: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 70: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 71: margay.control.RebootNodes
-	(*EvictNodes)(nil),       // 72: margay.control.EvictNodes
-	(*NodesEvicted)(nil),     // 73: margay.control.NodesEvicted
-	(*GrowMachine)(nil),      // 74: margay.control.GrowMachine
-	(*NodesAdded)(nil),       // 75: margay.control.NodesAdded
-	(*ShrinkMachine)(nil),    // 76: margay.control.ShrinkMachine
-	(*NodesLeaving)(nil),     // 77: margay.control.NodesLeaving
-	(*RemoveNode)(nil),       // 78: margay.control.RemoveNode
-	(*Roster)(nil),           // 79: margay.control.Roster
-	(*ListJobs)(nil),         // 80: margay.control.ListJobs
-	(*Jobs)(nil),             // 81: margay.control.Jobs
-	(*WaitingJob)(nil),       // 82: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 83: margay.control.JobSummary
-	(*StoredJob)(nil),        // 84: margay.control.StoredJob
-	(*Kill)(nil),             // 85: margay.control.Kill
-	(*Noise)(nil),            // 86: margay.control.Noise
-	(*NoiseReport)(nil),      // 87: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 88: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 89: margay.control.InterruptRow
-	(*Status)(nil),           // 90: margay.control.Status
-	(*MachineStatus)(nil),    // 91: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 92: margay.control.ListExtensions
-	(*Extensions)(nil),       // 93: margay.control.Extensions
-	(*ExtensionState)(nil),   // 94: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 95: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 96: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 97: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 98: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 99: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 100: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 101: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 102: margay.control.ReadEvents
-	(*Events)(nil),           // 103: margay.control.Events
-	(*ReadClock)(nil),        // 104: margay.control.ReadClock
-	(*Clock)(nil),            // 105: margay.control.Clock
-	(*TakeSamples)(nil),      // 106: margay.control.TakeSamples
-	(*Samples)(nil),          // 107: margay.control.Samples
-	(*NodeSample)(nil),       // 108: margay.control.NodeSample
-	(*CoreSample)(nil),       // 109: margay.control.CoreSample
-	(*RankSample)(nil),       // 110: margay.control.RankSample
-	(*NodeExit)(nil),         // 111: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 112: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 113: margay.control.NodeStage
-	(*NodeUp)(nil),           // 114: margay.control.NodeUp
-	(*RebootNode)(nil),       // 115: margay.control.RebootNode
-	(*RestartKernel)(nil),    // 116: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 117: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 118: margay.control.DutiesSet
-	nil,                      // 119: margay.control.ExtensionLog.AfterEntry
+	(*RankFault)(nil),        // 49: margay.control.RankFault
+	(*CodeFile)(nil),         // 50: margay.control.CodeFile
+	(*CodeStack)(nil),        // 51: margay.control.CodeStack
+	(*ReadStacks)(nil),       // 52: margay.control.ReadStacks
+	(*GoLayout)(nil),         // 53: margay.control.GoLayout
+	(*Stacks)(nil),           // 54: margay.control.Stacks
+	(*StackGroup)(nil),       // 55: margay.control.StackGroup
+	(*UnreadRank)(nil),       // 56: margay.control.UnreadRank
+	(*Usage)(nil),            // 57: margay.control.Usage
+	(*Ack)(nil),              // 58: margay.control.Ack
+	(*Stdin)(nil),            // 59: margay.control.Stdin
+	(*StdinTaken)(nil),       // 60: margay.control.StdinTaken
+	(*Signal)(nil),           // 61: margay.control.Signal
+	(*Resize)(nil),           // 62: margay.control.Resize
+	(*RunRequest)(nil),       // 63: margay.control.RunRequest
+	(*RunReply)(nil),         // 64: margay.control.RunReply
+	(*Attach)(nil),           // 65: margay.control.Attach
+	(*RemoveOutput)(nil),     // 66: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 67: margay.control.OutputRemoved
+	(*JobState)(nil),         // 68: margay.control.JobState
+	(*PhaseTime)(nil),        // 69: margay.control.PhaseTime
+	(*RankState)(nil),        // 70: margay.control.RankState
+	(*ListNodes)(nil),        // 71: margay.control.ListNodes
+	(*Nodes)(nil),            // 72: margay.control.Nodes
+	(*NodeState)(nil),        // 73: margay.control.NodeState
+	(*Drain)(nil),            // 74: margay.control.Drain
+	(*CoreUse)(nil),          // 75: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 76: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 77: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 78: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 79: margay.control.RebootNodes
+	(*EvictNodes)(nil),       // 80: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 81: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 82: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 83: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 84: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 85: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 86: margay.control.RemoveNode
+	(*Roster)(nil),           // 87: margay.control.Roster
+	(*ListJobs)(nil),         // 88: margay.control.ListJobs
+	(*Jobs)(nil),             // 89: margay.control.Jobs
+	(*WaitingJob)(nil),       // 90: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 91: margay.control.JobSummary
+	(*StoredJob)(nil),        // 92: margay.control.StoredJob
+	(*Kill)(nil),             // 93: margay.control.Kill
+	(*Noise)(nil),            // 94: margay.control.Noise
+	(*NoiseReport)(nil),      // 95: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 96: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 97: margay.control.InterruptRow
+	(*Status)(nil),           // 98: margay.control.Status
+	(*MachineStatus)(nil),    // 99: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 100: margay.control.ListExtensions
+	(*Extensions)(nil),       // 101: margay.control.Extensions
+	(*ExtensionState)(nil),   // 102: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 103: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 104: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 105: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 106: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 107: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 108: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 109: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 110: margay.control.ReadEvents
+	(*Events)(nil),           // 111: margay.control.Events
+	(*ReadClock)(nil),        // 112: margay.control.ReadClock
+	(*Clock)(nil),            // 113: margay.control.Clock
+	(*TakeSamples)(nil),      // 114: margay.control.TakeSamples
+	(*Samples)(nil),          // 115: margay.control.Samples
+	(*NodeSample)(nil),       // 116: margay.control.NodeSample
+	(*CoreSample)(nil),       // 117: margay.control.CoreSample
+	(*RankSample)(nil),       // 118: margay.control.RankSample
+	(*NodeExit)(nil),         // 119: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 120: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 121: margay.control.NodeStage
+	(*NodeUp)(nil),           // 122: margay.control.NodeUp
+	(*RebootNode)(nil),       // 123: margay.control.RebootNode
+	(*RestartKernel)(nil),    // 124: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 125: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 126: margay.control.DutiesSet
+	nil,                      // 127: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	11,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -10288,136 +10924,147 @@ var file_control_proto_depIdxs = []int32{
 	34,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
 	42,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
 	47,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	50,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	51,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	52,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	53,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	58,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	59,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	60,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	61,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
 	43,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	54,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
-	55,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	56,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	57,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
-	60,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	63,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	64,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	80,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	81,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	85,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	86,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	87,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	90,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	91,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	58,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	59,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	68,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	69,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	70,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	71,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	62,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	63,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	64,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	65,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	68,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	71,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	72,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	88,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	89,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	93,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	94,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	95,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	98,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	99,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	66,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	67,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	76,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	77,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	78,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	79,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
 	26,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	92,  // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	93,  // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	95,  // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	101, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	97,  // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	98,  // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	102, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	103, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	104, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	105, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	106, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	107, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
-	111, // 58: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	112, // 59: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	114, // 60: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	113, // 61: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	115, // 62: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	116, // 63: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	117, // 64: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	118, // 65: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	74,  // 66: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	75,  // 67: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	76,  // 68: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	77,  // 69: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	72,  // 70: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	73,  // 71: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	78,  // 72: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	79,  // 73: margay.control.Frame.roster:type_name -> margay.control.Roster
-	44,  // 74: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	45,  // 75: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	46,  // 76: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	0,   // 77: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 78: margay.control.Error.code:type_name -> margay.control.Code
-	17,  // 79: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	18,  // 80: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 81: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	17,  // 82: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	20,  // 83: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	23,  // 84: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	31,  // 85: margay.control.Prepare.places:type_name -> margay.control.Place
-	32,  // 86: margay.control.Prepare.members:type_name -> margay.control.Member
-	28,  // 87: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 88: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 89: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	27,  // 90: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	25,  // 91: margay.control.JobSpec.task:type_name -> margay.control.Task
-	24,  // 92: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	29,  // 93: margay.control.Exec.parts:type_name -> margay.control.Part
-	37,  // 94: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	13,  // 95: margay.control.Loaded.error:type_name -> margay.control.Error
-	13,  // 96: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 97: margay.control.Record.stream:type_name -> margay.control.Stream
-	48,  // 98: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	37,  // 99: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	49,  // 100: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	27,  // 101: margay.control.Resize.size:type_name -> margay.control.Terminal
-	23,  // 102: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	28,  // 103: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	31,  // 104: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 105: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 106: margay.control.JobState.error:type_name -> margay.control.Error
-	62,  // 107: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	37,  // 108: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	61,  // 109: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 110: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	48,  // 111: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	65,  // 112: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 113: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 114: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	67,  // 115: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	66,  // 116: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	20,  // 117: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	7,   // 118: margay.control.Drain.state:type_name -> margay.control.DrainState
-	83,  // 119: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	82,  // 120: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 121: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	62,  // 122: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	37,  // 123: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	25,  // 124: margay.control.JobSummary.task:type_name -> margay.control.Task
-	23,  // 125: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	31,  // 126: margay.control.StoredJob.places:type_name -> margay.control.Place
-	32,  // 127: margay.control.StoredJob.members:type_name -> margay.control.Member
-	83,  // 128: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	60,  // 129: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	88,  // 130: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	89,  // 131: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	94,  // 132: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	96,  // 133: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	119, // 134: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	99,  // 135: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	95,  // 136: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	94,  // 137: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	108, // 138: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	109, // 139: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	110, // 140: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	94,  // 141: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 142: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 143: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 144: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	145, // [145:145] is the sub-list for method output_type
-	145, // [145:145] is the sub-list for method input_type
-	145, // [145:145] is the sub-list for extension type_name
-	145, // [145:145] is the sub-list for extension extendee
-	0,   // [0:145] is the sub-list for field type_name
+	100, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	101, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	103, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	109, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	105, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	106, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	110, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	111, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	112, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	113, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	114, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	115, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	52,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
+	54,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
+	119, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	120, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	122, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	121, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	123, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	124, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	125, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	126, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	82,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	83,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	84,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	85,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	80,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	81,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	86,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	87,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
+	44,  // 76: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	45,  // 77: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	46,  // 78: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	0,   // 79: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 80: margay.control.Error.code:type_name -> margay.control.Code
+	17,  // 81: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	18,  // 82: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 83: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	17,  // 84: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	20,  // 85: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	23,  // 86: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	31,  // 87: margay.control.Prepare.places:type_name -> margay.control.Place
+	32,  // 88: margay.control.Prepare.members:type_name -> margay.control.Member
+	28,  // 89: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 90: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 91: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	27,  // 92: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	25,  // 93: margay.control.JobSpec.task:type_name -> margay.control.Task
+	24,  // 94: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	29,  // 95: margay.control.Exec.parts:type_name -> margay.control.Part
+	37,  // 96: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	13,  // 97: margay.control.Loaded.error:type_name -> margay.control.Error
+	13,  // 98: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 99: margay.control.Record.stream:type_name -> margay.control.Stream
+	48,  // 100: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	37,  // 101: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	57,  // 102: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	49,  // 103: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	50,  // 104: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	51,  // 105: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	53,  // 106: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	50,  // 107: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	50,  // 108: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	55,  // 109: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	56,  // 110: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	51,  // 111: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	27,  // 112: margay.control.Resize.size:type_name -> margay.control.Terminal
+	23,  // 113: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	28,  // 114: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	31,  // 115: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 116: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 117: margay.control.JobState.error:type_name -> margay.control.Error
+	70,  // 118: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	37,  // 119: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	69,  // 120: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 121: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	48,  // 122: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	73,  // 123: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 124: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 125: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	75,  // 126: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	74,  // 127: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	20,  // 128: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	7,   // 129: margay.control.Drain.state:type_name -> margay.control.DrainState
+	91,  // 130: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	90,  // 131: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 132: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	70,  // 133: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	37,  // 134: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	25,  // 135: margay.control.JobSummary.task:type_name -> margay.control.Task
+	23,  // 136: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	31,  // 137: margay.control.StoredJob.places:type_name -> margay.control.Place
+	32,  // 138: margay.control.StoredJob.members:type_name -> margay.control.Member
+	91,  // 139: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	68,  // 140: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	96,  // 141: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	97,  // 142: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	102, // 143: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	104, // 144: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	127, // 145: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	107, // 146: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	103, // 147: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	102, // 148: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	116, // 149: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	117, // 150: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	118, // 151: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	102, // 152: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 153: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 154: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 155: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	156, // [156:156] is the sub-list for method output_type
+	156, // [156:156] is the sub-list for method input_type
+	156, // [156:156] is the sub-list for extension type_name
+	156, // [156:156] is the sub-list for extension extendee
+	0,   // [0:156] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -10484,6 +11131,8 @@ func file_control_proto_init() {
 		(*Frame_Clock)(nil),
 		(*Frame_TakeSamples)(nil),
 		(*Frame_Samples)(nil),
+		(*Frame_ReadStacks)(nil),
+		(*Frame_Stacks)(nil),
 		(*Frame_NodeExit)(nil),
 		(*Frame_NodeBoot)(nil),
 		(*Frame_NodeUp)(nil),
@@ -10510,7 +11159,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   110,
+			NumMessages:   118,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

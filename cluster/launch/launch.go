@@ -69,9 +69,10 @@ type Options struct {
 	Signals        <-chan os.Signal // to pass on
 	Suspend        func()           // stops this process until it is continued; nil: a stop of the job does not stop it
 	Status         *Status
-	Terminal       Terminal               // of rank 0 as well: keys go there unchanged; nil: it has pipes
-	Timing         *Timing                // nil: nothing is measured
-	Started        func(job uint32) error // called when the ranks run; an error ends margay run, but no detached job; nil for none
+	Terminal       Terminal                                                        // of rank 0 as well: keys go there unchanged; nil: it has pipes
+	Timing         *Timing                                                         // nil: nothing is measured
+	Held           func(ctx context.Context, job uint32) (release bool, err error) // called while the ranks are held (Spec.Hold), which go on if it releases them; an error ends the job
+	Started        func(job uint32) error                                          // called when the ranks run; an error ends margay run, but no detached job; nil for none
 }
 
 // session is one job from the client's side.
@@ -331,9 +332,16 @@ func (s *session) sendFiles(ctx context.Context) {
 	}
 }
 
+// holding is what Options.Held returns.
+type holding struct {
+	release bool
+	err     error
+}
+
 // wait goes on until the job has ended, over as many connections as it takes.
 func (s *session) wait(ctx context.Context) (int, error) {
 	running := s.running
+	var held chan holding // gets what Held returns; nil: no ranks are held
 	for {
 		select {
 		case <-running:
@@ -346,6 +354,22 @@ func (s *session) wait(ctx context.Context) (int, error) {
 			}
 			if err := s.takeTerminal(); err != nil {
 				return ExitMargay, err
+			}
+			if s.Held != nil {
+				held = make(chan holding, 1)
+				go func() {
+					release, err := s.Held(ctx, s.job)
+					held <- holding{release, err}
+				}()
+			} else if s.Stdin != nil {
+				go s.stdin.run(ctx, s.job)
+			}
+		case h := <-held:
+			if h.err != nil {
+				return ExitMargay, h.err
+			}
+			if h.release {
+				s.send(&control.Signal{Job: s.job, Rank: control.None, Signal: int32(unix.SIGCONT)})
 			}
 			if s.Stdin != nil {
 				go s.stdin.run(ctx, s.job)
@@ -472,6 +496,9 @@ func failedRank(state *control.JobState, keepGoing bool) error {
 	}
 	r := state.Ranks[first]
 	err := fmt.Errorf("rank %d on node%d %s", r.Rank, r.Node, Describe(r.Exit))
+	if other := alike(state.Ranks, r); other != nil {
+		err = fmt.Errorf("%w; rank %d on node%d %s", err, other.Rank, other.Node, Describe(other.Exit))
+	}
 	if n := countFailed(state.Ranks); keepGoing && n > 1 {
 		err = fmt.Errorf("%w; %d of %d ranks failed", err, n, len(state.Ranks))
 	}

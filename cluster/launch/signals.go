@@ -212,7 +212,7 @@ func (s *session) insist() {
 func Describe(exit *control.ExitStatus) string {
 	text := fmt.Sprintf("exited with status %d", exit.Code)
 	if exit.Signal != 0 {
-		text = "was killed by " + unix.SignalName(syscall.Signal(exit.Signal))
+		text = "was killed by " + unix.SignalName(syscall.Signal(exit.Signal)) + describeFault(exit)
 	}
 	if exit.Reason != "" {
 		text += ": " + exit.Reason

@@ -113,6 +113,8 @@ func (c *client) handle(f *control.Frame) {
 		})
 	case *control.ReadClock:
 		s.running.Go(func() { c.relay(f, m.Node, m) })
+	case *control.ReadStacks:
+		s.running.Go(func() { c.readStacks(f, m) })
 	case *control.ReadEvents:
 		s.running.Go(func() { c.relay(f, m.Node, m) })
 	case *control.TakeSamples:

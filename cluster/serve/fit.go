@@ -10,7 +10,7 @@ import (
 
 // The description of a job grows with its ranks, its nodes and their reports, but a frame does not.
 // Details that do not fit are left out: first the names of files, then the text on how ranks ended,
-// then the resources that they used.
+// and where, then the resources that they used.
 
 // fitState drops the details of a job's state that do not fit into a frame. It returns a changed
 // copy, or m.
@@ -45,7 +45,7 @@ func fit(unkept []*control.Unkept, ranks []*control.RankState, fits func() bool)
 		func() {
 			for _, r := range ranks {
 				if r.Exit != nil {
-					r.Exit.Reason = ""
+					r.Exit.Reason, r.Exit.Fault = "", nil
 				}
 			}
 		},

@@ -72,6 +72,9 @@ func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job 
 		failed: make(chan struct{}), loaded: make(chan struct{}), done: make(chan struct{}), loading: make(map[uint32]bool),
 		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), behind: make(map[uint32]bool), left: make(map[uint32]bool),
 	}
+	if spec.Hold {
+		j.halt = unix.SIGSTOP
+	}
 	for _, p := range places {
 		j.ranks = append(j.ranks, rank{place: p})
 	}

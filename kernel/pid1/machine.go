@@ -48,6 +48,14 @@ func withhold() error {
 	return errors.Join(errs...)
 }
 
+// dumpToJobs has Linux leave dumps of memory where the job init of the dumped process looks.
+func dumpToJobs() error {
+	if err := os.WriteFile("/proc/sys/kernel/core_pattern", []byte(node.Dumps+"/%p"), 0); err != nil {
+		return fmt.Errorf("set the place of dumps: %w", err)
+	}
+	return nil
+}
+
 // SetUp mounts, loads the image's modules, withholds from jobs what they are not to have, and
 // configures the network. It does nothing in a root that is not of a node image.
 func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error) {
@@ -57,7 +65,7 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 	if err := m.Mount(); err != nil {
 		return node.Config{}, err
 	}
-	if err := errors.Join(m.LoadModules(), withhold()); err != nil {
+	if err := errors.Join(m.LoadModules(), withhold(), dumpToJobs()); err != nil {
 		log("%v", err)
 	}
 	if err := takeConfig(itemsPath, "/"); err != nil {

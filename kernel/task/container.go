@@ -396,6 +396,14 @@ func (c *Container) Collect(ctx context.Context, paths [][]byte, pipe *os.File) 
 	return c.ask(ctx, m)
 }
 
+// Stacks has the stacks of ranks written to a pipe, which stays the
+// caller's: a stack.Report in JSON. The reader sees its end when the init is done, or has ended.
+func (c *Container) Stacks(ctx context.Context, body StacksBody, pipe *os.File) error {
+	m := link.New(Stacks, body)
+	m.Files = []*os.File{pipe}
+	return c.ask(ctx, m)
+}
+
 // Unkept returns the files that have vanished with the job. It may be called after End.
 func (c *Container) Unkept() Unkept { return c.unkept }
 

@@ -22,6 +22,7 @@ import (
 	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
 	"margay/kernel/pmi"
+	"margay/kernel/stack"
 )
 
 // Spec says what one node has to run for a job. It is plain data.
@@ -44,6 +45,7 @@ type Spec struct {
 	Small   bool           // decline huge pages for programs that do not ask for them
 	Host    bool           // the ranks see the programs and the configuration of the node's host, which a hosted node has at node.HostRoot
 	Shared  []SharedFolder // folders of the job's client that the ranks see
+	Hold    bool           // the ranks are stopped before their first instruction, until SIGCONT to AllRanks
 	Rlimits bool           // no control group enforces the bounds: let resource limits do what they can
 
 	PMI        *pmi.Config // its ranks find each other by PMI 1, at descriptor PMIFD; nil: they do not
@@ -113,6 +115,7 @@ type Status struct {
 	Reason string        `json:",omitempty"` // more, for people: "out of memory (limit 64 MiB)"
 	Time   time.Duration `json:",omitempty"` // how long it ran, in nanoseconds
 	Usage  Usage         `json:",omitzero"`
+	Fault  *stack.Fault  `json:",omitempty"` // where it was when the signal ended it; nil: not known
 }
 
 // Usage is what a rank has used, the processes that it has started and waited for included.
@@ -186,6 +189,7 @@ const (
 	Rewind   = "rewind"   // send all unacknowledged records and input positions again; not answered
 	Finish   = "finish"   // end what the ranks, which have all ended, have left behind; not answered, but output ends
 	Collect  = "collect"  // CollectBody and a pipe -> (empty), and the archive of the files into the pipe; ends all processes of the job
+	Stacks   = "stacks"   // StacksBody and a pipe -> (empty), and a stack.Report in JSON into the pipe
 	Resync   = "resync"   // from a new node kernel -> the kept items, then Resync with State, then each Process
 	Process  = "process"  // from the init: ProcessBody and a pidfd of a running rank; sent at its start and after a Resync
 	Content  = "content"  // from the init: ContentsBody and a file that was unpacked
@@ -250,6 +254,12 @@ type ContentsBody struct {
 
 // CollectBody names files and folders that ranks may have written: absolute paths.
 type CollectBody struct{ Paths [][]byte }
+
+// StacksBody names the ranks whose stacks are wanted. None: all ranks of the node.
+type StacksBody struct {
+	Ranks   []id.Rank
+	Layouts []stack.GoLayout // of programs whose goroutines are wanted
+}
 
 // AckBody acknowledges every record up to Seq.
 type AckBody struct{ Seq uint64 }

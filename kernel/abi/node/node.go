@@ -42,6 +42,10 @@ const Contents = "/run/margay/contents"
 // the host has a link instead, so has the node.
 const HostRoot = "/run/margay/host"
 
+// Dumps is the folder in a job's root where a node with its own Linux leaves the memory of ranks
+// that a fault has ended: the name of each file is the pid.
+const Dumps = "/dev/dumps"
+
 // HostFolders are the folders of a host with its programs, libraries and their configuration. They
 // are in its root.
 var HostFolders = []string{"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr"}

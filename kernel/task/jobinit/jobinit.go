@@ -60,7 +60,9 @@ type initProcess struct {
 	halted  bool // the job's processes were sent SIGSTOP, and no SIGCONT since
 	kept    keep.Store
 	output  output
-	pmi     *pmiServer // nil: the ranks do without
+	pmi     *pmiServer    // nil: the ranks do without
+	dumps   *dumps        // of ranks that a fault ends; nil: there are none
+	reading chan struct{} // has a value while the stacks of the ranks are read
 
 	mu    sync.Mutex
 	ranks map[id.Rank]*rank
@@ -97,6 +99,8 @@ func Main(words ...string) error {
 		ranks:  make(map[id.Rank]*rank),
 		pids:   make(map[int]*rank),
 		held:   make(map[archive.Digest]*os.File),
+
+		reading: make(chan struct{}, 1),
 	}
 	in.output.search = func() task.Unkept { return in.brought.unkept("", in.spec.Dir) }
 	if slices.Contains(words, task.WithGroup) {
@@ -195,6 +199,8 @@ func (in *initProcess) do(m link.Message) error {
 		return in.finish()
 	case task.Collect:
 		return in.collect(&m)
+	case task.Stacks:
+		return in.readStacks(&m)
 	case task.Resync:
 		return in.resync()
 	}
@@ -288,7 +294,7 @@ func (in *initProcess) start() error {
 	if err := in.spawn(); err != nil {
 		return err
 	}
-	in.started = true
+	in.started, in.halted = true, in.spec.Hold
 	in.spec.Argv, in.spec.Env, in.spec.Parts = nil, nil, nil // the ranks have them
 	return in.tell(task.Start, nil)
 }

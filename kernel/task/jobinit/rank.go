@@ -60,6 +60,7 @@ func (in *initProcess) spawn() error {
 	if err := writeOOMScore(oomScore); err != nil {
 		return failure("set out-of-memory score", err)
 	}
+	_ = in.wantDumps() // without them, the report of a fault is shorter
 	in.output.ranks = len(in.spec.Ranks)
 	failed := make(chan error)
 	go func() {
@@ -181,23 +182,31 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	in.ranks[r.Rank] = started
 	in.pids[started.pid] = started
 	in.follow(started, pipes)
-	if in.limitsData() {
+	if in.stopsFirst() {
 		started.awaitStop()
-		if err := limitData(started.pid, in.spec); err != nil {
-			return err
+		if in.limitsData() {
+			if err := limitData(started.pid, in.spec); err != nil {
+				return err
+			}
+		}
+		if in.spec.Hold {
+			_ = unix.Kill(started.pid, unix.SIGSTOP) // which it gets when it is released
 		}
 		started.release()
 	}
 	return in.tellProcess(started)
 }
 
-// fork starts the process of a rank. One whose memory a resource limit bounds is traced by this
-// thread: it stops before its first instruction, until release.
+// stopsFirst reports whether ranks stop before their first instruction: to be held there, or until
+// a resource limit bounds their memory.
+func (in *initProcess) stopsFirst() bool { return in.spec.Hold || in.limitsData() }
+
+// fork starts the process of a rank. One that stops first is traced by this thread until release.
 func (in *initProcess) fork(r *rank, files []uintptr) error {
 	pidfd := -1
 	// The ranks stay in the init's session, which Linux may schedule as a group (autogroup): a rank
 	// yields only to its own group. One that has a terminal leads a session.
-	attr := &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd, Ptrace: in.limitsData()}
+	attr := &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd, Ptrace: in.stopsFirst()}
 	if r.Terminal != nil {
 		attr.Setpgid, attr.Setsid, attr.Setctty = false, true, true // descriptor 0
 	}
@@ -217,8 +226,8 @@ func (in *initProcess) fork(r *rank, files []uintptr) error {
 	how := &syscall.ProcAttr{Dir: in.spec.Dir, Env: overlay(overlay(in.spec.Env, env), r.Env), Files: files, Sys: attr}
 	pid, err := syscall.ForkExec(path, argv, how)
 	if err == unix.EPERM && attr.Ptrace {
-		// Some hosts let no process be traced. There the limit comes a moment after the rank has
-		// begun.
+		// Some hosts let no process be traced. There the limit and the stop come a moment after the
+		// rank has begun.
 		attr.Ptrace = false
 		pid, err = syscall.ForkExec(path, argv, how)
 	}
@@ -292,6 +301,9 @@ func (in *initProcess) follow(r *rank, p *pipes) {
 func (in *initProcess) rankEnded(r *rank, status task.Status, w unix.WaitStatus) {
 	if w.Signaled() {
 		status.Signal = w.Signal()
+		if w.CoreDump() {
+			status.Fault = in.fault(r.pid)
+		}
 	} else {
 		status.Code = w.ExitStatus()
 	}

@@ -13,5 +13,5 @@ type commands struct{ *command.App }
 // Commands returns the commands of this group.
 func Commands(app *command.App) []*cobra.Command {
 	a := commands{app}
-	return []*cobra.Command{a.runCommand(), a.psCommand(), a.killCommand(), a.logsCommand(), a.waitCommand(), a.historyCommand()}
+	return []*cobra.Command{a.runCommand(), a.psCommand(), a.killCommand(), a.logsCommand(), a.waitCommand(), a.historyCommand(), a.backtraceCommand(), a.debugCommand()}
 }

@@ -45,6 +45,7 @@ type Flags struct {
 	NoRetry   bool
 	Spares    int
 	HugePages bool
+	Attach    bool
 	Force     bool
 	MPI       string // auto, pmi1 or none
 	Network   bool
@@ -239,6 +240,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.BoolVar(&f.HugePages, "huge-pages", false, "keep what the program allocates in huge pages (2 MiB) where it is large enough")
 	fs.StringVar(&f.MPI, "mpi", "auto", "`how` ranks of MPI find each other: pmi1, none, or auto, by the libraries of the program")
 	fs.BoolVar(&f.Network, "network", false, "give the job a network of its own between its nodes (MPI on several nodes has one)")
+	fs.BoolVar(&f.Attach, "attach", false, "hold the ranks before their first instruction, print their processes, and let them go on after Enter")
 	fs.BoolVar(&f.Force, "force", false, "run a program that is linked with Open MPI, PMIx or PMI 2; its ranks do not find each other")
 	fs.StringVar(&f.Timing, "timing", "", "print, at the end, how long each phase of the job took: as a `table`, or with =json for programs")
 	fs.Lookup("timing").NoOptDefVal = timingTable
@@ -347,6 +349,9 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	}
 	if f.Detach {
 		o.Started = func(job uint32) error { return printJob(a.Stdout, job) }
+	}
+	if f.Attach {
+		o.Held = func(ctx context.Context, job uint32) (bool, error) { return held(ctx, a, job) }
 	}
 	if f.Timing != "" {
 		o.Timing = launch.NewTiming(a.Began)
@@ -468,7 +473,7 @@ func (f *Flags) spec() (*control.JobSpec, error) {
 	}
 	s := &control.JobSpec{
 		Spares: uint32(f.Spares), Ranks: uint32(f.Ranks), Stdin: mode, KeepGoing: f.KeepGoing, Detach: f.Detach, Memory: int64(f.MemoryMiB) << 20, Pids: uint32(f.Pids),
-		InitTimeoutMs: uint32(f.InitWait.Milliseconds()), HugePages: f.HugePages, PerNode: uint32(f.PerNode), PerCore: uint32(f.PerCore),
+		InitTimeoutMs: uint32(f.InitWait.Milliseconds()), HugePages: f.HugePages, Hold: f.Attach, PerNode: uint32(f.PerNode), PerCore: uint32(f.PerCore),
 		Nodes: uint32(f.Nodes), CoresEach: uint32(f.CoresEach), Network: f.Network, HostRoot: f.Root == rootHost,
 	}
 	for _, list := range []struct {
@@ -572,6 +577,8 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 		return errors.New("run: --pty excludes --detach, --label, -e and --stdin: the terminal is the rank's input, output and standard error")
 	case f.Collapse && (f.Detach || f.Label != "" || f.Output+f.Error != ""):
 		return errors.New("run: --collapse excludes --label, --detach, -o and -e: each line has its ranks, and comes when they have all written it")
+	case f.Attach && (f.Detach || f.Terminal):
+		return errors.New("run: --attach waits for Enter: it excludes --detach and --pty")
 	case f.Detach && f.Output+f.Error != "":
 		return errors.New("run: the output of a detached job is kept on the machine: margay logs JOB >FILE; -o and -e are for jobs that margay run waits for")
 	case f.Detach && len(f.Out) > 0:

@@ -26,8 +26,7 @@ func fromSeed(name string, args []string, terminal bool) ([]string, error) {
 
 // yodRefused are the options of yod that margay does not have, and why.
 var yodRefused = map[string]string{
-	"-attach": "ranks cannot be held before main; gdb -p attaches to a rank of a hosted node",
-	"-file":   "messages of margay go to standard error, where 2>FILE takes them, with what ranks write there",
+	"-file": "messages of margay go to standard error, where 2>FILE takes them, with what ranks write there",
 }
 
 // yodStages are the stages of -d, and the flag of margay run for them.
@@ -65,6 +64,8 @@ func yod(args []string, _ bool) ([]string, error) {
 			}
 		case "-D":
 			line = append(line, "--verbose", "--timing")
+		case "-attach":
+			line = append(line, "--attach")
 		case "-interactive":
 			line = append(line, "--keep-going")
 		case "-batch": // one that fails ends the others, as margay does
@@ -74,7 +75,7 @@ func yod(args []string, _ bool) ([]string, error) {
 			if why := yodRefused[option]; why != "" {
 				return nil, fmt.Errorf("yod: %s: %s", option, why)
 			}
-			return nil, fmt.Errorf("yod has no %s: its options are -size, -l, -batch, -interactive, -D and -d load; margay run has more", option)
+			return nil, fmt.Errorf("yod has no %s: its options are -size, -l, -attach, -batch, -interactive, -D and -d load; margay run has more", option)
 		}
 	}
 	if len(args) == 0 {

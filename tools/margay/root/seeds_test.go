@@ -25,7 +25,7 @@ func TestSeeds(t *testing.T) {
 		{"yod -batch -d load a", false, "run --timing -- a"},
 		{"yod " + loadfile, false, "run -f " + loadfile},
 		{"yod -d io a", false, "error: yod: -d io: there is nothing to show of it"},
-		{"yod -attach a", false, "error: yod: -attach: ranks cannot be held before main"},
+		{"yod -attach a", false, "run --attach -- a"},
 		{"yod -file x a", false, "error: yod: -file: messages of margay go to standard error"},
 		{"yod -n 2 a", false, "error: yod has no -n"},
 		{"yod -l", false, "error: yod: -l needs a value"},

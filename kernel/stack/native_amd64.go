@@ -1,0 +1,4 @@
+package stack
+
+// native is this machine.
+var native = &amd64

@@ -1,0 +1,176 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// stuck is a program whose rank 2 waits elsewhere than the others. After SIGUSR1 a rank ends by a
+// fault.
+const stuck = `
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+static volatile sig_atomic_t fault;
+static int *volatile nowhere;
+static void note(int sig) { fault = sig; }
+__attribute__((noinline)) void receive(void)
+{
+	while (!fault)
+		usleep(1000);
+	*nowhere = 1; // line 13
+}
+__attribute__((noinline)) void compute(void)
+{
+	receive();
+	puts("");
+}
+int main(void)
+{
+	signal(SIGUSR1, note);
+	printf("waits %s\n", getenv("MARGAY_RANK"));
+	fflush(stdout);
+	if (atoi(getenv("MARGAY_RANK")) == 2)
+		receive();
+	else
+		compute();
+	return 0;
+}
+`
+
+func compileStuck(t *testing.T) string {
+	source, program := filepath.Join(t.TempDir(), "stuck.c"), filepath.Join(t.TempDir(), "stuck")
+	if err := os.WriteFile(source, []byte(stuck), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("gcc", "-O2", "-g", "-fno-optimize-sibling-calls", "-o", program, source).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	return program
+}
+
+// traced returns, for each group of first threads, its ranks and the functions of the program.
+func (m *machine) traced(args ...string) map[string]string {
+	m.t.Helper()
+	r := m.margay(append([]string{"backtrace", "--json"}, args...)...)
+	var answer struct {
+		Groups []struct {
+			Ranks  []int
+			Main   bool
+			Frames []struct{ Function, File string }
+		}
+		Unread []any
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &answer); err != nil || r.code != 0 {
+		m.t.Fatalf("margay backtrace: %v: %v", err, r)
+	}
+	groups := make(map[string]string)
+	if len(answer.Unread) > 0 {
+		groups["unread"] = fmt.Sprint(answer.Unread) // on a busy host a rank may not stop in time
+	}
+	for _, g := range answer.Groups {
+		var names []string
+		for _, f := range g.Frames {
+			if strings.HasSuffix(f.File, "stuck.c") {
+				names = append(names, f.Function)
+			}
+		}
+		groups[strings.Join(names, " ")] = fmt.Sprint(groups[strings.Join(names, " ")], g.Ranks)
+	}
+	return groups
+}
+
+// The stacks of ranks on two nodes are merged, also of a stopped job, which stays stopped. A rank
+// that ends by a fault is reported with its line.
+func TestBacktrace(t *testing.T) {
+	m := use(t, "hosted")
+	program := compileStuck(t)
+	c := m.start("run", "-n", "4", "-N", "2", program)
+	c.awaitRanks("waits", 4)
+	job := m.onlyJob()
+	compute, receive := "receive compute main", "receive main"
+	where := func() map[string]string { return m.traced(job) }
+	expect := func(state string) {
+		t.Helper()
+		// A rank that has just been continued or stopped may be between two calls.
+		eventually(t, "merged stacks", func() bool {
+			got := where()
+			return len(got) == 2 && strings.Count(got[compute], "0")+strings.Count(got[compute], "1")+strings.Count(got[compute], "3") == 3 &&
+				strings.Contains(got[receive], "2")
+		}, func() string { return fmt.Sprint(state, ": ", where()) })
+	}
+	expect("running")
+	if r := m.margay("backtrace", job, "2"); r.code != 0 || !strings.Contains(r.stdout, "receive() in stuck.c:") || strings.Contains(r.stdout, "compute") {
+		t.Error(r)
+	}
+	if r := m.margay("kill", "-s", "STOP", job); r.code != 0 {
+		t.Fatal(r)
+	}
+	below := m.processes()
+	ranks := slices.DeleteFunc(pids(t, program), func(pid int) bool { return !slices.Contains(below, pid) })
+	stopped := func() bool { all, _ := halted(ranks); return all && len(ranks) == 4 }
+	eventually(t, "stopped ranks", stopped, func() string { return fmt.Sprint(ranks) })
+	expect("stopped")
+	eventually(t, "ranks that are stopped still", stopped, func() string { return fmt.Sprint(ranks) })
+	for _, k := range [][2]string{{"9", "has no rank 9"}, {"x", "not a list of ranks"}} {
+		if r := m.margay("backtrace", job, k[0]); r.code == 0 || !strings.Contains(r.stderr, k[1]) {
+			t.Errorf("rank %s: %v", k[0], r)
+		}
+	}
+	for _, args := range [][]string{{"kill", "-s", "CONT", job}, {"kill", "-s", "USR1", "--rank", "2", job}} {
+		if r := m.margay(args...); r.code != 0 {
+			t.Fatal(r)
+		}
+	}
+	r := c.wait()
+	pattern, err := os.ReadFile("/proc/sys/kernel/core_pattern")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "was killed by SIGSEGV"
+	if strings.TrimSpace(string(pattern)) == "core" { // else the host may keep it from the node
+		want += " (address 0x0) at receive() in stuck.c:13"
+	}
+	if r.code != 139 || !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, "rank 2 on node") {
+		t.Error(r)
+	}
+	if r := m.margay("backtrace", job); r.code == 0 || !strings.Contains(r.stderr, "does not run") {
+		t.Error(r)
+	}
+	m.usable()
+}
+
+// Ranks that are held have not begun, and do when a line comes. The rest of the input is theirs.
+func TestAttach(t *testing.T) {
+	m := use(t, "hosted")
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	c := start(t, func(c *exec.Cmd) { c.Stdin = r }, "-m", m.name, "run", "--attach", "-n", "2", "/bin/cat")
+	r.Close()
+	eventually(t, "the processes", func() bool { return strings.Contains(c.stderr.String(), "Enter lets it go on") }, c.stderr.String)
+	text := c.stderr.String()
+	if strings.Count(text, "gdb -p ") != 2 || !strings.Contains(m.margay("ps").stdout, "stopped") {
+		t.Errorf("the held job: %s", text)
+	}
+	if _, err := w.WriteString("\nfor the ranks\n"); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if r := c.wait(); r.code != 0 || r.stdout != "for the ranks\n" {
+		t.Error(r)
+	}
+	if r := m.run(125, "--attach", "--detach", "/bin/true"); !strings.Contains(r.stderr, "--attach") {
+		t.Error(r)
+	}
+	m.usable()
+}
