@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -180,6 +181,37 @@ func TestKilledAndRestarted(t *testing.T) {
 				kill(ts[1])
 			}
 		})
+	}
+}
+
+// A node that was killed while nothing was on its way, and started again, costs its peer no frame.
+func TestKilledWhileIdle(t *testing.T) {
+	check.Leaks(t)
+	m := fabrictest.NewMachine(t)
+	survivor := fabrictest.NewRecorder()
+	first, address := start(t, m, 0, "127.0.0.1:0", survivor, nil)
+	t.Cleanup(func() { first.Close() })
+	other := "127.0.0.1:0"
+	for round := range 4 {
+		r := fabrictest.NewRecorder()
+		var second *Transport
+		second, other = start(t, m, 1, other, r, nil)
+		first.Meet(1, other)
+		second.Meet(0, address)
+		for _, class := range []fabric.Class{fabric.System, fabric.User, fabric.Prompt} {
+			if err := first.Send(t.Context(), 1, class, fmt.Append(nil, "round ", round)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.Await(t, "frames", func() bool { return len(r.Frames) == 3 })
+		if frames, _ := r.Seen(); slices.ContainsFunc(frames, func(f string) bool { return f != fmt.Sprint("0:round ", round) }) {
+			t.Errorf("round %d: frames %q", round, frames)
+		}
+		kill(second)
+		time.Sleep(50 * time.Millisecond) // longer than a peer counts as alive
+	}
+	if _, breaks := survivor.Seen(); len(breaks) != 3 {
+		t.Errorf("breaks %v", breaks)
 	}
 }
 
