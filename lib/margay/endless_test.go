@@ -51,3 +51,20 @@ func endless(ctx context.Context, job *margay.Job, name string) error {
 		}
 	}
 }
+
+// visited is mode visited, as the end-to-end tests need it: all ranks send rank 0 a message at
+// once.
+func visited(ctx context.Context, job *margay.Job) error {
+	came := 0
+	job.Handle(stormHandler, func(margay.Message) { came++ })
+	if err := job.Send(ctx, 0, stormHandler, [2]uint64{}, nil); err != nil {
+		return err
+	}
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	if job.Rank() == 0 && came != job.Size() {
+		return fmt.Errorf("%d messages have come", came)
+	}
+	return job.Finalize(ctx)
+}
