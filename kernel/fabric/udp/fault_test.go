@@ -168,6 +168,7 @@ func TestKilledAndRestarted(t *testing.T) {
 				ts[1].Meet(0, addresses[0])
 				sendUntil(t, ts[first], id.Node(1-first), round, []*fabrictest.Recorder{survivor, r}[1-first])
 				sendUntil(t, ts[1-first], id.Node(first), round, []*fabrictest.Recorder{survivor, r}[first])
+				survivor.Await(t, "breaks", func() bool { return len(survivor.Breaks) >= breaks })
 				if _, got := survivor.Seen(); len(got) != breaks {
 					t.Errorf("round %d: breaks %v", round, got)
 				}
@@ -210,9 +211,7 @@ func TestKilledWhileIdle(t *testing.T) {
 		kill(second)
 		time.Sleep(50 * time.Millisecond) // longer than a peer counts as alive
 	}
-	if _, breaks := survivor.Seen(); len(breaks) != 3 {
-		t.Errorf("breaks %v", breaks)
-	}
+	survivor.Await(t, "breaks", func() bool { return len(survivor.Breaks) == 3 })
 }
 
 // sendUntil sends numbered frames until one has arrived at the receiver.
