@@ -39,7 +39,8 @@ var ErrClosed = errors.New("fabric: transport closed")
 // Frames to one node arrive whole, in order within their class, at most once. They can be lost only
 // when the connection to that node breaks, which is reported to each side that lives
 // (Handler.Broken); later frames use a new one. With package tcp any error of the network breaks a
-// connection, with package udp only the death of the other node or its restart.
+// connection, with package udp only the death of the other node or its restart. Frames that were
+// still queued here when the other node started again are sent over the next connection.
 type Transport interface {
 	// Meet sets the address of a node, a host:port.
 	Meet(node id.Node, address string)

@@ -107,6 +107,12 @@ func rank(mode []string) error {
 		return windows(ctx, job, mode[1], mode[2])
 	case "unharmed":
 		return unharmed(context.Background(), job, mode[1], mode[2])
+	case "storm":
+		return stormyWeather(context.Background(), job, mode[1], mode[2])
+	case "visited":
+		return visited(context.Background(), job)
+	case "endless":
+		return endless(context.Background(), job, mode[1])
 	case "pending":
 		return pending(ctx, job)
 	case "refused":

@@ -2,7 +2,12 @@
 
 package e2e
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+
+	"margay/internal/check"
+)
 
 // The examples for newcomers succeed, however often they run.
 func TestSoakExamples(t *testing.T) { examples(t, 50) }
@@ -13,4 +18,47 @@ func TestSoakLatencyEndsWell(t *testing.T) { latencyEndsWell(t, 15) }
 func TestSoakSchedulers(t *testing.T) {
 	t.Run("qemu", func(t *testing.T) { up(t, "qemu", 1, 1).schedulers("priority") })
 	t.Run("sched_ext", func(t *testing.T) { up(t, "qemu", 1, 1, "--profile", "sched").schedulers("sched_ext") })
+}
+
+// heldMemory returns the resources of the node kernel that has most of each.
+func (m *machine) heldMemory() (most weight) {
+	m.t.Helper()
+	for _, kernel := range m.nodeKernels() {
+		w := weigh(m.t, kernel)
+		most = weight{max(most.memory, w.memory), max(most.threads, w.threads), max(most.descriptors, w.descriptors), max(most.memories, w.memories)}
+	}
+	return most
+}
+
+// sameMemory waits until the node kernels have the resources that they had before. Memory in KiB
+// may differ, because Go keeps some.
+func (m *machine) sameMemory(before weight) {
+	m.t.Helper()
+	m.awaitIdle()
+	var now weight
+	eventually(m.t, "resources as before", func() bool {
+		now = m.heldMemory()
+		return now.memory <= max(before.memory, collected)+8192 && now.descriptors <= before.descriptors && now.memories <= before.memories
+	}, func() string { return fmt.Sprintf("before %v, now %v", before, now) })
+	m.t.Logf("before %v, now %v", before, now)
+}
+
+// A round of TestLossyWire with longer storms, after which the node kernels have the memory that
+// they had before.
+func TestSoakLossyWire(t *testing.T) {
+	inC, inGo := operationPrograms(t)
+	for _, fabric := range []string{"tcp-trusted", "udp"} {
+		t.Run(fabric, func(t *testing.T) {
+			seed := check.Seed(t)
+			m := up(t, "hosted", 4, 2, "--fabric", fabric)
+			w := m.hostileWire()
+			operations{m, inC, inGo, seed}.check(60, 200)
+			before := m.heldMemory()
+			for range 2 {
+				m.storm(w, inGo, seed, 20)
+			}
+			m.sameMemory(before)
+			m.usable()
+		})
+	}
 }

@@ -77,6 +77,7 @@ func (n *Conn) answer(d *datagram.Datagram, now id.Time) {
 		n.answered = d.Echo
 		if at, ok := n.times.find(d.Echo); ok {
 			n.rtt.sample(now.Sub(at) - time.Duration(d.Delay)*time.Microsecond)
+			n.alive = at // this answer may be late, so the peer need not be alive any more
 		}
 		n.detectLoss(now)
 	}

@@ -36,6 +36,13 @@
 // and a peer that sends none for Config.Death is dead. An idle endpoint sends nothing and notices
 // nothing.
 //
+// # Doubt
+//
+// A peer may have been killed and started again, unnoticed while nothing is sent. So an endpoint
+// sends a message for the first time only if the peer has answered a datagram that was sent after
+// the message was queued, or in the last 10 ms. Otherwise it asks first. What was never sent as a
+// whole cannot have arrived: another endpoint can send it to the next incarnation (Unsent).
+//
 // # Incarnations
 //
 // An endpoint lives as long as both sides keep their state. Both choose a number of the connection,
@@ -105,6 +112,8 @@ type Conn struct {
 	askAgain   bool    // a datagram without units must ask for the peer's state
 	since      id.Time // since when something is outstanding
 	waiting    bool    // something is outstanding
+	probed     id.Time // when a datagram that asks for an answer was sent
+	alive      id.Time // when the latest one of these that was answered was sent: the peer lived then
 
 	replay  replay
 	heard   id.Time // when a datagram arrived last
@@ -140,7 +149,7 @@ func New(c Config) *Conn {
 // no datagrams.
 func (n *Conn) Bind(remote uint32, now id.Time) {
 	n.bound, n.remote = true, remote
-	n.since, n.heard = now, now
+	n.since, n.heard, n.alive = now, now, now
 	n.askAgain = true // the peer's credit is not known
 }
 
@@ -152,7 +161,7 @@ func (n *Conn) Send(class datagram.Class, message []byte, now id.Time) error {
 	case len(message) > datagram.MaxMessage:
 		return fmt.Errorf("reliable: message of %d bytes, at most %d are allowed", len(message), datagram.MaxMessage)
 	}
-	n.out[class].push(message)
+	n.out[class].push(message, now)
 	n.wait(now)
 	return nil
 }
@@ -162,6 +171,44 @@ func (n *Conn) wait(now id.Time) {
 	if !n.waiting && n.Outstanding() {
 		n.waiting, n.since, n.asked = true, now, now
 	}
+}
+
+// certainty is how long a peer counts as alive. A node kernel needs longer to start again and to be
+// given a job, so a job that begins afterwards loses nothing.
+const certainty = 10 * time.Millisecond
+
+// trusted returns up to when messages must have been queued to be sent now.
+func (n *Conn) trusted(now id.Time) id.Time {
+	if now <= n.alive.Add(certainty) {
+		return now
+	}
+	return n.alive
+}
+
+// Doubts reports whether the endpoint waits for an answer of the peer before it sends a message for
+// the first time.
+func (n *Conn) Doubts(now id.Time) bool {
+	return n.bound && n.queued() > n.trusted(now)
+}
+
+// queued returns when the next message of the class that waits for less time was queued; 0: none
+// waits.
+func (n *Conn) queued() (at id.Time) {
+	for class := range n.out {
+		if q := n.out[class].queue; len(q) > 0 {
+			at = max(at, q[0].at)
+		}
+	}
+	return at
+}
+
+// Unsent returns the messages of a class that were never sent as a whole, in order. The peer cannot
+// have delivered them.
+func (n *Conn) Unsent(class datagram.Class) (messages [][]byte) {
+	for _, q := range n.out[class].queue {
+		messages = append(messages, q.message)
+	}
+	return messages
 }
 
 // Queued returns the bytes of a class that have not been sent once.

@@ -25,6 +25,7 @@ func (n *Conn) Emit(b []byte, now id.Time) []byte {
 	start := len(b)
 	b = append(b, make([]byte, datagram.HeaderWith(d.Flags))...)
 	b, units := n.addUnits(b, start, now)
+	n.askAgain = n.askAgain || n.Doubts(now) && n.probed < n.queued()
 	switch {
 	case n.ended:
 		d.Flags |= datagram.FlagEnd
@@ -38,7 +39,7 @@ func (n *Conn) Emit(b []byte, now id.Time) []byte {
 	n.fill(&d, now)
 	if units > 0 || d.Flags&datagram.FlagAsk != 0 {
 		n.times.note(n.number, now)
-		n.asked, n.askAgain = now, false
+		n.asked, n.probed, n.askAgain = now, now, false
 	}
 	d.Put(b[start:], units)
 	return b
@@ -63,7 +64,7 @@ func (n *Conn) addUnits(b []byte, start int, now id.Time) (_ []byte, units int) 
 	for class := datagram.Classes - 1; class >= 0; class-- {
 		room := n.config.Datagram - datagram.Overhead - (len(b) - start)
 		var added, bytes int
-		b, added, bytes = n.out[class].take(b, room, n.number+1, now)
+		b, added, bytes = n.out[class].take(b, room, n.number+1, now, n.trusted(now))
 		n.congestion.inFlight += bytes
 		units += added
 	}

@@ -151,7 +151,7 @@ func (n *Conn) describe(now id.Time) string {
 		return int64(at - now)
 	}
 	text := fmt.Sprint(n.number, n.rtt, n.congestion, n.answered, relative(n.lossAt), relative(n.asked), n.backoff, n.probes, n.askAgain,
-		n.waiting, n.replay.largest, n.replay.seen[0], relative(n.heard), n.echo, relative(n.echoAt), n.unacked, relative(n.ackAt), n.err)
+		n.waiting, relative(n.probed), relative(n.alive), n.replay.largest, n.replay.seen[0], relative(n.heard), n.echo, relative(n.echoAt), n.unacked, relative(n.ackAt), n.err)
 	for class := range n.out {
 		o, i := &n.out[class], &n.in[class]
 		text += fmt.Sprint(" out ", o.next, o.limit, len(o.queue), o.cut)

@@ -20,13 +20,19 @@ func (u *outUnit) inFlight() bool { return !u.acked && !u.lost }
 // size is what the unit takes in a datagram.
 func (u *outUnit) size() int { return datagram.UnitSize(len(u.unit.Payload)) }
 
+// queued is a message and when it was queued.
+type queued struct {
+	message []byte
+	at      id.Time
+}
+
 // out is the sending half of a class.
 type out struct {
 	class  datagram.Class
 	next   uint64    // the unit to be sent next for the first time
 	limit  uint64    // the peer has room for units below it
 	units  []outUnit // [next-len(units), next)
-	queue  [][]byte  // messages that are not sent yet, or not as a whole
+	queue  []queued  // messages that are not sent yet, or not as a whole
 	cut    int       // bytes of queue[0] that are sent
 	queued int       // bytes of queue that are not sent
 	lost   int       // units that must be sent again
@@ -37,18 +43,20 @@ func (o *out) base() uint64 { return o.next - uint64(len(o.units)) }
 // idle reports whether everything has arrived.
 func (o *out) idle() bool { return len(o.units) == 0 && len(o.queue) == 0 }
 
-func (o *out) push(message []byte) {
-	o.queue = append(o.queue, message)
+func (o *out) push(message []byte, now id.Time) {
+	o.queue = append(o.queue, queued{message, now})
 	o.queued += len(message)
 }
 
-// ready reports whether there is a unit to be sent, and that the peer has room for it.
-func (o *out) ready() bool {
-	return o.lost > 0 || len(o.queue) > 0 && o.next < o.limit && len(o.units) < datagram.Window
+// ready reports whether there is a unit to be sent for the first time, of a message that was queued
+// by a time, and that the peer has room for it.
+func (o *out) ready(by id.Time) bool {
+	return len(o.queue) > 0 && o.queue[0].at <= by && o.next < o.limit && len(o.units) < datagram.Window
 }
 
 // take returns units for the datagram with this number until one does not fit into room bytes.
-func (o *out) take(b []byte, room int, number uint64, now id.Time) (_ []byte, units, bytes int) {
+// Messages that were queued after a time are left out.
+func (o *out) take(b []byte, room int, number uint64, now, by id.Time) (_ []byte, units, bytes int) {
 	send := func(u *outUnit) bool {
 		if u.size() > room-bytes {
 			return false
@@ -67,7 +75,7 @@ func (o *out) take(b []byte, room int, number uint64, now id.Time) (_ []byte, un
 			o.lost--
 		}
 	}
-	for o.ready() {
+	for o.ready(by) {
 		u, rest := o.following()
 		if !send(&u) {
 			break
@@ -80,7 +88,7 @@ func (o *out) take(b []byte, room int, number uint64, now id.Time) (_ []byte, un
 // following returns the unit to be sent next for the first time, and how much of its message
 // follows.
 func (o *out) following() (u outUnit, rest int) {
-	message := o.queue[0]
+	message := o.queue[0].message
 	size := min(len(message)-o.cut, datagram.Fragment)
 	rest = len(message) - o.cut - size
 	u.unit = datagram.Unit{Number: o.next, Class: o.class, Message: uint32(len(message)), First: o.cut == 0, Last: rest == 0,
@@ -94,7 +102,7 @@ func (o *out) advance(u outUnit, rest int) {
 	o.cut += len(u.unit.Payload)
 	o.queued -= len(u.unit.Payload)
 	if rest == 0 {
-		o.queue[0] = nil
+		o.queue[0] = queued{}
 		o.queue, o.cut = o.queue[1:], 0
 	}
 }

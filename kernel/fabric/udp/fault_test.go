@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -167,6 +168,7 @@ func TestKilledAndRestarted(t *testing.T) {
 				ts[1].Meet(0, addresses[0])
 				sendUntil(t, ts[first], id.Node(1-first), round, []*fabrictest.Recorder{survivor, r}[1-first])
 				sendUntil(t, ts[1-first], id.Node(first), round, []*fabrictest.Recorder{survivor, r}[first])
+				survivor.Await(t, "breaks", func() bool { return len(survivor.Breaks) >= breaks })
 				if _, got := survivor.Seen(); len(got) != breaks {
 					t.Errorf("round %d: breaks %v", round, got)
 				}
@@ -181,6 +183,35 @@ func TestKilledAndRestarted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A node that was killed while nothing was on its way, and started again, costs its peer no frame.
+func TestKilledWhileIdle(t *testing.T) {
+	check.Leaks(t)
+	m := fabrictest.NewMachine(t)
+	survivor := fabrictest.NewRecorder()
+	first, address := start(t, m, 0, "127.0.0.1:0", survivor, nil)
+	t.Cleanup(func() { first.Close() })
+	other := "127.0.0.1:0"
+	for round := range 4 {
+		r := fabrictest.NewRecorder()
+		var second *Transport
+		second, other = start(t, m, 1, other, r, nil)
+		first.Meet(1, other)
+		second.Meet(0, address)
+		for _, class := range []fabric.Class{fabric.System, fabric.User, fabric.Prompt} {
+			if err := first.Send(t.Context(), 1, class, fmt.Append(nil, "round ", round)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.Await(t, "frames", func() bool { return len(r.Frames) == 3 })
+		if frames, _ := r.Seen(); slices.ContainsFunc(frames, func(f string) bool { return f != fmt.Sprint("0:round ", round) }) {
+			t.Errorf("round %d: frames %q", round, frames)
+		}
+		kill(second)
+		time.Sleep(50 * time.Millisecond) // longer than a peer counts as alive
+	}
+	survivor.Await(t, "breaks", func() bool { return len(survivor.Breaks) == 3 })
 }
 
 // sendUntil sends numbered frames until one has arrived at the receiver.

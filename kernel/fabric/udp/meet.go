@@ -162,7 +162,7 @@ func (p *peer) approach() (need bool, err error) {
 	}
 	s := p.session
 	switch {
-	case p.closed || s != nil && s.bound != 0 && s.conn.Silence(p.transport.now()) <= p.patience():
+	case p.closed || s != nil && s.bound != 0 && !p.silent(p.transport.now()):
 		return false, nil
 	case len(p.ended) >= endings:
 		return false, errBehind
@@ -224,8 +224,7 @@ func (p *peer) bind(mine state, own identity, theirs *hello, c net.Conn) error {
 	case !renewed && mine.bound != 0:
 		return fmt.Errorf("node%d goes on with an incarnation that it did not have", p.node)
 	case renewed:
-		p.end(errRestart)
-		if err := p.begin(own); err != nil {
+		if err := p.renew(own); err != nil {
 			return err
 		}
 	}

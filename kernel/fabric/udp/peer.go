@@ -103,7 +103,8 @@ func (p *peer) state() state {
 }
 
 // end ends the incarnation and reports that to the handler, behind the messages that have arrived.
-// The caller holds the lock.
+// Frames that were not sent are lost with it, unless the caller has saved them (renew). The caller
+// holds the lock.
 func (p *peer) end(err error) {
 	p.ended = append(p.ended, ending{p.session.conn, err})
 	connection := p.session.connection
@@ -179,6 +180,25 @@ func (p *peer) arrive(b []byte, from netip.AddrPort, d *datagram.Datagram) (err 
 	return err
 }
 
+// renew ends the incarnation because one of the nodes has started again, and begins another, which
+// sends the frames that were never sent as a whole. The caller holds the lock.
+func (p *peer) renew(own identity) error {
+	old := p.session.conn
+	p.end(errRestart)
+	if err := p.begin(own); err != nil {
+		return err
+	}
+	c, now := p.session.conn, p.transport.now()
+	for _, class := range []datagram.Class{datagram.User, datagram.System} {
+		for _, frame := range old.Unsent(class) {
+			if err := c.Send(class, frame, now); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // answer sends due datagrams, and hands over messages that have arrived.
 func (p *peer) answer() {
 	p.mu.Lock()
@@ -207,7 +227,7 @@ func (p *peer) flush() {
 		p.end(err)
 		return
 	}
-	if s.conn.Silence(now) > p.patience() && now.Sub(p.checked) > p.patience() {
+	if p.silent(now) && now.Sub(p.checked) > p.transport.config.Death/8 {
 		p.connect()
 	}
 	if at := s.conn.Deadline(); at != reliable.Never {
@@ -215,8 +235,15 @@ func (p *peer) flush() {
 	}
 }
 
-// patience is after which silence this side asks whether the peer has started again.
-func (p *peer) patience() time.Duration { return p.transport.config.Death / 8 }
+// silent reports whether the peer has been silent for so long that this side asks whether it has
+// started again. The caller holds the lock, and there is a session.
+func (p *peer) silent(now id.Time) bool {
+	patience := p.transport.config.Death / 8
+	if p.session.conn.Doubts(now) {
+		patience = p.transport.config.Death / 100
+	}
+	return p.session.conn.Silence(now) > patience
+}
 
 // fill fills a batch with datagrams that are due. It reports whether there are any.
 func (s *session) fill(b *batch, largest int, now id.Time) bool {

@@ -1,7 +1,8 @@
 // Package udp is the fabric over UDP: frames travel in the datagrams of package reliable, and
-// another transport carries the streams. A frame is lost only if the peer dies or starts again,
-// which is reported to the handler (Broken); a broken TCP connection, a lost datagram, a change of
-// order and a partition shorter than Config.Death lose nothing.
+// another transport carries the streams. A frame is lost only if the peer dies or starts again
+// while the frame is on its way, which is reported to the handler (Broken). A broken TCP
+// connection, a lost datagram, a change of order and a partition shorter than Config.Death lose
+// nothing.
 //
 // # Meeting
 //
@@ -17,7 +18,9 @@
 //
 // A node asks when it has a frame for a peer that it is not bound to, and when a peer has been
 // silent for an eighth of Config.Death although something is outstanding, to find out whether the
-// peer has started again.
+// peer has started again. It asks earlier, after a hundredth, when it has sent nothing because it
+// doubts that the peer is still the same (package reliable). Frames that were never sent as a whole
+// go to the next incarnation of the peer, so an idle peer that was killed costs no frame.
 //
 // # Protection
 //

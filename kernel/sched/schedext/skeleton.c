@@ -27,6 +27,7 @@
 #define WORK (MILLISECOND / 2)          /* longest run of a policy */
 #define STILL (100 * MILLISECOND)       /* a decision that is so late was impossible before */
 #define PATIENCE 4                      /* longer runs in a row that are a fault: the host may pause */
+#define SLOW 3                          /* shorter runs that outweigh a longer one */
 
 #define MAX_CPUS 512
 #define NONE 0xffu
@@ -153,7 +154,7 @@ struct keep {
 	__u64 runs;
 	__u64 time;  /* of all runs */
 	__u64 begun; /* start of the last run */
-	__u64 slow;  /* runs in a row that took too long */
+	__u64 slow;  /* SLOW for each run that took too long, less one for each other run */
 };
 struct { MAP_ARRAY; MAP_VALUE(struct keep); MAP_ENTRIES(1); MAP_FLAGS(BPF_F_MMAPABLE); } keeps SEC(".maps");
 struct { MAP_PROGRAMS; MAP_VALUE(__u32); __u32 *key; MAP_ENTRIES(1); } policies SEC(".maps");
@@ -766,10 +767,12 @@ static inline_always bool slow(struct here *h, struct keep *kept, __u64 who)
 	kept->runs++;
 	kept->time += took;
 	if (took <= WORK) {
-		kept->slow = 0;
+		if (kept->slow > 0)
+			kept->slow--;
 		return false;
 	}
-	if (++kept->slow < PATIENCE)
+	kept->slow += SLOW;
+	if (kept->slow < PATIENCE * SLOW)
 		return false;
 	kept->slow = 0;
 
