@@ -14,3 +14,7 @@ func TestSoakSchedulers(t *testing.T) {
 	t.Run("qemu", func(t *testing.T) { up(t, "qemu", 1, 1).schedulers("priority") })
 	t.Run("sched_ext", func(t *testing.T) { up(t, "qemu", 1, 1, "--profile", "sched").schedulers("sched_ext") })
 }
+
+func TestSoakHostileSchedulers(t *testing.T) {
+	up(t, "qemu", 1, 1, "--profile", "sched").hostileSchedulers(misbehaving(t, 7))
+}
