@@ -9,7 +9,9 @@ MAKEFLAGS += --no-builtin-rules
 # Paths of the checkout stay out of what Go compiles, so every step, and other checkouts, can use what one has compiled.
 export GOFLAGS := -trimpath
 
+ifndef VERSION
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+endif
 GOFLAGS_NODE := -ldflags '-s -w -X main.version=$(VERSION)'
 GO_STATIC := CGO_ENABLED=0 go
 ifeq ($(origin CC),default)

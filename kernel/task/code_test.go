@@ -102,23 +102,3 @@ func writeFile(t *testing.T, path string, data []byte) *os.File {
 	t.Cleanup(func() { f.Close() })
 	return f
 }
-
-// Mounts are memory of Linux, so an archive cannot ask for any number of them.
-func TestTooMuchCode(t *testing.T) {
-	digest := archive.Digest(sha256.Sum256(nil))
-	var entries []entry
-	for i := range archive.MaxContents + 1 {
-		entries = append(entries, entry{tar.Header{Name: fmt.Sprintf("lib/%d", i), Typeflag: tar.TypeReg, Mode: 0o755, Size: 1,
-			PAXRecords: map[string]string{archive.Content: digest.String(), archive.Code: "1"}}, []byte("x")})
-	}
-	packed, err := pack(entries...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	err = prepare(t, spec(1, "hello"), newEvents()).Unpack(ctx, bytes.NewReader(packed))
-	if want := fmt.Sprintf("more than %d files with code", archive.MaxContents); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("%v, want %q", err, want)
-	}
-}

@@ -297,11 +297,11 @@ func prepare(t *testing.T, s task.Spec, e *events) *task.Container {
 	return c
 }
 
-// start brings a job up to its start.
+// start brings a job up to its start. It brings the application, or its node has it.
 func start(t *testing.T, s task.Spec, e *events) *task.Container {
 	t.Helper()
 	c := prepare(t, s, e)
-	if err := load(t, c); err != nil {
+	if err := provide(t, c); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -153,7 +153,7 @@ func TestPinnedToNothing(t *testing.T) {
 		return
 	}
 	c := prepare(t, s, newEvents())
-	err := errors.Join(load(t, c), c.Start(ctx))
+	err := errors.Join(provide(t, c), c.Start(ctx))
 	if !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "pin to cores [1000]") {
 		t.Error(err)
 	}
@@ -165,7 +165,7 @@ func TestNoSuchProgram(t *testing.T) {
 	c := prepare(t, s, newEvents())
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	err := errors.Join(load(t, c), c.Start(ctx))
+	err := errors.Join(provide(t, c), c.Start(ctx))
 	var refused *task.StartError
 	if !errors.As(err, &refused) || refused.Rank != 0 || !errors.Is(err, unix.ENOENT) {
 		t.Errorf("%+v", err)

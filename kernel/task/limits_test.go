@@ -1,6 +1,7 @@
 package task_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -53,7 +54,12 @@ func TestRAMDiskIsBounded(t *testing.T) {
 	s := spec(1, "fill")
 	s.RAMDisk = int64(len(exe)) + room
 	e := newEvents()
-	start(t, s, e)
+	c := prepare(t, s, e)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := errors.Join(load(t, c), c.Start(ctx)); err != nil {
+		t.Fatal(err)
+	}
 	e.await(t, "end", func() bool { return len(e.exits()) == 1 })
 	var n int
 	out := e.text(0, task.Stdout)

@@ -66,7 +66,7 @@ func runOf(t *testing.T, p *task.Pool) *task.Container {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.End() })
-	if err := load(t, c); err != nil {
+	if err := provide(t, c); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Start(ctx); err != nil {

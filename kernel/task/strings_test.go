@@ -34,7 +34,7 @@ func TestLongStrings(t *testing.T) {
 	argv, env := slices.Clone(s.Argv), append(slices.Clone(s.Env), s.Ranks[0].Env...)
 
 	c := prepare(t, s, newEvents())
-	if err := load(t, c); err != nil {
+	if err := provide(t, c); err != nil {
 		t.Fatal(err)
 	}
 	item, err := c.Kept("job/1")
@@ -66,7 +66,7 @@ func TestLongStrings(t *testing.T) {
 func TestTooLongStrings(t *testing.T) {
 	s := spec(1, "strings", strings.Repeat("x", 128<<10))
 	c := prepare(t, s, newEvents())
-	if err := load(t, c); err != nil {
+	if err := provide(t, c); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -12,36 +12,35 @@ import (
 // Files that a job has brought stay on its nodes for later jobs, across a restart of the node
 // kernel, too. A job's writes to its copies do not change them.
 func TestContentsStay(t *testing.T) {
-	onBoth(t, func(t *testing.T, m *machine) {
-		file := filepath.Join(t.TempDir(), "data")
-		text := m.name + strings.Repeat(" content", 1000) // which no node has
-		if err := os.WriteFile(file, []byte(text+"\n"), 0o666); err != nil {
-			t.Fatal(err)
+	m := use(t, "hosted")
+	file := filepath.Join(t.TempDir(), "data")
+	text := m.name + strings.Repeat(" content", 1000) // which no node has
+	if err := os.WriteFile(file, []byte(text+"\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	run := func(had string) bool {
+		t.Helper()
+		r := m.run(0, "-v", "-n", "2", "--ppn", "1", "--with", file, "/bin/sh", "-c", `read -r x <"$0"; echo "$x"; echo changed >"$0"`, file)
+		if r.stdout != text+"\n"+text+"\n" {
+			t.Fatalf("%d bytes of another content: %.100s", len(r.stdout), r.stdout)
 		}
-		run := func(had string) bool {
-			t.Helper()
-			r := m.run(0, "-v", "-n", "2", "--ppn", "1", "--with", file, "/bin/sh", "-c", `read -r x <"$0"; echo "$x"; echo changed >"$0"`, file)
-			if r.stdout != text+"\n"+text+"\n" {
-				t.Fatalf("%d bytes of another content: %.100s", len(r.stdout), r.stdout)
-			}
-			return strings.Contains(r.stderr, had)
+		return strings.Contains(r.stderr, had)
+	}
+	// The shell, its libraries and the file. Another test may have brought all but the file.
+	if run("4 of 4 files") {
+		t.Error("the nodes have a file before any job has brought it")
+	}
+	had := func() bool { return run("4 of 4 files") && run("its nodes have loaded all files") }
+	eventually(t, "files that stay", had, func() string { return fmt.Sprint(m.listNodes()) })
+	for _, node := range []string{"0", "1"} {
+		if r := m.margay("machine", "restart", node); r.code != 0 {
+			t.Fatal(r)
 		}
-		// The shell, its libraries and the file. Another test may have brought all but the file.
-		if run("4 of 4 files") {
-			t.Error("the nodes have a file before any job has brought it")
-		}
-		had := func() bool { return run("4 of 4 files") && run("its nodes have loaded all files") }
-		eventually(t, "files that stay", had, func() string { return fmt.Sprint(m.listNodes()) })
-		for _, node := range []string{"0", "1"} {
-			if r := m.margay("machine", "restart", node); r.code != 0 {
-				t.Fatal(r)
-			}
-		}
-		m.awaitUp()
-		if !had() {
-			t.Error("the files are gone with the node kernel")
-		}
-	})
+	}
+	m.awaitUp()
+	if !had() {
+		t.Error("the files are gone with the node kernel")
+	}
 }
 
 // A job executes the node's copy of a program that an earlier job has brought. Its ranks cannot

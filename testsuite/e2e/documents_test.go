@@ -34,10 +34,13 @@ func TestDocuments(t *testing.T) {
 
 // readersMargay replaces the command margay. It selects the substrate of the test, gives nodes
 // longer to come up, and waits for late nodes before it runs a job, since a late node gets no ranks
-// and other tests load the host.
+// and other tests load the host. Where the reader leaves the number of virtual nodes open, there
+// are two: four come up in make run.
 const readersMargay = `margay() {
 	case "$1 ${2-}" in
-	"machine up") set -- "$@" --substrate "$substrate" --boot-timeout 5m ;;
+	"machine up")
+		case "$substrate $*" in qemu*--nodes*) ;; qemu*) set -- "$@" --nodes 2 ;; esac
+		set -- "$@" --substrate "$substrate" --boot-timeout 5m ;;
 	"run "*)
 		for try in {1..60}; do
 			nodes=$(command margay nodes 2>/dev/null) || break
@@ -67,7 +70,7 @@ func readPage(t *testing.T, substrate, page string) {
 		t.Fatal(err)
 	}
 	// docs/operating.md recommends this for a busy host; other tests run at the same time.
-	env := append(readersEnvironment(), "MARGAY_DIR="+base, "MARGAY_STATE="+t.TempDir(), "UP_FLAGS=--boot-timeout 5m")
+	env := append(readersEnvironment(t), "MARGAY_DIR="+base, "MARGAY_STATE="+t.TempDir(), "UP_FLAGS=--boot-timeout 5m")
 	s := documents.Session{Dir: tree, Env: env, Scratch: t.TempDir(), Deadline: 8 * time.Minute}
 	s.Prelude = "substrate=" + substrate + "\n" + readersMargay
 	t.Cleanup(func() {
@@ -92,12 +95,16 @@ func readPage(t *testing.T, substrate, page string) {
 }
 
 // readersEnvironment returns the environment of this test without the variables that an outer make
-// sets for inner ones: a reader's make has no outer one.
-func readersEnvironment() []string {
-	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
+// sets for inner ones: a reader's make has no outer one. A copy of the tree has no history, so it
+// gets the version of this one: then nothing is linked again.
+func readersEnvironment(t *testing.T) []string {
+	t.Helper()
+	environ := slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")
 		return name == "MFLAGS" || strings.HasPrefix(name, "MAKE")
 	})
+	version := strings.TrimPrefix(string(output(t, filepath.Join(bin, "margay"), "--version")), "margay version ")
+	return append(environ, "VERSION="+strings.TrimSpace(version))
 }
 
 // copyOfTree makes a copy of the tree, which the reader of a page may fill with files, and returns

@@ -23,8 +23,8 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// countJob starts a job that prints numbered lines for a while, and returns a check that none is
-// missing or duplicated.
+// countJob starts a job that prints numbered lines for a while, or until SIGUSR1 if lines is 0, and
+// returns a check that none is missing or duplicated.
 func countJob(t *testing.T, m *machine, ranks, lines, pause int) (c *command, complete func(r result)) {
 	t.Helper()
 	c = m.start("run", "-n", fmt.Sprint(ranks), probe(), "count", fmt.Sprint(lines), fmt.Sprint(pause))
@@ -47,8 +47,8 @@ func countJob(t *testing.T, m *machine, ranks, lines, pause int) (c *command, co
 				next[rank]++
 			}
 			for rank := range ranks {
-				if next[rank] != lines {
-					t.Fatalf("%s: %d lines of rank %d, want %d", stream, next[rank], rank, lines)
+				if lines > 0 && next[rank] != lines || lines == 0 && !strings.Contains(r.stdout, fmt.Sprintf("rank %d printed %d lines\n", rank, next[rank])) {
+					t.Fatalf("%s: %d lines of rank %d, want %d: %v", stream, next[rank], rank, lines, r)
 				}
 			}
 		}
@@ -56,31 +56,26 @@ func countJob(t *testing.T, m *machine, ranks, lines, pause int) (c *command, co
 }
 
 func TestServeKilled(t *testing.T) {
-	onBoth(t, func(t *testing.T, m *machine) {
-		kills := 1 // virtual nodes are slow, and serve does the same for them
-		if m.hosted() {
-			kills = 3
-		}
-		c, complete := countJob(t, m, m.nodes*m.cores, 60, 50)
-		for range kills {
-			_, serve := m.status()
-			kill(t, serve)
-			eventually(t, "another serve", func() bool {
-				r := m.margay("machine", "status")
-				return r.code == 0 && !strings.Contains(r.stdout, fmt.Sprintf("serve: process %d,", serve))
-			}, func() string { return m.margay("machine", "status").String() })
-			time.Sleep(200 * time.Millisecond)
-		}
-		r := c.wait()
-		complete(r)
-		if !strings.Contains(r.stderr, "goes on") {
-			t.Errorf("it does not say what happened: %v", r)
-		}
-		for _, n := range m.listNodes() {
-			m.awaitHealth(int(n.Node), "up") // on a busy host a node may be late
-		}
-		m.usable()
-	})
+	m := use(t, "hosted")
+	c, complete := countJob(t, m, m.nodes*m.cores, 60, 50)
+	for range 3 {
+		_, serve := m.status()
+		kill(t, serve)
+		eventually(t, "another serve", func() bool {
+			r := m.margay("machine", "status")
+			return r.code == 0 && !strings.Contains(r.stdout, fmt.Sprintf("serve: process %d,", serve))
+		}, func() string { return m.margay("machine", "status").String() })
+		time.Sleep(200 * time.Millisecond)
+	}
+	r := c.wait()
+	complete(r)
+	if !strings.Contains(r.stderr, "goes on") {
+		t.Errorf("it does not say what happened: %v", r)
+	}
+	for _, n := range m.listNodes() {
+		m.awaitHealth(int(n.Node), "up") // on a busy host a node may be late
+	}
+	m.usable()
 }
 
 // A serve that is stopped for longer than a node may be silent declares no node dead, and
@@ -431,13 +426,12 @@ func TestKilledWhileRanksMeet(t *testing.T) {
 }
 
 func TestRunKilled(t *testing.T) {
-	onBoth(t, func(t *testing.T, m *machine) {
-		c := m.start("run", "-n", m.all(), probe(), "sleep", "3600", "stubborn")
-		c.awaitRanks("sleeping", m.nodes*m.cores)
-		kill(t, c.cmd.Process.Pid)
-		m.awaitIdle()
-		m.usable()
-	})
+	m := use(t, "hosted")
+	c := m.start("run", "-n", m.all(), probe(), "sleep", "3600", "stubborn")
+	c.awaitRanks("sleeping", m.nodes*m.cores)
+	kill(t, c.cmd.Process.Pid)
+	m.awaitIdle()
+	m.usable()
 }
 
 // awaitIdle waits until no job is left and every core is free.
@@ -578,6 +572,11 @@ func TestVMKilled(t *testing.T) {
 	if n := m.awaitHealth(1, "up"); n.Boots != 2 {
 		t.Errorf("then node1 is %+v", n)
 	}
+	// It has the machine's extensions again.
+	list := func() string { return m.margay("ext", "list", "--node", "1").stdout }
+	eventually(t, "machine's extensions", func() bool {
+		return regexp.MustCompile(`machine +boot +minimum +\S+ +1 `).MatchString(list()) && regexp.MustCompile(`machine +exit +account +\S+ +[1-9]`).MatchString(list())
+	}, list)
 }
 
 // A node that ends is restarted a few times, with a new root, RAM disk and connections to other

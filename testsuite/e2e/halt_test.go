@@ -29,7 +29,7 @@ func halted(pids []int) (all, none bool) {
 // continues without loss.
 func TestHaltedJob(t *testing.T) {
 	m := use(t, "hosted")
-	c, complete := countJob(t, m, 8, 60, 50)
+	c, complete := countJob(t, m, 8, 0, 50)
 	job := m.onlyJob()
 	var ranks []int
 	eventually(t, "all ranks", func() bool { // some may still be starting
@@ -48,6 +48,7 @@ func TestHaltedJob(t *testing.T) {
 		t.Fatal(r)
 	}
 	eventually(t, "ranks that go on", func() bool { _, none := halted(ranks); return none }, state)
+	c.signal(unix.SIGUSR1)
 	complete(c.wait())
 	m.usable()
 }

@@ -56,7 +56,5 @@ func TestImage(t *testing.T) {
 
 // A node needs little memory, and has room for an application in it.
 func TestSmallNode(t *testing.T) {
-	ownMachine(t, "own virtual")
-	m := up(t, "qemu", 1, 1, "--memory", "256")
-	m.usable()
+	use(t, "mortal").usable() // 256 MiB
 }

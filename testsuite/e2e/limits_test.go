@@ -279,21 +279,20 @@ func TestExtensionsRefused(t *testing.T) {
 		"unknown service": {misbehaving(t, 4), "service 4242"},
 		"no object":       {probe(), "refused: "},
 	}
-	onBoth(t, func(t *testing.T, m *machine) {
-		for name, c := range cases {
-			t.Run(name, func(t *testing.T) {
-				m := *m
-				m.t = t
-				r := m.run(0, "-n", "2", "--with", c.object, probe(), "insert", c.object)
-				if strings.Count(r.stdout, "\n") != 2 || strings.Count(r.stdout, "refused: margay: insert extension: ") != 2 || !strings.Contains(r.stdout, c.says) {
-					t.Error(r)
-				}
-			})
-		}
-		if r := m.run(0, "-n", "2", "--with", good, probe(), "insert", good); strings.Count(r.stdout, "inserted as ") != 2 {
-			t.Error(r)
-		}
-	})
+	m := use(t, "hosted")
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			m := *m
+			m.t = t
+			r := m.run(0, "-n", "2", "--with", c.object, probe(), "insert", c.object)
+			if strings.Count(r.stdout, "\n") != 2 || strings.Count(r.stdout, "refused: margay: insert extension: ") != 2 || !strings.Contains(r.stdout, c.says) {
+				t.Error(r)
+			}
+		})
+	}
+	if r := m.run(0, "-n", "2", "--with", good, probe(), "insert", good); strings.Count(r.stdout, "inserted as ") != 2 {
+		t.Error(r)
+	}
 }
 
 // Extensions that fail while running are stopped, and the list shows how each failed. Messages are
@@ -310,28 +309,27 @@ func TestExtensionsStopped(t *testing.T) {
 		{"endless loop", 3, "kind=fuel"},
 		{"no verdict", 5, "answer 99 is not a verdict of slot message"},
 	}
-	onBoth(t, func(t *testing.T, m *machine) {
-		for i, c := range cases {
-			t.Run(c.name, func(t *testing.T) {
-				m := *m
-				m.t = t
-				object := misbehaving(t, c.do)
-				r := m.run(0, "--with", object, probe(), "extension", object)
-				// It is removed concurrently with the messages. Some more may pass before the rank
-				// finds it gone.
-				var sent, delivered int
-				if _, err := fmt.Sscanf(r.stdout, "after %d messages the extension is gone; all %d were delivered;", &sent, &delivered); err != nil ||
-					sent < 16 || delivered != sent {
-					t.Error(r)
-				}
-				if list := m.margay("ext", "list"); strings.Count(list.stdout, "removed: ") < i+1 || !strings.Contains(list.stdout, c.says) {
-					t.Error(list)
-				}
-				m.awaitConsole("removed: ")
-			})
-		}
-		m.usable()
-	})
+	m := use(t, "hosted")
+	for i, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			m := *m
+			m.t = t
+			object := misbehaving(t, c.do)
+			r := m.run(0, "--with", object, probe(), "extension", object)
+			// It is removed concurrently with the messages. Some more may pass before the rank
+			// finds it gone.
+			var sent, delivered int
+			if _, err := fmt.Sscanf(r.stdout, "after %d messages the extension is gone; all %d were delivered;", &sent, &delivered); err != nil ||
+				sent < 16 || delivered != sent {
+				t.Error(r)
+			}
+			if list := m.margay("ext", "list"); strings.Count(list.stdout, "removed: ") < i+1 || !strings.Contains(list.stdout, c.says) {
+				t.Error(list)
+			}
+			m.awaitConsole("removed: ")
+		})
+	}
+	m.usable()
 }
 
 // An extension that runs all the time and uses all its fuel does not keep the node kernel from its

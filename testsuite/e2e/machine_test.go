@@ -71,6 +71,10 @@ func run(m *testing.M) int {
 			return 1
 		}
 	}
+	if err := os.WriteFile(inherited()[0], []byte("secret"), 0o600); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		return 1
+	}
 	// The job init must be beside the nodes among them.
 	if err := os.Symlink(filepath.Join(bin, "jobinit"), filepath.Join(scratch, "jobinit")); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
@@ -296,7 +300,11 @@ func upAs(t testing.TB, change func(*exec.Cmd), substrate string, nodes, cores i
 }
 
 func (m *machine) up(substrate string, flags ...string) result {
-	r := start(m.t, nil, m.upArgs(substrate, flags...)...).wait()
+	return m.upAs(nil, substrate, flags...)
+}
+
+func (m *machine) upAs(change func(*exec.Cmd), substrate string, flags ...string) result {
+	r := start(m.t, change, m.upArgs(substrate, flags...)...).wait()
 	repeats(m.t, r)
 	return r
 }

@@ -8,11 +8,11 @@ import (
 	"testing"
 )
 
-// Nodes boot from their network card, and run an application. The virtual machine of one is killed
-// during its boot, and boots again. serve is killed as well.
+// A node boots from its network card, and runs an application. Its virtual machine is killed during
+// its boot, and boots again. serve is killed as well.
 func TestNetboot(t *testing.T) {
 	ownMachine(t, "own virtual")
-	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber.Add(1)), substrate: "qemu", nodes: 2, cores: 1}
+	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber.Add(1)), substrate: "qemu", nodes: 1, cores: 2}
 	t.Cleanup(func() {
 		m.logs()
 		if r := m.margay("machine", "down"); r.code != 0 && !strings.Contains(r.stderr, "there is no such machine") {
@@ -24,11 +24,11 @@ func TestNetboot(t *testing.T) {
 		text, _ := os.ReadFile(m.file("log", "holder.log"))
 		return string(text)
 	}
-	eventually(t, "address of node1", func() bool { return strings.Contains(log(), "node1: it has got its address\n") }, log)
+	eventually(t, "address of node0", func() bool { return strings.Contains(log(), "node0: it has got its address\n") }, log)
 	// The path is of this machine alone, whatever other tests run.
-	killed := pids(t, m.file("ports", "node1"))
+	killed := pids(t, m.file("ports", "node0"))
 	if len(killed) != 1 {
-		t.Fatalf("node1 has the processes %v", killed)
+		t.Fatalf("node0 has the processes %v", killed)
 	}
 	kill(t, killed[0])
 	_, serve := m.status()
@@ -37,22 +37,16 @@ func TestNetboot(t *testing.T) {
 	if r.code != 0 {
 		t.Fatalf("machine up: %v", r)
 	}
-	if !strings.Contains(r.stderr, "node1 is up on boot 2 after") {
+	if !strings.Contains(r.stderr, "node0 is up on boot 2 after") {
 		t.Errorf("machine up: %v", r)
 	}
-	_, again, _ := strings.Cut(log(), fmt.Sprintf("VM %q ended", m.name+"-node1"))
-	for node := range 2 {
-		rest := log()
-		if node == 1 {
-			rest = again
-		}
-		for _, stage := range []string{
-			"it has got its address", "it fetches the script", "it fetches the kernel", "it fetches the node image", "it has fetched everything, and starts Linux",
-		} {
-			var found bool
-			if _, rest, found = strings.Cut(rest, fmt.Sprintf("node%d: %s\n", node, stage)); !found {
-				t.Errorf("node%d: no stage %q, or in another order, in:\n%s", node, stage, log())
-			}
+	_, rest, _ := strings.Cut(log(), fmt.Sprintf("VM %q ended", m.name+"-node0"))
+	for _, stage := range []string{
+		"it has got its address", "it fetches the script", "it fetches the kernel", "it fetches the node image", "it has fetched everything, and starts Linux",
+	} {
+		var found bool
+		if _, rest, found = strings.Cut(rest, fmt.Sprintf("node0: %s\n", stage)); !found {
+			t.Errorf("no stage %q, or in another order, in:\n%s", stage, log())
 		}
 	}
 	text := filepath.Join(t.TempDir(), "text")
@@ -64,10 +58,9 @@ func TestNetboot(t *testing.T) {
 		t.Errorf("the histogram: %v", r)
 	}
 	// The configuration, which has a secret, did not come over the network.
-	for _, path := range []string{m.file("nodes", "node0.json"), m.file("nodes", "node1.json")} {
-		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-			t.Errorf("%s: mode %v, %v", path, info, err)
-		}
+	path := m.file("nodes", "node0.json")
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%s: mode %v, %v", path, info, err)
 	}
 	if _, err := os.Stat(m.file("nodes", "node0.img")); err == nil {
 		t.Error("there is an image with the configuration of a node")

@@ -89,6 +89,9 @@ func TestOperations(t *testing.T) {
 		}
 		o := operations{m, inC, inGo, seed}
 		o.check(calls, accesses)
+		if !m.hosted() {
+			return
+		}
 		r := o.run(125, "collect", calls, "if [ $MARGAY_RANK = 3 ]; then exit 0; fi")
 		if !strings.Contains(r.stderr, "to rank 3") || !strings.Contains(r.stderr, "which has ended") {
 			t.Errorf("the job does not say that rank 3 has ended: %v", r)

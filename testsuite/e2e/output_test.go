@@ -45,13 +45,12 @@ func TestReaderStandsStill(t *testing.T) {
 // The output of a rank's children arrives while ranks run, however late. The children are ended
 // with the last rank.
 func TestChildrenWriteLate(t *testing.T) {
-	onBoth(t, func(t *testing.T, m *machine) {
-		r := m.run(0, "-n", "2", probe(), "late")
-		if r.stdout != "child of rank 0\n" {
-			t.Error(r)
-		}
-		m.usable()
-	})
+	m := use(t, "hosted")
+	r := m.run(0, "-n", "2", probe(), "late")
+	if r.stdout != "child of rank 0\n" {
+		t.Error(r)
+	}
+	m.usable()
 }
 
 // Long lines of two ranks stay whole.
@@ -78,31 +77,30 @@ func TestLongLines(t *testing.T) {
 
 // Files that ranks write and that vanish are named once by margay run, logs and ps.
 func TestFilesAreNotKept(t *testing.T) {
-	onBoth(t, func(t *testing.T, m *machine) {
-		dir := t.TempDir()
-		brought := filepath.Join(dir, "brought")
-		if err := os.WriteFile(brought, []byte("x"), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		run := func(flags ...string) result {
-			args := append([]string{"-m", m.name, "run", "-n", "2", "--ppn", "1", "--with", brought}, flags...)
-			return start(t, func(cmd *exec.Cmd) { cmd.Dir = dir }, append(args, probe(), "write", "b\x1b", "a", "/tmp/c", "/dev/shm/d")...).wait()
-		}
-		const want = "4 files written by ranks were not kept: a (on 2 nodes), \"b\\x1b\" (on 2 nodes)\n"
-		if r := run(); r.code != 0 || r.stderr != "margay: "+want {
-			t.Errorf("want %q: %v", want, r)
-		}
-		job := strings.TrimSpace(run("--detach").stdout)
-		if r := m.margay("logs", job); r.code != 0 || r.stderr != "margay: "+want {
-			t.Error(r)
-		}
-		if r := m.margay("ps", job); r.code != 0 || !strings.Contains(r.stdout, want) {
-			t.Error(r)
-		}
-		if r := m.run(0, "-n", "2", "--with", brought, probe(), "hello"); r.stderr != "" {
-			t.Errorf("nothing was written: %v", r)
-		}
-	})
+	m := use(t, "hosted")
+	dir := t.TempDir()
+	brought := filepath.Join(dir, "brought")
+	if err := os.WriteFile(brought, []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	run := func(flags ...string) result {
+		args := append([]string{"-m", m.name, "run", "-n", "2", "--ppn", "1", "--with", brought}, flags...)
+		return start(t, func(cmd *exec.Cmd) { cmd.Dir = dir }, append(args, probe(), "write", "b\x1b", "a", "/tmp/c", "/dev/shm/d")...).wait()
+	}
+	const want = "4 files written by ranks were not kept: a (on 2 nodes), \"b\\x1b\" (on 2 nodes)\n"
+	if r := run(); r.code != 0 || r.stderr != "margay: "+want {
+		t.Errorf("want %q: %v", want, r)
+	}
+	job := strings.TrimSpace(run("--detach").stdout)
+	if r := m.margay("logs", job); r.code != 0 || r.stderr != "margay: "+want {
+		t.Error(r)
+	}
+	if r := m.margay("ps", job); r.code != 0 || !strings.Contains(r.stdout, want) {
+		t.Error(r)
+	}
+	if r := m.run(0, "-n", "2", "--with", brought, probe(), "hello"); r.stderr != "" {
+		t.Errorf("nothing was written: %v", r)
+	}
 }
 
 // The output of a detached job that fills the disk of the machine's folder is never silently

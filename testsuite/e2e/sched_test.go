@@ -14,45 +14,14 @@ import (
 	"margay/cluster/rates"
 )
 
-// Two processes that compute share a core under the scheduler that is inserted while they run,
-// whichever mechanism makes Linux obey it. Each process reports its own processor time. On emulated
-// nodes the load of the host decides how long a turn really is, so TestSoakSchedulers measures the
-// shares there; this test checks only that the scheduler is asked.
+// Two processes that compute share a core under the scheduler that is inserted while they run. Each
+// process reports its own processor time. On emulated nodes the load of the host decides how long a
+// turn really is: there TestSoakSchedulers measures the shares, the suite in guests counts turns
+// (package schedtest), and TestInfiniteIsQuiet and TestSeeSharedCore insert schedulers.
 func TestSchedulers(t *testing.T) {
-	inTurns(t,
-		turnOf{"hosted", expectAlone("hosted"), func(_ *testing.T, m *machine) { m.schedulers("priority") }},
-		turnOf{"qemu", expect("qemu"), func(_ *testing.T, m *machine) { m.asked("priority") }},
-		turnOf{"sched_ext", expect("sched_ext"), func(_ *testing.T, m *machine) { m.asked("sched_ext") }},
-	)
-}
-
-// asked requires that each scheduler decides while two ranks compute on a core, and that these have
-// the core by it.
-func (m *machine) asked(enforcer string) {
-	t := m.t
-	m.sharedBy(enforcer)
-	for _, policy := range []string{"weighted", "roundrobin", "infinite"} {
-		c := m.start("run", "-n", "2", "--per-core", "2", probe(), "share", "0", "3600")
-		c.awaitRanks("waits", 2)
-		if r := m.margay("ext", "insert", m.onlyJob(), object(t, "sched/"+policy)); r.code != 0 || !strings.Contains(r.stdout, "active") {
-			t.Fatal(r)
-		}
-		var v rates.View
-		eventually(t, "core that is shared by "+policy, func() bool {
-			v = m.topView("--interval=1s")
-			ranks := v.Cores[0].Ranks
-			if len(ranks) != 2 || !strings.Contains(ranks[0].Why+ranks[1].Why, "("+policy+")") {
-				return false
-			}
-			if policy == "infinite" { // the other one is held
-				return ranks[0].CPU > 1 && ranks[1].CPU == 0 && ranks[1].Why == "held"
-			}
-			return ranks[0].CPU > 1 && ranks[1].CPU > 1
-		}, func() string { return fmt.Sprintf("%+v", v) })
-		c.signal(unix.SIGTERM)
-		c.wait()
-		m.awaitIdle()
-	}
+	w := expectAlone("hosted")
+	t.Parallel()
+	w.take(t).schedulers("priority")
 }
 
 // sharedBy waits until cores are shared by an enforcer, which a node kernel may still have to
@@ -80,15 +49,15 @@ func (m *machine) schedulers(enforcer string) {
 		seconds int
 		share   float64 // of one rank
 	}{
-		{"", 6, 1. / 2},
-		{"weighted", 6, 3. / 4},
-		{"roundrobin", 6, 1. / 2},
+		{"", 3, 1. / 2},
+		{"weighted", 3, 3. / 4},
+		{"roundrobin", 3, 1. / 2},
 		{"infinite", starving[enforcer], 1},
 	} {
 		// Other load on this host falls on one process or the other, and evens out in the sum of a
 		// few runs.
 		var first, second, share float64
-		for run := 1; run == 1 || run <= 5 && math.Abs(share-c.share) > within*c.share; run++ {
+		for run := 1; run == 1 || run <= 10 && math.Abs(share-c.share) > within*c.share; run++ {
 			a, b := m.share(c.policy, c.seconds)
 			t.Logf("%q: %v ms and %v ms of %d s", c.policy, a, b, c.seconds)
 			if c.share > 0.5 && a < b {
@@ -173,24 +142,11 @@ func (m *machine) share(policy string, seconds int) (first, second float64) {
 }
 
 // A harmful scheduler does harm until it is detected: then Linux shares the core, and the list of
-// extensions states the reason. Each way of sharing a core is on one machine; sharing by priority
-// meets the same schedulers in a guest, too (package schedtest).
+// extensions states the reason. Each way of sharing a core meets the same schedulers in a guest
+// (package schedtest), and sched_ext meets them here in TestSoakHostileSchedulers.
 func TestHostileSchedulers(t *testing.T) {
 	burn := misbehaving(t, 7)
-	var tests []turnOf
-	for _, kind := range []string{"hosted", "sched_ext"} {
-		tests = append(tests, turnOf{kind, expect(kind), func(t *testing.T, m *machine) {
-			m.hostileSchedulers(burn)
-			if kind != "sched_ext" {
-				return
-			}
-			if r := m.margay("machine", "restart", "0"); r.code != 0 { // Linux charges the schedulers' faults to their node kernel
-				t.Error(r)
-			}
-			m.sharedBy("sched_ext")
-		}})
-	}
-	inTurns(t, tests...)
+	use(t, "hosted").hostileSchedulers(burn)
 }
 
 // hostileSchedulers inserts the schedulers one after the other while three ranks compute on a core.

@@ -13,25 +13,15 @@ import (
 	"testing"
 )
 
-// Descriptors that machine up was started with, including a folder of the host, do not reach the
-// machine: no process of it has any of them, and ranks have their standard streams and their
-// socket.
-func TestDescriptors(t *testing.T) {
-	secret := filepath.Join(scratch, "inherited")
-	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	var inherited []os.FileInfo
-	for _, path := range []string{secret, "/"} {
-		info, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		inherited = append(inherited, info)
-	}
-	inherit := func(c *exec.Cmd) {
+// inherited returns a file and a folder of the host. The commands that make the shared machines
+// inherit open descriptors of both.
+func inherited() []string { return []string{filepath.Join(scratch, "inherited"), "/"} }
+
+// inherit gives a command ten descriptors of each inherited file.
+func inherit(t *testing.T) func(*exec.Cmd) {
+	return func(c *exec.Cmd) {
 		for range 10 {
-			for _, path := range []string{secret, "/"} {
+			for _, path := range inherited() {
 				f, err := os.Open(path)
 				if err != nil {
 					t.Fatal(err)
@@ -41,8 +31,21 @@ func TestDescriptors(t *testing.T) {
 			}
 		}
 	}
-	onOwn(t, func(t *testing.T, substrate string) {
-		m := upAs(t, inherit, substrate, 1, 2)
+}
+
+// Descriptors that machine up was started with, including a folder of the host, do not reach the
+// machine: no process of it has any of them, and ranks have their standard streams and their
+// socket.
+func TestDescriptors(t *testing.T) {
+	onBoth(t, func(t *testing.T, m *machine) {
+		var inherits []os.FileInfo
+		for _, path := range inherited() {
+			info, err := os.Stat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			inherits = append(inherits, info)
+		}
 		own := regexp.MustCompile(`^descriptor 0: /dev/null
 descriptor 1: pipe:\[\d+\]
 descriptor 2: pipe:\[\d+\]
@@ -63,7 +66,7 @@ $`)
 			for _, f := range files {
 				// Other roots are called / as well, so compare the file.
 				info, err := os.Stat(f)
-				if err == nil && slices.ContainsFunc(inherited, func(file os.FileInfo) bool { return os.SameFile(file, info) }) {
+				if err == nil && slices.ContainsFunc(inherits, func(file os.FileInfo) bool { return os.SameFile(file, info) }) {
 					command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 					t.Errorf("%s of %q is %s", f, command, info.Name())
 				}

@@ -22,47 +22,50 @@ func object(t testing.TB, name string) string {
 	return absolute
 }
 
+// machineExtensions returns flags of machine up.
+func machineExtensions(t testing.TB) []string {
+	return []string{"--extension", object(t, "boot/minimum") + ",cores=2,memory=1000000", "--extension", object(t, "exit/account")}
+}
+
 // Nodes insert the extensions that the machine was made with, and run them when the events of their
-// slots occur.
+// slots occur. TestVMKilled has such a machine of virtual nodes.
 func TestMachineExtensions(t *testing.T) {
-	onOwn(t, func(t *testing.T, substrate string) {
-		m := up(t, substrate, 2, 2, "--extension", object(t, "boot/minimum")+",cores=2,memory=1000000", "--extension", object(t, "timer/heartbeat"),
-			"--extension", object(t, "exit/account"), "--extension", object(t, "fault/tolerate")+",faults=0")
-		list := m.margay("ext", "list").stdout
-		for _, name := range []string{"boot +minimum", "timer +heartbeat", "exit +account", "fault +tolerate"} {
-			if n := len(regexp.MustCompile(name).FindAllString(list, -1)); n != 2 {
-				t.Errorf("%q is there %d times on 2 nodes:\n%s", name, n, list)
-			}
+	ownMachine(t, "own")
+	m := up(t, "hosted", 2, 2, append(machineExtensions(t), "--extension", object(t, "timer/heartbeat"), "--extension", object(t, "fault/tolerate")+",faults=0")...)
+	list := m.margay("ext", "list").stdout
+	for _, name := range []string{"boot +minimum", "timer +heartbeat", "exit +account", "fault +tolerate"} {
+		if n := len(regexp.MustCompile(name).FindAllString(list, -1)); n != 2 {
+			t.Errorf("%q is there %d times on 2 nodes:\n%s", name, n, list)
 		}
-		m.run(3, "-n", "4", "--keep-going", "/bin/sh", "-c", "exit 3")
-		r := m.run(125, "-n", "4", "--keep-going", "/bin/sh", "-c", "[ $MARGAY_RANK = 2 ] && kill -SEGV $$; while :; do :; done")
-		if !strings.Contains(r.stderr, "(tolerate) in slot fault has ended it after the end of rank 2") {
-			t.Error(r)
-		}
-		log := m.margay("ext", "log")
-		if !regexp.MustCompile(`machine 1\.\d+ \(tolerate\): prints: job 2: rank 2 was ended by signal 11, which is one too many`).MatchString(log.stdout) {
-			t.Error(log)
-		}
-		// One run for each process of the first job on node1. The processes of the second job are
-		// ended with it, after slot fault.
-		runs := regexp.MustCompile(`1\.\d+ +machine +exit +account +\S+ +(\d+) `).FindStringSubmatch(m.margay("ext", "list").stdout)
-		if runs == nil || !slices.Contains([]string{"2", "3", "4"}, runs[1]) {
-			t.Errorf("runs of account on node1: %q", runs)
-		}
-		before := m.margay("ext", "stats", "--interval", "1s")
-		if !regexp.MustCompile(`timer +heartbeat +\S+ +[1-9]\d+ `).MatchString(before.stdout) {
-			t.Errorf("heartbeat every 10 ms: %v", before)
-		}
-		// The next node kernel has all of them, and does not run slot boot again.
-		m.margay("machine", "restart", "0")
-		eventually(t, "extensions of the next node kernel", func() bool {
-			return strings.Contains(m.margay("ext", "list", "--node", "0").stdout, "tolerate")
-		}, func() string { return m.margay("ext", "list").stdout })
-		if again := m.margay("ext", "list", "--node", "0").stdout; !regexp.MustCompile(`boot +minimum +\S+ +0 `).MatchString(again) {
-			t.Errorf("slot boot was asked again:\n%s", again)
-		}
-		m.usable()
-	})
+	}
+	m.run(3, "-n", "4", "--keep-going", "/bin/sh", "-c", "exit 3")
+	r := m.run(125, "-n", "4", "--keep-going", "/bin/sh", "-c", "[ $MARGAY_RANK = 2 ] && kill -SEGV $$; while :; do :; done")
+	if !strings.Contains(r.stderr, "(tolerate) in slot fault has ended it after the end of rank 2") {
+		t.Error(r)
+	}
+	log := m.margay("ext", "log")
+	if !regexp.MustCompile(`machine 1\.\d+ \(tolerate\): prints: job 2: rank 2 was ended by signal 11, which is one too many`).MatchString(log.stdout) {
+		t.Error(log)
+	}
+	// One run for each process of the first job on node1. The processes of the second job are
+	// ended with it, after slot fault.
+	runs := regexp.MustCompile(`1\.\d+ +machine +exit +account +\S+ +(\d+) `).FindStringSubmatch(m.margay("ext", "list").stdout)
+	if runs == nil || !slices.Contains([]string{"2", "3", "4"}, runs[1]) {
+		t.Errorf("runs of account on node1: %q", runs)
+	}
+	before := m.margay("ext", "stats", "--interval", "1s")
+	if !regexp.MustCompile(`timer +heartbeat +\S+ +[1-9]\d+ `).MatchString(before.stdout) {
+		t.Errorf("heartbeat every 10 ms: %v", before)
+	}
+	// The next node kernel has all of them, and does not run slot boot again.
+	m.margay("machine", "restart", "0")
+	eventually(t, "extensions of the next node kernel", func() bool {
+		return strings.Contains(m.margay("ext", "list", "--node", "0").stdout, "tolerate")
+	}, func() string { return m.margay("ext", "list").stdout })
+	if again := m.margay("ext", "list", "--node", "0").stdout; !regexp.MustCompile(`boot +minimum +\S+ +0 `).MatchString(again) {
+		t.Errorf("slot boot was asked again:\n%s", again)
+	}
+	m.usable()
 }
 
 // A node that an extension refuses does not come up, and the user gets the reason.

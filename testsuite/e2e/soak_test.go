@@ -62,3 +62,7 @@ func TestSoakLossyWire(t *testing.T) {
 		})
 	}
 }
+
+func TestSoakHostileSchedulers(t *testing.T) {
+	up(t, "qemu", 1, 1, "--profile", "sched").hostileSchedulers(misbehaving(t, 7))
+}

@@ -34,36 +34,35 @@ func timesOf(t *testing.T, r result) (all times) {
 // The launcher prints the time of each phase of a job, in order, and the phases are no longer than
 // the whole.
 func TestTiming(t *testing.T) {
-	onBoth(t, func(t *testing.T, m *machine) {
-		all := []string{"collect", "connect", "queue", "allocate", "record", "prepare", "load", "start", "run", "end", "messages"}
-		begun := slices.DeleteFunc(slices.Clone(all), func(phase string) bool { return phase == "run" || phase == "end" })
-		run := func(want []string, args ...string) (job string) {
-			t.Helper()
-			r := m.run(0, append([]string{"--timing=json", "-n", "2", "--ppn", "1"}, args...)...)
-			got := timesOf(t, r)
-			var phases []string
-			var sum int64
-			for _, p := range got.Phases {
-				phases = append(phases, p.Phase)
-				sum += p.TimeNs
-				node := p.Node != nil && *p.Node < 2 && p.NodeNs > 0
-				if work := slices.Contains([]string{"prepare", "load", "start"}, p.Phase); p.TimeNs < 0 || work != node {
-					t.Errorf("phase %+v", p)
-				}
+	m := use(t, "hosted")
+	all := []string{"collect", "connect", "queue", "allocate", "record", "prepare", "load", "start", "run", "end", "messages"}
+	begun := slices.DeleteFunc(slices.Clone(all), func(phase string) bool { return phase == "run" || phase == "end" })
+	run := func(want []string, args ...string) (job string) {
+		t.Helper()
+		r := m.run(0, append([]string{"--timing=json", "-n", "2", "--ppn", "1"}, args...)...)
+		got := timesOf(t, r)
+		var phases []string
+		var sum int64
+		for _, p := range got.Phases {
+			phases = append(phases, p.Phase)
+			sum += p.TimeNs
+			node := p.Node != nil && *p.Node < 2 && p.NodeNs > 0
+			if work := slices.Contains([]string{"prepare", "load", "start"}, p.Phase); p.TimeNs < 0 || work != node {
+				t.Errorf("phase %+v", p)
 			}
-			if got.Job == 0 || !slices.Equal(phases, want) || sum != got.SumNs || sum > got.WallNs {
-				t.Errorf("times %+v", got)
-			}
-			return strconv.Itoa(int(got.Job))
 		}
-		run(all, "true")
-		run(all, "true") // now the nodes have all files
-		job := run(begun, "--detach", "sleep", "600")
-		if r := m.margay("kill", "--force", job); r.code != 0 {
-			t.Error(r)
+		if got.Job == 0 || !slices.Equal(phases, want) || sum != got.SumNs || sum > got.WallNs {
+			t.Errorf("times %+v", got)
 		}
-		if r := m.margay("wait", job); r.code != 137 {
-			t.Error(r)
-		}
-	})
+		return strconv.Itoa(int(got.Job))
+	}
+	run(all, "true")
+	run(all, "true") // now the nodes have all files
+	job := run(begun, "--detach", "sleep", "600")
+	if r := m.margay("kill", "--force", job); r.code != 0 {
+		t.Error(r)
+	}
+	if r := m.margay("wait", job); r.code != 137 {
+		t.Error(r)
+	}
 }

@@ -35,7 +35,7 @@ var (
 	kinds = map[string]kind{
 		"qemu":        {"qemu", 2, 2, patient, 1},
 		"sched_ext":   {"qemu", 1, 1, slices.Concat(patient, []string{"--profile", "sched"}), 1},
-		"mortal":      {"qemu", 2, 2, nil, 1}, // its virtual machines are stopped and killed
+		"mortal":      {"qemu", 2, 2, []string{"--memory", "256"}, 1}, // its virtual machines are stopped and killed
 		"own virtual": {"qemu", 0, 0, nil, 1},
 		"hosted":      {"hosted", 4, 2, nil, 2},
 		"own":         {"hosted", 0, 0, nil, 2},
@@ -108,7 +108,11 @@ func (w *turn) take(t *testing.T) *machine {
 		name := fmt.Sprintf("%s%d", w.kind, turns.made[w.kind])
 		turns.mu.Unlock()
 		m := &machine{t: t, name: name, substrate: k.substrate, nodes: k.nodes, cores: k.cores}
-		if r := m.up(k.substrate, k.flags...); r.code != 0 {
+		flags := k.flags
+		if w.kind == "mortal" {
+			flags = append(machineExtensions(t), flags...)
+		}
+		if r := m.upAs(inherit(t), k.substrate, flags...); r.code != 0 {
 			if strings.Contains(r.stderr, "does not let an ordinary user make them") {
 				t.Skip(r.stderr)
 			}

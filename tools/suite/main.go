@@ -10,6 +10,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ import (
 	"time"
 
 	"margay/tools/features/table"
+	"margay/tools/suite/plain"
 	"margay/tools/suite/verdict"
 )
 
@@ -71,15 +73,15 @@ const (
 // alone are long computations in a single goroutine: random programs, simulated hours, lists of
 // thousands of jobs. The race detector would find nothing in them and make them ten times slower.
 var alone = computing{
-	"TestRegisters|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestWaitingSavesNothing|TestWeights|TestRandomNetwork|TestAllInterleavings|TestIncast|TestListOfManyJobs|TestStateOfLargeJob|TestDamagedObjects|TestDrainModel",
-	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/object", "./nimble/verify", "./ext/sched/weighted", "./kernel/fabric/reliable", "./cluster/serve"},
+	"TestRegisters|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestListOfManyJobs|TestStateOfLargeJob|TestDrainModel",
+	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/verify", "./cluster/serve"},
 }
 
 // agree is one of them with a configurable duration: random programs on which the engines must
 // agree. tools/soak gives it more time.
 var agree = computing{"TestAgreesWithPortable", []string{"./nimble/engine/direct", "./nimble/engine/subroutine"}}
 
-const agreeTime = "MARGAY_AGREE=10s"
+const agreeTime = "MARGAY_AGREE=5s"
 
 // computing names tests, separated by |, and their packages.
 type computing struct {
@@ -87,59 +89,58 @@ type computing struct {
 	packages []string
 }
 
-// sequential are packages whose tests read the whole tree in a single goroutine, where the race
-// detector finds nothing and takes eight times as long.
-var sequential = []string{"margay/testsuite/layout", "margay/tools/prose"}
-
-// plain leaves out what only debuggers read. A hundred programs of tests link a quarter faster.
-const plain = "-ldflags=-s -w"
+// stripped leaves out what only debuggers read. A hundred programs of tests link a quarter faster.
+const stripped = "-ldflags=-s -w"
 
 // run returns the arguments of a go test that runs only these tests, without the race detector.
 func (c computing) run() []string {
-	return append([]string{"-vet=off", plain, "-count=1", "-timeout=15m", "-run=^(" + c.tests + ")$"}, c.packages...)
+	return append([]string{"-vet=off", stripped, "-count=1", "-timeout=15m", "-run=^(" + c.tests + ")$"}, c.packages...)
 }
 
-// plan returns lists of steps. The lists run in parallel and the steps of a list in order, so that
-// a small host never has many more computing processes than CPUs. What computes comes first beside
-// the guests, which mostly wait, and the machines run beside the tests with the race detector. Vet
-// is off, because make check vets more strictly. Results with the race detector are not cached,
-// because some tests start programs that go test does not know as inputs.
-func plan(packages, arm64 []string) [][]step {
+// plan returns lists of steps. The packages in racy are tested with the race detector, those in
+// single without. The lists run in parallel and the steps of a list in order, so that a small host
+// never has many more computing processes than CPUs. What computes comes first beside the guests,
+// which mostly wait, and the machines run beside the tests with the race detector. Vet is off,
+// because make check vets more strictly. Results with the race detector are not cached, because
+// some tests start programs that go test does not know as inputs.
+func plan(single, racy, arm64 []string) [][]step {
 	// Like make check and make build, so that nothing is compiled twice.
-	plainly, racy := []string{"CGO_ENABLED=0"}, []string{"CGO_ENABLED=1"}
+	static, cgo := []string{"CGO_ENABLED=0"}, []string{"CGO_ENABLED=1"}
 	return [][]step{
 		{
-			{name: "alone", env: plainly, args: alone.run()},
-			{name: "sequential", env: plainly, args: append([]string{"-vet=off", plain, "-count=1", "-timeout=5m"}, sequential...)},
-			{name: "agree", env: append([]string{agreeTime}, plainly...), args: agree.run()},
-			{name: "peers", dir: "tools/peers", env: racy, args: []string{"-vet=off", "-race", "-timeout=15m", "./..."}},
-			// Random proofs and damaged files are computing in Go, the same on every processor.
-			{name: "arm64", env: append([]string{"GOARCH=arm64"}, plainly...), args: append([]string{"-vet=off", plain, "-short", "-timeout=15m", "-skip=^(TestProofsHold|TestOperations|TestDamagedObjects)$", "-exec=qemu-aarch64-static"}, arm64...)},
+			{name: "alone", env: static, args: alone.run()},
+			{name: "plain", env: static, args: append([]string{"-vet=off", stripped, "-count=1", "-timeout=15m"}, single...)},
+			{name: "agree", env: append([]string{agreeTime}, static...), args: agree.run()},
+			{name: "peers", dir: "tools/peers", env: cgo, args: []string{"-vet=off", "-race", "-timeout=15m", "./..."}},
+			// Random proofs, programs and histories and damaged files are computing in Go, the
+			// same on every processor.
+			{name: "arm64", env: append([]string{"GOARCH=arm64"}, static...), args: append([]string{"-vet=off", stripped, "-short", "-timeout=15m", "-skip=^(TestProofsHold|TestOperations|TestDamagedObjects|TestAgreesWithPortable|TestModel)$", "-exec=qemu-aarch64-static"}, arm64...)},
 			// -count=1 disables the cache: go test does not know the programs that these tests
 			// start.
-			{name: "machines", env: plainly, args: []string{"-vet=off", "-count=1", "-timeout=45m", machines}},
+			{name: "machines", env: static, args: []string{"-vet=off", "-count=1", "-timeout=45m", machines}},
 		},
 		{
-			{name: "guests", env: plainly, args: []string{"-vet=off", "-count=1", "-timeout=40m", guests}},
-			{name: "race", env: racy, args: append([]string{"-vet=off", plain, "-race", "-count=1", "-timeout=30m", "-skip=^(" + alone.tests + "|" + agree.tests + ")$"}, packages...)},
+			{name: "guests", env: static, args: []string{"-vet=off", "-count=1", "-timeout=40m", guests}},
+			{name: "race", env: cgo, args: append([]string{"-vet=off", stripped, "-race", "-count=1", "-timeout=30m", "-skip=^(" + alone.tests + "|" + agree.tests + ")$"}, racy...)},
 		},
 	}
 }
 
 func run(ctx context.Context, arm64 []string, out io.Writer) error {
 	start := time.Now()
-	packages, err := list(ctx)
+	single, racy, err := list(ctx)
 	if err != nil {
 		return err
 	}
 	suite := verdict.New(out)
 	var lanes sync.WaitGroup
-	for _, steps := range plan(packages, arm64) {
+	for _, steps := range plan(single, racy, arm64) {
 		lanes.Go(func() {
 			for _, s := range steps {
 				begin := time.Now()
-				suite.Ended(s.name, s.run(ctx, suite, interruptDelay))
-				fmt.Fprintf(out, "suite: %s took %v\n", s.name, time.Since(begin).Round(time.Second))
+				used, err := s.run(ctx, suite, interruptDelay)
+				suite.Ended(s.name, err)
+				fmt.Fprintf(out, "suite: %s took %v, and %v of a processor\n", s.name, time.Since(begin).Round(time.Second), used.Round(time.Second))
 			}
 		})
 	}
@@ -182,16 +183,29 @@ func unproved(suite *verdict.Suite) ([]string, error) {
 	return features.Unproved(append(suite.Passed(), suite.Skipped()...)), nil
 }
 
-// list returns the packages of the module that are tested with the race detector.
-func list(ctx context.Context) ([]string, error) {
-	cmd := exec.CommandContext(ctx, "go", "list", "./...")
+// list returns the packages of the module with tests, apart from those that boot machines: those
+// that are plain (see package plain), and the others.
+func list(ctx context.Context) (single, racy []string, err error) {
+	cmd := exec.CommandContext(ctx, "go", "list", "-json="+plain.Fields, "./...")
 	cmd.Stderr = os.Stderr
 	text, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("go list: %w", err)
+		return nil, nil, fmt.Errorf("go list: %w", err)
 	}
-	others := append([]string{guests, machines}, sequential...)
-	return slices.DeleteFunc(strings.Fields(string(text)), func(p string) bool { return slices.Contains(others, p) }), nil
+	all, err := plain.Decode(bytes.NewReader(text))
+	if err != nil {
+		return nil, nil, err
+	}
+	if single, err = plain.Packages(all); err != nil {
+		return nil, nil, err
+	}
+	for _, p := range all {
+		path := p.ImportPath
+		if len(p.TestGoFiles)+len(p.XTestGoFiles) > 0 && path != guests && path != machines && !slices.Contains(single, path) {
+			racy = append(racy, path)
+		}
+	}
+	return single, racy, nil
 }
 
 // interruptDelay is the time that interrupted tests have to end.
@@ -199,10 +213,11 @@ const interruptDelay = 30 * time.Second
 
 // run runs a step to its end. go test waits for its tests and forwards no signals, so it gets its
 // own process group. When ctx ends, run interrupts the whole group, and after delay it kills the
-// rest.
-func (s step) run(ctx context.Context, suite *verdict.Suite, delay time.Duration) error {
+// rest. It returns the processor time of the step, except of processes that outlive their
+// parents, such as virtual nodes.
+func (s step) run(ctx context.Context, suite *verdict.Suite, delay time.Duration) (used time.Duration, err error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return 0, err
 	}
 	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, s.args...)...)
 	cmd.Dir, cmd.Env = s.dir, append(os.Environ(), s.env...)
@@ -216,10 +231,10 @@ func (s step) run(ctx context.Context, suite *verdict.Suite, delay time.Duration
 	cmd.WaitDelay = delay
 	events, err := cmd.StdoutPipe()
 	if err != nil {
-		return fmt.Errorf("start go test: %w", err)
+		return 0, fmt.Errorf("start go test: %w", err)
 	}
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("start go test: %w", err)
+		return 0, fmt.Errorf("start go test: %w", err)
 	}
 	suite.Read(s.name, events)
 	err = cmd.Wait()
@@ -230,5 +245,5 @@ func (s step) run(ctx context.Context, suite *verdict.Suite, delay time.Duration
 		}
 		_ = syscall.Kill(group, syscall.SIGKILL) // usually the group is empty by now
 	}
-	return err
+	return cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), err
 }

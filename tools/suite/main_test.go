@@ -65,7 +65,10 @@ func TestInterrupt(t *testing.T) {
 			ctx, interrupt := context.WithCancel(t.Context())
 			s := step{name: "waits", dir: dir, env: append(k.env, "GOWORK=off"), args: []string{"-vet=off", "-count=1", "."}}
 			ended := make(chan error, 1)
-			go func() { ended <- s.run(ctx, verdict.New(io.Discard), k.delay) }()
+			go func() {
+				_, err := s.run(ctx, verdict.New(io.Discard), k.delay)
+				ended <- err
+			}()
 			pid := read(t, filepath.Join(dir, "pid"))
 			interrupt()
 			if err := <-ended; err == nil {

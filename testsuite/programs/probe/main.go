@@ -143,12 +143,19 @@ func exit(args []string) error {
 	return nil
 }
 
-// count N PAUSE_MS prints numbered lines to both streams.
+// count N PAUSE_MS prints numbered lines to both streams. If N is 0, it does so until SIGUSR1, and
+// then prints their number.
 func count(args []string) error {
-	for i := range number(args, 0, 10) {
+	enough := make(chan os.Signal, 1)
+	signal.Notify(enough, unix.SIGUSR1)
+	n, i := number(args, 0, 10), 0
+	for ; i < n || n == 0 && len(enough) == 0; i++ {
 		fmt.Printf("out %s %d\n", rank(), i)
 		fmt.Fprintf(os.Stderr, "err %s %d\n", rank(), i)
 		time.Sleep(time.Duration(number(args, 1, 0)) * time.Millisecond)
+	}
+	if n == 0 {
+		fmt.Printf("rank %s printed %d lines\n", rank(), i)
 	}
 	return nil
 }
