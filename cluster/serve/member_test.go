@@ -422,7 +422,8 @@ func (x *membership) event() {
 		x.note("evict %v", nodes)
 		must[*control.NodesEvicted](x.c, &control.EvictNodes{Nodes: nodes})
 		for _, node := range nodes {
-			x.out[node] = x.out[node]
+			leaves := x.out[node]
+			x.out[node] = leaves
 			x.lose(node)
 		}
 	case p < 12:
