@@ -128,14 +128,20 @@ func TestStreams(t *testing.T) {
 	}
 	write(t, linux, request(fuse.Interrupt, 3, make([]byte, 8)...))
 	write(t, linux, request(fuse.Forget, 4, make([]byte, 8)...))
-	forget, _ := next(t, first)
-	reply(t, first, forget, fuse.Finish(fuse.NewAnswer(4, 0)))
+	if _, unique := next(t, first); unique != 4 {
+		t.Errorf("request %d comes second", unique)
+	}
 	first.Close()
 	second := connect(t, r)
 	f, unique := next(t, second)
 	if unique != 2 || f.Number != 0 || f.Floor != 0 {
 		t.Errorf("request %d is sent again as %d with floor %d", unique, f.Number, f.Floor)
 	}
+	forget, unique := next(t, second)
+	if unique != 4 {
+		t.Errorf("request %d is sent again after it", unique)
+	}
+	reply(t, second, forget, fuse.Finish(fuse.NewAnswer(4, 0))) // before the other one, whose answer shows that the relay has read both
 	reply(t, second, f, fuse.Failed(2, unix.EEXIST))
 	if errno := answer(t, linux, 2); errno != unix.EEXIST {
 		t.Errorf("MkDir: %v", errno)
