@@ -34,8 +34,8 @@ var Default = Limits{MemoryMiB: 16, SpaceMiB: 4, Clock: 5 * time.Second}
 // mostMiB bounds the limits, so that they can be given in bytes.
 const mostMiB = 1 << 30
 
-// Parse reads limits such as memory=64,space=4,clock=2s, in MiB and with a unit of time. Limits that
-// are not named are the default ones; 0 is no limit, and off is none at all.
+// Parse reads limits such as memory=64,space=4,clock=2s, in MiB and with a unit of time. Limits
+// that are not named have their defaults. 0 turns one limit off, and off turns all of them off.
 func Parse(text string) (Limits, error) {
 	if text == "off" {
 		return Limits{}, nil
@@ -105,12 +105,12 @@ func (l Limits) complaint(v Vitals, ill bool) string {
 		if v.Clock < 0 {
 			direction = "behind"
 		}
-		return fmt.Sprintf("its clock is %v %s that of the service node, and %v are allowed", offset.Round(time.Millisecond), direction, l.Clock)
+		return fmt.Sprintf("its clock is %v %s the service node's, and %v are allowed", offset.Round(time.Millisecond), direction, l.Clock)
 	}
 	return ""
 }
 
-// State is the state of a node. The zero value is that of a node without readings, which is well. It
+// State is the state of a node. The zero value describes a node without readings, which is well. It
 // is not safe for concurrent use.
 type State struct {
 	ill   string    // the last reason; empty: it is well

@@ -72,8 +72,8 @@ func TestState(t *testing.T) {
 	}
 }
 
-// Whatever the readings are: a node becomes ill only while it is idle, a state lasts at least Settle
-// after it was contradicted first, and readings that stay decide within Settle.
+// Whatever the readings are: a node becomes ill only while it is idle, a state lasts at least
+// Settle after it was contradicted first, and readings that stay decide within Settle.
 func TestStateModel(t *testing.T) {
 	rng := rand.New(rand.NewPCG(check.Seed(t), 0))
 	for range 200 {

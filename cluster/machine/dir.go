@@ -49,7 +49,7 @@ func Base() (string, error) {
 // DirOf returns the folder of the machine called name.
 func DirOf(name string) (Dir, error) {
 	if !validName.MatchString(name) {
-		return "", fmt.Errorf("%q is no name for a machine: letters, digits, '.', '_' and '-', at most 32", name)
+		return "", fmt.Errorf("%q is not a name for a machine: letters, digits, '.', '_' and '-', at most 32", name)
 	}
 	base, err := Base()
 	if err != nil {

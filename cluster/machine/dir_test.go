@@ -311,7 +311,7 @@ func TestStaleLock(t *testing.T) {
 	if err := errors.Join(claimed.Close(), Down(t.Context(), d, t.Logf)); err != nil {
 		t.Fatal(err)
 	}
-	if want := fmt.Sprintf("removing what is left of an earlier machine m, whose holder (process %d) was killed", holder.Process.Pid); told != want {
+	if want := fmt.Sprintf("removing the remains of an earlier machine m, whose holder (process %d) was killed", holder.Process.Pid); told != want {
 		t.Errorf("the user is told %q", told)
 	}
 	if _, err := os.Stat(string(d)); !errors.Is(err, fs.ErrNotExist) {

@@ -41,7 +41,7 @@ var known = append([]string{"serve.sock", "lock", makingName, "machine.json", "k
 type foreignError struct{ path, why string }
 
 func (e *foreignError) Error() string {
-	return fmt.Sprintf("%s exists and is no machine's folder: %s", e.path, e.why)
+	return fmt.Sprintf("%s exists and is not a machine's folder: %s", e.path, e.why)
 }
 
 // Is makes it an ErrNoMachine.
@@ -404,7 +404,7 @@ func (b *machines) remove(name string) error {
 		return err
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("machine %s is gone; its folder %s stays, for what is none of the machine's in it: %s",
+		return fmt.Errorf("machine %s is gone; its folder %s stays, because of files in it that are not the machine's: %s",
 			name, filepath.Join(b.path, name), strings.Join(left, ", "))
 	}
 	return b.root.Remove(name)

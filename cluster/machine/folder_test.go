@@ -135,7 +135,7 @@ func TestOthersFolders(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := string(d) + " exists and is no machine's folder: "
+			want := string(d) + " exists and is not a machine's folder: "
 			if _, err := claim(d, t.Logf); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "set MARGAY_DIR to another folder") {
 				t.Errorf("machine up: %v", err)
 			}
@@ -314,10 +314,10 @@ func TestStrangersStay(t *testing.T) {
 	}
 	tree(t, string(d), "log", "->"+outside, "output", "->"+outside+"/folder", "nodes/node0", "->"+outside, "machine.json", "->"+outside+"/thesis",
 		"notes.txt", "mine", "more/notes", "mine")
-	if _, err := claim(d, t.Logf); err == nil || !strings.Contains(err.Error(), "holds what is none of its own (more, notes.txt)") {
+	if _, err := claim(d, t.Logf); err == nil || !strings.Contains(err.Error(), "holds files that are not its own (more, notes.txt)") {
 		t.Errorf("machine up: %v", err)
 	}
-	if err := Down(t.Context(), d, t.Logf); err == nil || !strings.Contains(err.Error(), "stays, for what is none of the machine's in it: more, notes.txt") {
+	if err := Down(t.Context(), d, t.Logf); err == nil || !strings.Contains(err.Error(), "stays, because of files in it that are not the machine's: more, notes.txt") {
 		t.Errorf("machine down: %v", err)
 	}
 	if after := snapshot(t, outside); after != before {

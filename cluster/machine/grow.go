@@ -47,7 +47,7 @@ func (h *holder) grow(ctx, served context.Context, m *control.GrowMachine) (*con
 	return &control.NodesAdded{Nodes: added}, nil
 }
 
-// noMore makes the holder add no more nodes.
+// noMore stops the holder from adding nodes.
 func (h *holder) noMore() {
 	h.changing.Lock()
 	defer h.changing.Unlock()

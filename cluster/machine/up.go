@@ -138,13 +138,13 @@ func clearWay(b *machines, d Dir, told func(string, ...any)) error {
 		return err
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("the folder %s of an earlier one holds what is none of its own (%s): move that away, or name the machine otherwise with -m",
+		return fmt.Errorf("the folder %s of an earlier one holds files that are not its own (%s): move them away, or name the machine otherwise with -m",
 			d, strings.Join(left, ", "))
 	}
 	if pid == 0 {
-		told("removing what is left of an earlier machine %s, which has no holder", d.Name())
+		told("removing the remains of an earlier machine %s, which has no holder", d.Name())
 	} else {
-		told("removing what is left of an earlier machine %s, whose holder (process %d) was killed", d.Name(), pid)
+		told("removing the remains of an earlier machine %s, whose holder (process %d) was killed", d.Name(), pid)
 	}
 	d.settleHistory(told)
 	return clear(root)

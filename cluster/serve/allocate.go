@@ -61,8 +61,8 @@ func (s shape) check() error {
 	return nil
 }
 
-// reachable refuses a job that may use none of the machine's nodes, or names others. The caller holds
-// Server.mu.
+// reachable refuses a job that may use none of the machine's nodes, or names others. The caller
+// holds Server.mu.
 func (s *Server) reachable(shape shape) error {
 	for _, node := range slices.Concat(shape.only, shape.without) {
 		if !s.roster.Has(node) {

@@ -180,8 +180,8 @@ func because(reason string) string {
 	return ": " + reason
 }
 
-// outOfService names the drained and ill nodes that a job may use, as the end of a sentence; it is empty if
-// there are none. The caller holds Server.mu.
+// outOfService names the drained and ill nodes that a job may use, as the end of a sentence; it is
+// empty if there are none. The caller holds Server.mu.
 func (s *Server) outOfService(spec *control.JobSpec) (text string) {
 	shape := shapeOf(spec)
 	reasons := make(map[string][]uint32)
@@ -212,9 +212,9 @@ func (s *Server) outOfService(spec *control.JobSpec) (text string) {
 // shownReasons bounds how many drain reasons an error names.
 const shownReasons = 3
 
-// hinder marks the given queued jobs that do not fit as long as nodes are drained or ill. The result
-// changes when a node is drained, is resumed, becomes ill or well, or describes itself, but not when a job gets or frees
-// cores. The caller holds Server.mu.
+// hinder marks the given queued jobs that do not fit as long as nodes are drained or ill. The
+// result changes when a node is drained, is resumed, becomes ill or well, or describes itself, but
+// not when a job gets or frees cores. The caller holds Server.mu.
 func (s *Server) hinder(jobs ...*waiting) {
 	out := slices.ContainsFunc(s.roster.Nodes, func(number uint32) bool { return s.nodes[number].out() })
 	for _, w := range jobs {

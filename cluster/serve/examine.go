@@ -7,8 +7,8 @@ import (
 	"margay/cluster/fitness"
 )
 
-// examine decides from a node's heartbeat whether the node is well enough to be given jobs. What the
-// node has is its own claim: a node that lies harms jobs in many other ways. The caller holds
+// examine decides from a node's heartbeat whether the node is well enough to be given jobs. What
+// the node has is its own claim: a node that lies harms jobs in many other ways. The caller holds
 // Server.mu.
 func (s *Server) examine(n *node, m *control.Vitals) {
 	n.vitals = m

@@ -201,8 +201,8 @@ func (s *Server) recordExtension(x *control.MachineExtension) error {
 	return s.store.saveExtension(x, wanted)
 }
 
-// isWanted reports whether one of the nodes should have an extension, or may have it and should not.
-// The caller holds Server.mu.
+// isWanted reports whether one of the nodes should have an extension, or may have it and should
+// not. The caller holds Server.mu.
 func isWanted(x *control.MachineExtension, nodes []uint32) bool {
 	return len(x.Untold) > 0 || slices.ContainsFunc(nodes, func(node uint32) bool { return wants(x, node) })
 }

@@ -241,8 +241,8 @@ func (s *Server) setDuties(m *control.SetDuties) error {
 	})
 }
 
-// awaitForgotten waits until nodes have forgotten the jobs that have ended for their clients. A node
-// has forgetTimeout for that.
+// awaitForgotten waits until nodes have forgotten the jobs that have ended for their clients. A
+// node has forgetTimeout for that.
 func (s *Server) awaitForgotten(nodes []uint32) {
 	s.mu.Lock()
 	var ending []*job

@@ -23,9 +23,9 @@ import (
 //	         a node has no job: serve -- RemoveNode --> holder: records the roster, ends the node
 //	         holder -- Roster --> serve: forgets the node
 //
-// The holder alone decides which nodes the machine has; serve takes that from its file at its start,
-// and from each Roster. An order to leave is part of a node's drain, so it survives serve. A number
-// can belong to one node after the other; the roster's term tells them apart.
+// The holder alone decides which nodes the machine has; serve takes that from its file at its
+// start, and from each Roster. An order to leave is part of a node's drain, so it survives serve. A
+// number can belong to one node after the other; the roster's term distinguishes them.
 
 const (
 	growTimeout   = 30 * time.Second // for the holder to add nodes
@@ -152,7 +152,8 @@ func (s *Server) grow(m *control.GrowMachine) (*control.NodesAdded, error) {
 	return added, err
 }
 
-// noHolder refuses what only the holder can do while it is not connected, as after a start of serve.
+// noHolder refuses what only the holder can do while it is not connected, as after a start of
+// serve.
 var noHolder = control.Failf(control.Code_CODE_RESTARTED, "the machine's holder is not connected, and it starts the nodes; try again")
 
 // shrink takes nodes out of service, for good: they leave when they have no job.

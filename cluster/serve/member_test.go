@@ -127,8 +127,8 @@ func TestGrow(t *testing.T) {
 	})
 }
 
-// A node that is to leave keeps its jobs, across restarts of serve, and leaves when the last one has
-// ended. The next node of its number is another one.
+// A node that is to leave keeps its jobs, across restarts of serve, and leaves when the last one
+// has ended. The next node of its number is another one.
 func TestShrink(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 4)
@@ -357,7 +357,7 @@ func TestIllNode(t *testing.T) {
 	})
 }
 
-// membership is a random history of a machine that grows and shrinks, and what must come of it.
+// membership is a random history of a machine that grows and shrinks, and its expected state.
 type membership struct {
 	t      *testing.T
 	m      *machine

@@ -179,9 +179,9 @@ func (s *Server) serveNode(conn *control.Conn) error {
 	return err
 }
 
-// identify refuses a connection that does not show the join token of one of the machine's nodes. The
-// reason tells a token of an earlier node of the same number from a token that this machine has not
-// made.
+// identify refuses a connection that does not show the join token of one of the machine's nodes.
+// The reason distinguishes a token of an earlier node of the same number from a token that this
+// machine has not made.
 func (s *Server) identify(hello *control.Hello) error {
 	s.mu.Lock()
 	r := s.roster
@@ -367,7 +367,7 @@ func (s *Server) reconcile(n *node, m *control.Register) {
 		if j.on(n.number) && j.phase == control.JobPhase_JOB_PREPARED {
 			// Chunks of its files may be lost, or the report that they have arrived, and all other
 			// nodes would wait for that.
-			s.fail(j, control.Failf(control.Code_CODE_RESTARTED, "it has connected anew while the job was being launched").At(n.number))
+			s.fail(j, control.Failf(control.Code_CODE_RESTARTED, "it connected again while the job was being launched").At(n.number))
 		}
 		if j.on(n.number) && !has[j.number] && j.phase == control.JobPhase_JOB_RUNNING && !j.finishing && !j.records.Complete(n.number) {
 			s.fail(j, control.Failf(control.Code_CODE_NODE_LOST, "it was restarted and has lost the job").At(n.number))
@@ -386,8 +386,9 @@ func (s *Server) forgetOn(n *node, job uint32) {
 }
 
 // forgetStray asks a node to end a job that is in the node's heartbeat but that serve does not have
-// there. The previous heartbeat must have listed it as well, as a stray: the node may have ended the
-// job since that one. Jobs are ended one at a time, before the node gets jobs. The caller holds Server.mu.
+// there. The previous heartbeat must have listed it as well, as a stray: the node may have ended
+// the job since that one. Jobs are ended one at a time, before the node gets jobs. The caller holds
+// Server.mu.
 func (s *Server) forgetStray(n *node, jobs []uint32) {
 	var strays []uint32
 	for _, job := range jobs[:min(len(jobs), len(n.info.Cores))] { // each has a core
@@ -705,7 +706,7 @@ func (s *Server) nodeExit(m *control.NodeExit) {
 	if n == nil {
 		return
 	}
-	reason, remedy := m.Reason, "it does not come back by itself: "+s.rebooted(m.Node)
+	reason, remedy := m.Reason, "it stays down: "+s.rebooted(m.Node)
 	if m.Retry {
 		reason, remedy = reason+"; it is started once more", ""
 	} else if len(m.Console) > 0 {

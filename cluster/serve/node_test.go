@@ -138,7 +138,7 @@ func TestNodeDies(t *testing.T) {
 		}, "node1: it has been silent for 10s; if it stays silent, margay node reboot -m m node1 reboots it"},
 		{"exit", func(m *machine, _ *playedNode) {
 			m.local(control.Role_ROLE_HOLDER).tell(&control.NodeExit{Node: 1, Reason: "it was killed", Console: []string{"a", "b"}})
-		}, "node1: it was killed; the last lines of its console:\n    a\n    b\nit does not come back by itself: margay node reboot -m m node1 reboots it"},
+		}, "node1: it was killed; the last lines of its console:\n    a\n    b\nit stays down: margay node reboot -m m node1 reboots it"},
 		{"retry", func(m *machine, _ *playedNode) {
 			m.local(control.Role_ROLE_HOLDER).tell(&control.NodeExit{Node: 1, Reason: "it was killed", Console: []string{"a"}, Retry: true})
 		}, "node1: it was killed; it is started once more"},
@@ -304,7 +304,7 @@ func TestNodeReconnectsDuringLaunch(t *testing.T) {
 		m.played[0].connect()
 		state := c.ended()
 		if state.Job != reply.Job || !errors.Is(state.Error.Err(), &control.Failure{Code: control.Code_CODE_RESTARTED}) ||
-			state.Error.Err().Error() != "node0: it has connected anew while the job was being launched" {
+			state.Error.Err().Error() != "node0: it connected again while the job was being launched" {
 			t.Errorf("it ended as %v", state)
 		}
 		if s := c.summary(running); s.Phase != control.JobPhase_JOB_RUNNING || c.freeCores() != 3 {
@@ -331,7 +331,7 @@ func TestNodeReconnectsAtPrepare(t *testing.T) {
 			none[*control.JobState](t, &c.recorder, "the node may come back")
 			code, says := control.Code_CODE_LAUNCH_LOST, "node1: it has been silent for 10s; if it stays silent, margay node reboot -m m node1 reboots it"
 			if back {
-				code, says = control.Code_CODE_RESTARTED, "node1: it has connected anew while the job was being launched"
+				code, says = control.Code_CODE_RESTARTED, "node1: it connected again while the job was being launched"
 				n.connect()
 			} else {
 				time.Sleep(13 * time.Second)
@@ -812,7 +812,7 @@ func TestRemedy(t *testing.T) {
 		m := up(t, 2)
 		c := m.client()
 		m.local(control.Role_ROLE_HOLDER).tell(&control.NodeExit{Node: 1, Reason: "it was killed"})
-		const remedy = "it does not come back by itself: margay node reboot -m m node1 reboots it"
+		const remedy = "it stays down: margay node reboot -m m node1 reboots it"
 		if state := c.node(1); state.Reason != "it was killed" || state.Remedy != remedy {
 			t.Errorf("node 1 is %v", state)
 		}

@@ -72,8 +72,8 @@ func (s *Server) orderReboot(m *control.RebootNodes, by string) (nodes []uint32,
 	return nodes, asked, nil
 }
 
-// liveJobs returns the jobs that hold cores of a node, in order. It omits jobs that have ended as far
-// as their client knows. The caller holds Server.mu.
+// liveJobs returns the jobs that hold cores of a node, in order. It omits jobs that have ended as
+// far as their client knows. The caller holds Server.mu.
 func (s *Server) liveJobs(n *node) []uint32 {
 	return slices.DeleteFunc(n.jobs(), func(job uint32) bool { j := s.jobs[job]; return j != nil && j.announced })
 }

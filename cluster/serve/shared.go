@@ -57,7 +57,7 @@ func (s *Server) serveFiles(conn *control.Conn, hello *control.Hello, side int) 
 func (s *Server) meetFiles(key filesKey, side int, own *filesSide) *filesSide {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.jobs[key.job] == nil { // it has ended meanwhile
+	if s.jobs[key.job] == nil { // it has just ended
 		close(own.end)
 		return nil
 	}

@@ -63,14 +63,14 @@ func fits(offers []offer, spec *control.JobSpec) bool {
 	return places != nil && len(spares(offers, shapeOf(spec), places, int(spec.Spares))) == int(spec.Spares)
 }
 
-// noSpares refuses a job for which there are too few spare nodes.
+// noSpares refuses a job because there are too few spare nodes.
 func noSpares(spec *control.JobSpec, found int) error {
 	return control.Failf(control.Code_CODE_NO_ROOM, "%s fit, but --spares %d needs as many other nodes with enough free cores, and there are %d",
 		count(int(spec.Ranks), "rank"), spec.Spares, found)
 }
 
-// keepForRetry keeps the cores of a job whose launch has lost a node, and frees those of nodes that cannot be
-// given jobs. It reports whether it keeps any. The caller holds Server.mu.
+// keepForRetry keeps the cores of a job whose launch has lost a node, and frees cores on nodes that
+// cannot be given jobs. It reports whether it keeps any. The caller holds Server.mu.
 func (s *Server) keepForRetry(j *job) bool {
 	if j.spec.Launch == "" || j.failure == nil || j.failure.Code != control.Code_CODE_LAUNCH_LOST {
 		return false

@@ -23,7 +23,7 @@ import (
 	"margay/kernel/stack"
 )
 
-// Bounds of what is read.
+// Bounds of a reading.
 const (
 	maxFiles   = 256
 	maxDebug   = 1 << 30 // bytes of debug information, uncompressed
@@ -37,7 +37,7 @@ type Place struct {
 	Function string // empty: not known
 	File     string // of the source; empty: not known
 	Line     int    // 0: not known
-	Inlined  bool   // the function's code is in that of the next place
+	Inlined  bool   // the next place's function contains the function's code
 }
 
 // Table has the names of files. It is not safe for concurrent use.

@@ -73,7 +73,7 @@ func TestPlaces(t *testing.T) {
 	table := NewTable()
 	defer table.Close()
 	var text []string
-	// The first instruction is that of the inlined load, or prepares it.
+	// The first instruction is the inlined load, or prepares it.
 	for at := addr; at < addr+16 && len(text) < 3; at++ {
 		text = nil
 		for _, f := range table.Stack([]*control.CodeFile{{Path: program, Build: build}}, &control.CodeStack{Files: []int32{0}, Addresses: []uint64{at}}) {

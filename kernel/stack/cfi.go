@@ -345,7 +345,7 @@ func (e *execution) plain(op uint64, c *cursor) error {
 	return nil
 }
 
-// set notes a rule. Those of registers that are not followed, such as of vectors, are left out.
+// set notes a rule. It leaves out rules of registers that are not followed, such as vectors.
 func (e *execution) set(reg uint64, r rule) {
 	if reg < maxRegisters {
 		e.row.rules[reg] = r

@@ -21,7 +21,7 @@ const CoreSize = 16 << 20
 
 // Bounds of a dump.
 const (
-	maxCoreNotes = 1 << 20 // bytes; those of the thread that has the fault come first
+	maxCoreNotes = 1 << 20 // bytes; the notes of the thread with the fault come first
 	maxSegments  = 16384
 )
 

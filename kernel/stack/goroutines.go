@@ -16,7 +16,7 @@ type GoLayout struct {
 	Status uint64 // and its status, 32 bits
 }
 
-// Bounds of what is read of goroutines.
+// Bounds of a reading of goroutines.
 const (
 	maxGoroutines = 10000    // of a process
 	maxGOffset    = 1 << 10  // bytes of a goroutine's description
@@ -32,7 +32,7 @@ const (
 	goScan      = 0x1000
 )
 
-// goroutines adds the goroutines that no thread runs. The process goes on meanwhile: a goroutine
+// goroutines adds the goroutines that no thread runs. The process goes on: a goroutine
 // that has moved while it was read is left out.
 func (p *Process) goroutines(mem processMemory, ms *modules, l GoLayout) {
 	m := ms.named(l.Path, l.Build)

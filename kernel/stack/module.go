@@ -34,7 +34,7 @@ type modules struct {
 	open  Opener
 	maps  []mapping // in order
 	found []Module
-	bases map[uint64]*module // by address of the file's beginning; nil: it is no ELF file
+	bases map[uint64]*module // by address of the file's beginning; nil: it is not an ELF file
 	known map[uint64]*module // by address of a mapping
 }
 

@@ -14,15 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stopWait bounds how long the threads of a process may take to stop, all together: one that computes
-// must get a processor first, and one may be in a system call that nothing interrupts.
+// stopWait bounds how long the threads of a process may take to stop, all together: one that
+// computes must get a processor first, and one may be in a system call that nothing interrupts.
 const stopWait = 2 * time.Second
 
-// Read finds out where the threads of a process are. Each is stopped, one after the other, while its
-// registers and its stack are copied, so a system call that Linux does not restart after a stop
-// returns EINTR (signal(7)). A process that was stopped stays stopped. The caller must be
-// permitted to trace the process, and its goroutine must be locked to a thread that ends with it:
-// that releases threads that do not stop in time. With the layout of its program, goroutines that no
+// Read finds out where the threads of a process are. Each is stopped, one after the other, while
+// its registers and its stack are copied, so a system call that Linux does not restart after a stop
+// returns EINTR (signal(7)). A process that was stopped stays stopped. The caller must be permitted
+// to trace the process, and its goroutine must be locked to a thread that ends with it: that
+// releases threads that do not stop in time. With the layout of its program, goroutines that no
 // thread runs are read as well.
 func Read(pid int, open Opener, layouts ...GoLayout) (*Process, error) {
 	maps, err := readMaps(pid)

@@ -58,7 +58,7 @@ int main(int argc, char **argv)
 }
 `
 
-// want are the functions on the stack of nested, apart from those of the C library.
+// want are the functions on the stack of nested, without the C library's.
 var want = []string{"innermost", "handler", "deep", "deep", "deep", "deep", "main"}
 
 func openFile(path string) (File, error) { return os.Open(path) }

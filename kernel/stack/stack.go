@@ -1,11 +1,11 @@
 // Package stack finds out where the threads of a process are: of a running one (Read), and of one
 // that has dumped its memory (ReadCore).
 //
-// A thread is stopped only while its registers and its stack are copied. The copy is then unwound by
-// the call frame information that compilers leave in programs (.eh_frame), as a debugger does, and
-// by frame pointers where there is none, as in Go programs. The result is addresses in executables
-// and libraries as these have them in their files, so stacks of processes at different addresses are
-// equal. Names and lines are the reader's business, who has the files (cluster/symbol).
+// A thread is stopped only while its registers and its stack are copied. The copy is then unwound
+// by the call frame information that compilers leave in programs (.eh_frame), as a debugger does,
+// and by frame pointers where there is none, as in Go programs. The result is addresses in
+// executables and libraries as these have them in their files, so stacks of processes at different
+// addresses are equal. Package symbol adds names and lines where the files are.
 //
 // Everything that is read belongs to a program that may mean harm: each loop and each size is
 // bounded, and nothing read is used as an address here. Memory of a process may take for ever to
@@ -19,7 +19,7 @@ import (
 	"strings"
 )
 
-// Bounds of what is found out.
+// Bounds of a report.
 const (
 	MaxFrames  = 64        // of a stack; deeper ones are cut
 	maxThreads = 256       // of a process

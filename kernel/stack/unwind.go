@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// registers are those of a thread, or of a caller as far as they are known.
+// registers are the registers of a thread, or the known ones of a caller.
 type registers struct {
 	pc    uint64
 	value [maxRegisters]uint64

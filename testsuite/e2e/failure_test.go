@@ -723,7 +723,7 @@ func TestHolderKilled(t *testing.T) {
 		if r := m.margay("run", probe(), "hello"); r.code != 125 {
 			t.Error(r)
 		}
-		if r := m.up("hosted"); r.code != 0 || !strings.Contains(r.stderr, "removing what is left of an earlier machine") {
+		if r := m.up("hosted"); r.code != 0 || !strings.Contains(r.stderr, "removing the remains of an earlier machine") {
 			t.Error(r)
 		}
 		m.usable()

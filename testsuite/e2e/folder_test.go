@@ -43,12 +43,12 @@ func TestFolderOfOthers(t *testing.T) {
 		t.Helper()
 		for _, name := range []string{"thesis", "file", "link"} {
 			if r := start(t, in(dir), "-m", name, "machine", "up", "--substrate", "hosted", "--nodes", "1").wait(); r.code != 125 ||
-				!strings.Contains(r.stderr, name+" exists and is no machine's folder: ") {
+				!strings.Contains(r.stderr, name+" exists and is not a machine's folder: ") {
 				t.Errorf("machine up -m %s: %v", name, r)
 			}
 			for _, command := range [][]string{{"machine", "down"}, {"machine", "status"}, {"ps"}} {
 				if r := start(t, in(dir), append([]string{"-m", name}, command...)...).wait(); r.code != 125 ||
-					!strings.Contains(r.stderr, name+" exists and is no machine's folder: ") {
+					!strings.Contains(r.stderr, name+" exists and is not a machine's folder: ") {
 					t.Errorf("%q -m %s: %v", command, name, r)
 				}
 			}

@@ -1,5 +1,5 @@
-// Package relay is the process of a job on a node that has the job's shared folders: it mounts them,
-// and passes what ranks do under them to margay run (package share).
+// Package relay is the process of a job on a node that has the job's shared folders: it mounts
+// them, and passes what ranks do under them to margay run (package share).
 //
 // The job's init starts it in the namespaces of the job, before the ranks. It is not the init
 // itself: Go stops the scheduling of a process that starts another until that has executed its
@@ -7,8 +7,8 @@
 // folders. It survives the node kernel, which gives it a stream to margay run, and another one when
 // that breaks.
 //
-// Locks, outermost first: stream.sending is held while a frame is written, relay.mu guards the table
-// of requests and the current stream.
+// Locks, outermost first: stream.sending is held while a frame is written, relay.mu guards the
+// table of requests and the current stream.
 package relay
 
 import (

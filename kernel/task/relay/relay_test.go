@@ -184,7 +184,7 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// TestWindow: the relay takes no more from Linux than may be under way.
+// The window bounds the requests that the relay takes from Linux.
 func TestWindow(t *testing.T) {
 	r, linux := start(t, time.Now())
 	run := connect(t, r)

@@ -35,5 +35,5 @@ func TestRunMPI(t *testing.T) {
 	status, _, stderr := margaytest.Margay("", "run", "--mpi=ompi", "/bin/true")
 	margaytest.Wants(t, status, 125, stderr, "--mpi=ompi: it is pmi1, none or auto")
 	status, _, stderr = margaytest.Margay("", "run", "-mpi=none", "/bin/true")
-	margaytest.Wants(t, status, 125, stderr, `"pi=none" is no name for a machine`, "two dashes: --mpi=none")
+	margaytest.Wants(t, status, 125, stderr, `"pi=none" is not a name for a machine`, "two dashes: --mpi=none")
 }
