@@ -118,6 +118,7 @@ type job struct {
 	extensions *extension.Set
 	halts      halts
 	adopted    bool                // an earlier node kernel made it, and may have scheduled its ranks
+	offered    bool                // a scheduler has had its ranks, if only for a moment; guarded by Node.handing
 	scheduled  atomic.Bool         // the scheduler has its ranks and is notified of their messages; written under Node.handing
 	phase      Phase               // guarded by Node.mu
 	running    map[id.Rank]bool    // ranks that have not ended; guarded by Node.mu
@@ -202,7 +203,7 @@ func (j *job) messageConfig() message.JobConfig {
 	for _, m := range j.spec.Members {
 		c.Members = append(c.Members, m.Node)
 	}
-	j.schedule(false) // the machine may have an extension, or events may be recorded
+	j.schedule() // the machine may have an extension, or events may be recorded
 	c.Crowd = j.node.crowd(j.spec)
 	c.Remote = j.node.remote(j.spec)
 	c.Meets = j.node.meets(j.spec)

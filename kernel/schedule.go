@@ -56,7 +56,7 @@ func (n *Node) share() {
 	s, lacks := n.config.Scheduler()
 	n.scheduler.Store(&s)
 	n.watchCores(s)
-	n.scheduleJobs(extension.Machine, true)
+	n.reschedule(extension.Machine)
 	n.mu.Lock()
 	n.info.Scheduler = s.Name()
 	n.info.Lacks = append(n.info.Lacks, lacks...)
@@ -66,13 +66,10 @@ func (n *Node) share() {
 }
 
 // reschedule makes the scheduler follow a change of the extensions in a job's slot or in the
-// machine's, or of whether turns are recorded.
-func (n *Node) reschedule(number id.Job) { n.scheduleJobs(number, false) }
-
-// scheduleJobs gives the scheduler the policies of the cores of a job, or of all jobs for
-// extension.Machine, and the ranks that it must schedule. It takes back those that no longer need
-// scheduling. fresh means that the scheduler has none yet.
-func (n *Node) scheduleJobs(number id.Job, fresh bool) {
+// machine's, or of whether turns are recorded, for a job or, with extension.Machine, for all. The
+// scheduler gets the policies of their cores, and the ranks that it must schedule, and gives back
+// those that no longer need scheduling.
+func (n *Node) reschedule(number id.Job) {
 	n.mu.Lock()
 	var jobs []*job
 	for _, j := range n.jobs {
@@ -85,7 +82,7 @@ func (n *Node) scheduleJobs(number id.Job, fresh bool) {
 		for core := range n.coresOf(j.spec) {
 			n.setPolicies(j.spec.Job, core) // first, so that a core is shared under them from the beginning
 		}
-		j.schedule(fresh)
+		j.schedule()
 	}
 	n.messages.Repath()
 }
@@ -93,11 +90,14 @@ func (n *Node) scheduleJobs(number id.Job, fresh bool) {
 // schedule gives the scheduler the job's ranks if it must schedule them now, or takes them back.
 // The scheduler gets the ranks in order. Without an extension in slot sched, and while no turns are
 // recorded, Linux shares the cores: a waiting rank then yields to the ranks that it waits for.
-func (j *job) schedule(fresh bool) {
+// A new scheduler gets them all once, since the previous node kernel may have left them stopped.
+func (j *job) schedule() {
 	n := j.node
 	n.handing.Lock()
 	defer n.handing.Unlock()
 	s := n.opened()
+	fresh := s != nil && !j.offered
+	j.offered = s != nil
 	on := s != nil && (len(n.extensions.Chain(j.spec.Job, slot.Sched)) > 0 || n.recorder.On() && j.shares())
 	if was := j.scheduled.Swap(on); s == nil || on == was && !fresh {
 		return

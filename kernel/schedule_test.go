@@ -362,6 +362,29 @@ func TestScheduledLater(t *testing.T) {
 	}
 }
 
+// A scheduler that comes while turns are recorded gets each rank once, not as one that no enforcer
+// has touched.
+func TestSharedWhileRecording(t *testing.T) {
+	n, h := node1(t, 1)
+	n.scheduler.Store(nil)
+	j := n.prepared(7, 1, 1)
+	if err := n.claim(j); err != nil {
+		t.Fatal(err)
+	}
+	j.extensions = n.extensions.Open(7, 1<<20)
+	j.messageConfig()
+	j.begins(t, 1, 2)
+	t.Cleanup(j.leaveAll)
+	if begins, err := n.recorder.Follow(1); err != nil || !begins {
+		t.Fatal(begins, err)
+	}
+	n.share()
+	for i, word := range h.words {
+		h.words[i], _, _ = strings.Cut(word, " cpu")
+	}
+	h.expect(t, "add 7.1 core 1", "add 7.2 core 1")
+}
+
 // Cores get the policies of the machine and of their job whenever those come and go. The scheduler
 // is notified of messages only where they can matter.
 func TestPolicies(t *testing.T) {

@@ -8,7 +8,6 @@
 package slack
 
 import (
-	"fmt"
 	"runtime"
 	"time"
 
@@ -24,27 +23,21 @@ const (
 
 // Start calls start. The processes that it starts from the calling thread, as os/exec and
 // syscall.ForkExec do, have the given slack, and so have those that they start. This process keeps
-// its own.
+// its own. Where a host does not let slack be set, everything keeps what it has.
 func Start(slack time.Duration, start func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	own, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
 	if err != nil {
-		return fmt.Errorf("read timer slack: %w", err)
+		return start()
 	}
-	if err := Set(slack); err != nil {
-		return err
-	}
-	err = start()
-	_ = Set(time.Duration(own)) // it was possible a moment ago
-	return err
+	Set(slack)
+	defer Set(time.Duration(own))
+	return start()
 }
 
-// Set gives the calling thread a slack, and what it starts later. The goroutine must be locked to
-// the thread.
-func Set(slack time.Duration) error {
-	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack), 0, 0, 0); err != nil {
-		return fmt.Errorf("set timer slack: %w", err)
-	}
-	return nil
+// Set gives the calling thread a slack, and what it starts later, if the host lets it. The
+// goroutine must be locked to the thread.
+func Set(slack time.Duration) {
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack), 0, 0, 0)
 }

@@ -554,13 +554,15 @@ static int fill(struct group *g, const struct group *parent, const struct member
 	return 0;
 }
 
-/* join makes this rank's part in a group of members of another one, NULL if it cannot. */
+/* join makes this rank's part in a group of members of another one, NULL if it cannot. The number
+ * may be anything: a rank that has freed its group may draw that number again while this one is
+ * still in the group. */
 static struct group *join(const struct group *parent, const struct member *members, int count, uint64_t id)
 {
 	int index = 0;
 	while (index < MARGAY_MAX_GROUPS && state.table[index])
 		index++;
-	struct group *g = index < MARGAY_MAX_GROUPS ? calloc(1, sizeof *g) : NULL;
+	struct group *g = index < MARGAY_MAX_GROUPS && !with_id(id) ? calloc(1, sizeof *g) : NULL;
 	if (!g)
 		return NULL;
 	g->id = id;
@@ -605,7 +607,7 @@ static int agree(margay_group parent, struct group *g, int made, margay_group *g
 	struct call c = {.kind = WIRE_CALL_ALL_REDUCE, .type = MARGAY_UINT64, .op = MARGAY_MIN, .in = (char *)&all, .out = (char *)&all, .length = 8, .count = 1, .size = 8, .combine = least};
 	int err = margay_in_call(&c, parent, margay_in_left(deadline));
 	if (!err && !all)
-		err = margay_in_fail("the group was not made: a rank has %d of them or no memory, or the lists do not match", MARGAY_MAX_GROUPS);
+		err = margay_in_fail("the group was not made: a rank has %d of them or no memory, or its number is in use, or the lists do not match", MARGAY_MAX_GROUPS);
 	if (err && g)
 		leave(g);
 	else if (g)

@@ -1736,7 +1736,9 @@ static int has_room(int n, uint64_t arg)
 int margay_in_room(int rank, int handler, size_t length)
 {
 	struct posted m = {rank, handler, length};
-	return has_room(0, (uintptr_t)&m);
+	int was = mask(), room = has_room(0, (uintptr_t)&m);
+	unmask(was);
+	return room;
 }
 
 /* takes_channel_long is takes_channel for the next piece of a long message. Behind one that has

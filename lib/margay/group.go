@@ -19,8 +19,8 @@ const MaxGroups = wire.MaxGroups
 var (
 	// ErrFreed reports a call of a group after Free.
 	ErrFreed = errors.New("the group is freed")
-	// ErrGroup reports that a group was not made at any rank: a rank has MaxGroups, or ranks
-	// gave lists that do not fit together.
+	// ErrGroup reports that a group was not made at any rank: a rank has MaxGroups or a group
+	// of the same number, or ranks gave lists that do not fit together.
 	ErrGroup = errors.New("margay: the group was not made")
 )
 
@@ -157,7 +157,8 @@ func (j *Job) draw() uint16 {
 }
 
 // join makes this rank's part in a group of ranks at places of another one. It reports false if
-// there are too many. Of no places, there is no group.
+// there are too many, or one has the number: a rank that has freed its group may draw that number
+// again while this one is still in the group. Of no places, there is no group.
 func (j *Job) join(parent *collective.Group, id wire.GroupID, places []int) (g *Group, made bool) {
 	if places == nil {
 		return nil, true
@@ -169,7 +170,7 @@ func (j *Job) join(parent *collective.Group, id wire.GroupID, places []int) (g *
 	}
 	j.handling.Lock()
 	defer j.handling.Unlock()
-	if len(j.calls.groups) > MaxGroups {
+	if len(j.calls.groups) > MaxGroups || j.calls.groups[id] != nil {
 		return nil, false
 	}
 	part := collective.NewGroup(id, ranks, j.Rank(), near)

@@ -101,6 +101,9 @@ func rank(mode []string) error {
 		ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
 		defer cancel()
 		fmt.Println(margay.Broadcast(ctx, job, 0, make([]byte, 8)))
+	case "split":
+		_, err := margay.Split(ctx, job, 0, 0)
+		fmt.Println(err)
 	case "tests":
 		return tests(ctx, job)
 	case "windows":

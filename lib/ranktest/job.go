@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"margay/internal/rights"
 	"margay/kernel/abi/wire"
+	"margay/lib/collective"
 )
 
 // Program returns a command that runs a rank with a mode.
@@ -241,6 +243,28 @@ func tests(t *testing.T, program Program) {
 	const mismatch = "rank 0 is in call 1, broadcast of 9 bytes with root 0; this rank is in call 1, broadcast of 8 bytes with root 0"
 	lines := strings.Split(out, "\n")
 	if len(lines) != 3 || strings.Count(out, "broadcast: ") != 3 || strings.Count(out, mismatch) != 3 || !strings.Contains(lines[2], "has failed before") {
+		t.Errorf("it says %s", out)
+	}
+}
+
+// split: a rank does not join a group whose number another of its groups has, here the group of
+// all ranks, and says so to the others.
+func split(t *testing.T, program Program) {
+	k := Start(t, program, "split")
+	k.Greet()
+	call := wire.Call{Number: 1, Kind: wire.CallSplit, Length: collective.WishSize}
+	wishes := slices.Concat(collective.Wish{Key: -1}.Encode(), collective.Wish{Drawn: 1}.Encode(), collective.Wish{Colour: -1}.Encode())
+	k.Push(wire.Record{Handler: wire.HandlerCollective, Args: call.Args(), Payload: wishes})
+	call = wire.Call{Number: 2, Kind: wire.CallAllReduce, Type: wire.TypeUint64, Op: wire.OpMin, Length: 8}
+	var sent wire.Record
+	for sent.Args != call.Args() {
+		k.Await("message", func() (came bool) { sent, came = k.Next(); return came })
+	}
+	if !bytes.Equal(sent.Payload, make([]byte, 8)) {
+		t.Errorf("it has joined: %v", sent.Payload)
+	}
+	k.Push(wire.Record{Handler: wire.HandlerCollective, Args: call.Args(), Payload: make([]byte, 8)})
+	if out, _ := k.Ended(0); !strings.Contains(out, "the group was not made") {
 		t.Errorf("it says %s", out)
 	}
 }

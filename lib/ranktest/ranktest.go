@@ -390,6 +390,7 @@ func payload(i int) []byte {
 //	overdue     prints the error of a broadcast of 8 bytes from rank 0 with a time-out of 4 s, and ends
 //	tests       starts a broadcast of 8 bytes from rank 0 and another one, tests the first until it is over, and prints its error and
 //	            that of the second; makes a broadcast, and prints its error; and ends
+//	split       splits the ranks of the job, with colour and key 0, prints the error, and ends
 //	refused     puts 1 byte to window 9 of rank 0 and enters a barrier, which must fail; enters another one; puts once more and
 //	            finalizes, which must fail; prints the two errors, and that of a barrier from then on
 //	collect     see Collectives
@@ -494,6 +495,7 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 	t.Run("pending", func(t *testing.T) { pending(t, program) })
 	t.Run("refused", func(t *testing.T) { refused(t, program) })
 	t.Run("tests", func(t *testing.T) { tests(t, program) })
+	t.Run("split", func(t *testing.T) { split(t, program) })
 	t.Run("windows", func(t *testing.T) { Windows(t, seed, program) })
 	t.Run("collectives", func(t *testing.T) { Collectives(t, seed, program) })
 	t.Run("neighbours", func(t *testing.T) { neighbours(t, seed, program) })

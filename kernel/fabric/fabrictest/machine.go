@@ -23,7 +23,7 @@ import (
 )
 
 // Patience bounds each wait of a test.
-const Patience = 20 * time.Second
+const Patience = time.Minute
 
 // Machine makes certificates for the nodes of a test.
 type Machine struct {

@@ -78,9 +78,7 @@ func (in *initProcess) spawnAll() error {
 	if err := dropPrivileges(); err != nil {
 		return failure("give up privileges", err)
 	}
-	if err := slack.Set(slack.Application); err != nil {
-		return failure("start", err)
-	}
+	slack.Set(slack.Application)
 	for _, r := range in.spec.Ranks {
 		if err := in.spawnRank(r); err != nil {
 			path, _, _ := in.spec.Program(r.Rank)
