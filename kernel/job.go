@@ -125,6 +125,8 @@ type job struct {
 	tasks      map[id.Rank]process // by rank: those that run; guarded by Node.mu
 	files      collection          // the part of its files that its client reads
 	ready      chan struct{}       // closed when Prepare or adoption is over
+	starting   sync.Mutex          // taken before Node.mu
+	notStarted error               // why its ranks did not start; guarded by starting
 	forgetting sync.Once
 	forgotten  error
 }
@@ -424,18 +426,28 @@ func (n *Node) adoptJob(item *keep.Item) error {
 	return nil
 }
 
+// start runs the ranks, once. A further call returns the result of the first: serve asks again when
+// its connection was lost before the answer.
 func (j *job) start(ctx context.Context) error {
+	j.starting.Lock()
+	defer j.starting.Unlock()
 	j.node.mu.Lock()
-	if j.phase != Prepared {
-		j.node.mu.Unlock()
-		return fmt.Errorf("start job %d: %w", j.spec.Job, ErrPhase)
+	phase := j.phase
+	if phase == Prepared {
+		j.phase = Running
 	}
-	j.phase = Running
 	j.node.mu.Unlock()
-	if j.spec.Hold {
-		j.halts.set(true) // before a scheduler gets the ranks
+	switch phase {
+	case Prepared:
+		if j.spec.Hold {
+			j.halts.set(true) // before a scheduler gets the ranks
+		}
+		j.notStarted = j.container.Start(ctx)
+		return j.notStarted
+	case Running, Ended:
+		return j.notStarted
 	}
-	return j.container.Start(ctx)
+	return fmt.Errorf("start job %d: %w", j.spec.Job, ErrPhase)
 }
 
 // forget ends the job as soon as it has been prepared.

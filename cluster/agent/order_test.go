@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"net"
 	"slices"
 	"testing"
@@ -77,6 +78,44 @@ func TestForgetEndsStart(t *testing.T) {
 		given := "given up: context canceled"
 		if calls := k.done(); !slices.Equal(calls, []string{given, given, "forget 6"}) {
 			t.Errorf("the kernel was asked to %v", calls)
+		}
+	})
+}
+
+// The ranks of a job start although the connection that has brought the request is lost: serve has
+// recorded the job as running. If they do not start, the next connection brings the error.
+func TestStartOutlivesConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := make(chan struct{})
+		k := &playedKernel{refuse: errors.New("it has no program")}
+		k.start = func(ctx context.Context) error {
+			select {
+			case <-asked:
+				return k.note("start")
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		a := newMachine(t).agent(3, new(lines))
+		a.node = k
+		near, far := net.Pipe()
+		conn := control.NewConn(near)
+		session, over := context.WithCancel(t.Context())
+		a.handle(session, conn, control.NewFrame(&control.Start{Job: 6}))
+		synctest.Wait()
+		over()
+		conn.Close()
+		far.Close()
+		synctest.Wait()
+		close(asked)
+		synctest.Wait()
+		if calls := k.done(); !slices.Equal(calls, []string{"start"}) {
+			t.Errorf("the kernel was asked to %v", calls)
+		}
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if m := a.faults[6]; m == nil || m.Error.GetText() != "it has no program" {
+			t.Errorf("serve will get %v", m)
 		}
 	})
 }

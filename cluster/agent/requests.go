@@ -36,8 +36,8 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 				go a.shareFiles(ctx, id.Job(m.Job))
 			}
 		})
-	case *control.Start:
-		a.inTurn(ctx, id.Job(m.Job), func(ctx context.Context) {
+	case *control.Start: // serve takes the job for a running one, whatever becomes of the connection
+		a.inTurn(context.WithoutCancel(ctx), id.Job(m.Job), func(ctx context.Context) {
 			a.answerWith(ctx, conn, f, func(ctx context.Context) (proto.Message, error) { return a.start(ctx, id.Job(m.Job)) })
 		})
 	case *control.Forget:
@@ -264,10 +264,14 @@ func terminalSize(t *control.Terminal) *task.Size {
 }
 
 // start runs the ranks of a job. Every node has its files then: a copy that waits for some is over.
+// An error is also a fault of the job, because the answer may be lost with its connection.
 func (a *Agent) start(ctx context.Context, job id.Job) (*control.Started, error) {
 	a.stopCopy(job)
 	begun := time.Now()
 	if err := a.node.Start(ctx, job); err != nil {
+		if !errors.Is(err, kernel.ErrNoJob) {
+			a.Fault(job, err)
+		}
 		return nil, err
 	}
 	return &control.Started{StartNs: int64(time.Since(begun))}, nil

@@ -108,7 +108,7 @@ type rising struct {
 }
 
 func (w *rising) look(list []*control.NodeState) (done bool, err error) {
-	wanted := len(list)
+	wanted, waits := len(list), 0
 	if w.nodes != nil {
 		list = slices.DeleteFunc(list, func(n *control.NodeState) bool { return !slices.Contains(w.nodes, n.Node) })
 		wanted = len(w.nodes)
@@ -142,8 +142,11 @@ func (w *rising) look(list []*control.NodeState) (done bool, err error) {
 				return false, fmt.Errorf("node%d did not come up: %s", n.Node, n.Reason)
 			}
 		}
+		if !w.up[n.Node] {
+			waits++
+		}
 	}
-	return len(w.up) == wanted, nil
+	return waits == 0, nil // nodes that were up may have left
 }
 
 // changeWait bounds how long a request to change the machine's nodes is repeated while serve or its

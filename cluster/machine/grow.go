@@ -54,34 +54,36 @@ func (h *holder) noMore() {
 	h.ending = true
 }
 
-// remove ends a node for good. It returns when the node has ended and serve has forgotten it. ctx
-// ends with the holder.
+// remove ends a node for good. It returns when the node has ended and serve has forgotten it. Serve
+// repeats an order if it still has the node: the last answer was late, or it could not record the
+// roster. ctx ends with the holder.
 func (h *holder) remove(ctx context.Context, m *control.RemoveNode) error {
-	n, err := h.strike(m)
-	if n == nil || err != nil {
+	gone, err := h.strike(m)
+	if err != nil {
 		return err
 	}
-	n.leave()
-	select {
-	case <-n.gone:
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if gone != nil {
+		select {
+		case <-gone:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
-	h.log("node%d has left the machine", n.number)
 	h.announce(ctx)
 	return nil
 }
 
-// strike removes a node from the roster. It returns nil if the roster does not have it any more.
-func (h *holder) strike(m *control.RemoveNode) (*heldNode, error) {
+// strike removes a node from the roster, unless that was done before, and begins to end it. The
+// channel is closed when it has ended; nil if there is nothing to wait for.
+func (h *holder) strike(m *control.RemoveNode) (gone <-chan struct{}, err error) {
 	h.changing.Lock()
 	defer h.changing.Unlock()
 	number := id.Node(m.Node)
 	h.mu.Lock()
-	n := h.nodes[number]
+	n, last := h.nodes[number], h.leaving[number]
 	h.mu.Unlock()
 	if n == nil || n.term != m.Term {
-		return nil, nil
+		return last, nil
 	}
 	if err := h.record(h.roster.Without(m.Node)); err != nil {
 		return nil, err
@@ -90,7 +92,8 @@ func (h *holder) strike(m *control.RemoveNode) (*heldNode, error) {
 	defer h.mu.Unlock()
 	delete(h.nodes, number)
 	h.leaving[number] = n.gone
-	return n, nil
+	n.leave()
+	return n.gone, nil
 }
 
 // record records a changed roster and makes it the machine's. The caller holds h.changing.

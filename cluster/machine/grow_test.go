@@ -354,6 +354,61 @@ func TestNumberIsGivenAtOnce(t *testing.T) {
 	})
 }
 
+// A serve that could not take the roster gets it with the answer to the order's repetition. What is
+// left of a node of the past is not reported: another node may have its number.
+func TestRosterIsNotTaken(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	synctest.Test(t, func(t *testing.T) {
+		h := &holder{dir: d, spec: Spec{Name: "m"}, roster: roster.New(2), substrate: newSeats(t), log: t.Logf}
+		ctx, cancel := context.WithCancel(t.Context())
+		h.begin(ctx)
+		synctest.Wait()
+		past := h.nodes[1]
+		ours, theirs := net.Pipe()
+		serve := control.NewConn(theirs)
+		h.conn = control.NewConn(ours)
+		go h.conn.Serve(func(*control.Frame) {})
+		got := make(map[string]int)
+		go serve.Serve(func(f *control.Frame) {
+			got[fmt.Sprintf("%T", f.Message())]++
+			serve.Answer(f, nil, errors.New("the disk is full"))
+		})
+		for range 2 {
+			if err := h.remove(ctx, &control.RemoveNode{Node: 1, Term: 1}); err != nil {
+				t.Error(err)
+			}
+		}
+		h.nodeExited(past, exit{Reason: "it ended"})
+		synctest.Wait()
+		if len(got) != 1 || got["*control.Roster"] != 2 {
+			t.Errorf("serve has got %v", got)
+		}
+		h.conn.Close()
+		serve.Close()
+		cancel()
+		h.keeping.Wait()
+	})
+}
+
+// The wait for all nodes ends also if one that was up has left.
+func TestAwaitUpOfFewer(t *testing.T) {
+	const up, booting = control.NodeHealth_NODE_UP, control.NodeHealth_NODE_BOOTING
+	w := &rising{told: t.Logf, up: make(map[uint32]bool), again: make(map[uint32]string), stages: make(map[uint32]string)}
+	for _, c := range []struct {
+		list []*control.NodeState
+		done bool
+	}{
+		{[]*control.NodeState{{Node: 0, Health: up}, {Node: 1, Health: up}, {Node: 2, Health: booting}}, false},
+		{[]*control.NodeState{{Node: 0, Health: up}, {Node: 2, Health: booting}}, false},
+		{[]*control.NodeState{{Node: 0, Health: up}, {Node: 2, Health: up}}, true},
+	} {
+		if done, err := w.look(c.list); done != c.done || err != nil {
+			t.Errorf("%v: %v, %v", c.list, done, err)
+		}
+	}
+}
+
 // The machine does not grow beyond its address range, and says what helps.
 func TestGrowTooFar(t *testing.T) {
 	h := &holder{spec: Spec{Name: "m"}, roster: roster.New(roster.Most - 1), log: t.Logf}

@@ -168,6 +168,7 @@ func (h *holder) keep(served context.Context, number id.Node, term uint32) {
 		h.keepNode(ctx, n)
 		if served.Err() == nil { // otherwise the machine ends
 			h.substrate.remove(number)
+			h.log("node%d has left the machine", number)
 		}
 	})
 }
@@ -216,7 +217,7 @@ func (h *holder) startNode(n *heldNode) (<-chan exit, error) {
 	defer h.mu.Unlock()
 	n.life.start()
 	n.boot, n.stage, n.exit = &control.NodeBoot{Node: uint32(n.number), Pid: int64(pid), Boots: n.life.boots}, nil, nil
-	h.tell(n.boot)
+	h.tell(n, n.boot)
 	return ended, nil
 }
 
@@ -235,9 +236,10 @@ func (h *holder) stopNode(n *heldNode, ended <-chan exit) (<-chan exit, error) {
 	}
 }
 
-// A message goes to serve only if serve is connected. The caller holds h.mu.
-func (h *holder) tell(m proto.Message) {
-	if h.conn != nil {
+// A message about a node goes to serve only if serve is connected, and not about a node that has
+// left: another one may have its number. The caller holds h.mu.
+func (h *holder) tell(n *heldNode, m proto.Message) {
+	if h.conn != nil && h.nodes[n.number] == n {
 		_ = h.conn.Send(m)
 	}
 }
@@ -255,7 +257,7 @@ func (h *holder) nodeStage(node id.Node, status boot.Status) {
 		h.log("node%d: %s", node, text)
 	}
 	n.stage = &control.NodeStage{Node: uint32(node), Stage: text, Percent: uint32(status.Percent)}
-	h.tell(n.stage)
+	h.tell(n, n.stage)
 }
 
 // nodeExited gets the verdict on a node that has ended, and reports the end to serve.
@@ -269,7 +271,7 @@ func (h *holder) nodeExited(n *heldNode, e exit) verdict {
 	}
 	h.log("node%d: %s", n.number, reason)
 	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: reason, Console: e.Console, Retry: v.Again}
-	h.tell(n.exit)
+	h.tell(n, n.exit)
 	return v
 }
 
@@ -280,7 +282,7 @@ func (h *holder) nodeOrdered(n *heldNode, o order) {
 	defer h.mu.Unlock()
 	n.life.order()
 	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: o.why, Retry: true}
-	h.tell(n.exit)
+	h.tell(n, n.exit)
 }
 
 // reboot ends a node and starts it. It returns when the node has been started. ctx ends with the

@@ -46,6 +46,7 @@ func TestEndBeforeNodesForget(t *testing.T) {
 			t.Errorf("it ended as %v", state)
 		}
 		c.conn.Close()
+		synctest.Wait() // serve has noticed that
 		other := m.client()
 		if s := other.summary(job); s.Phase != control.JobPhase_JOB_DONE || s.EndNs == 0 || other.freeCores() != 4 {
 			t.Errorf("it is listed as %v, and %d cores are free", s, other.freeCores())

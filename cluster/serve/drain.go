@@ -212,17 +212,14 @@ func (s *Server) outOfService(spec *control.JobSpec) (text string) {
 // shownReasons bounds how many drain reasons an error names.
 const shownReasons = 3
 
-// hinder marks the given queued jobs that do not fit as long as nodes are drained or ill. The
-// result changes when a node is drained, is resumed, becomes ill or well, or describes itself, but
-// not when a job gets or frees cores. The caller holds Server.mu.
+// hinder marks the given queued jobs that do not fit as long as nodes are drained or ill, or as
+// long as the machine is smaller than it was. The result changes when a node is drained, is
+// resumed, becomes ill or well, describes itself, comes or leaves, but not when a job gets or frees
+// cores. The caller holds Server.mu.
 func (s *Server) hinder(jobs ...*waiting) {
-	out := slices.ContainsFunc(s.roster.Nodes, func(number uint32) bool { return s.nodes[number].out() })
 	for _, w := range jobs {
-		w.hindered = false
-		if out {
-			offers, known := s.whole(w.spec.Arch, func(n *node) bool { return !n.out() })
-			w.hindered = known && !fits(offers, w.spec)
-		}
+		offers, known := s.whole(w.spec.Arch, func(n *node) bool { return !n.out() })
+		w.hindered = known && !fits(offers, w.spec)
 	}
 }
 

@@ -100,6 +100,10 @@ func unanswered(err error) (nodes []uint32, told error) {
 func (s *Server) takeBack(m *control.InsertExtension, nodes []uint32) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	nodes = slices.DeleteFunc(nodes, func(number uint32) bool { return s.member(number) == nil }) // they have just left
+	if len(nodes) == 0 {
+		return nil
+	}
 	x := &control.MachineExtension{
 		Request: &control.InsertExtension{Job: m.Job, Node: noNode, Name: m.Name, Number: m.Number}, Untold: nodes,
 	}
@@ -133,9 +137,14 @@ func (s *Server) insertIntoMachine(m *control.InsertExtension) (*control.Extensi
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	x := &control.MachineExtension{Request: m, Placed: list.Extensions}
+	x := &control.MachineExtension{Request: m}
+	for _, state := range list.Extensions {
+		if s.member(state.Node) != nil {
+			x.Placed = append(x.Placed, state)
+		}
+	}
 	for _, n := range nodes {
-		if placedOn(x, n) < 0 {
+		if s.member(n) != nil && placedOn(x, n) < 0 { // one that has just left says nothing about the next of its number
 			x.Except, x.Untold = append(x.Except, n), append(x.Untold, n)
 		}
 	}
@@ -268,22 +277,23 @@ func (s *Server) place(node uint32, conn *control.Conn) error {
 	extensions := slices.Clone(s.extensions)
 	s.mu.Unlock()
 	for _, x := range extensions {
-		if err := s.placeOne(ctx, node, conn, x, has[x.Request.Number]); err != nil {
+		if err := s.placeOne(ctx, node, conn, x, has); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// placeOne is place for one extension. state is the extension's state on the node, or nil.
-func (s *Server) placeOne(ctx context.Context, node uint32, conn *control.Conn, x *control.MachineExtension, state *control.ExtensionState) error {
+// placeOne is place for one extension. has are the extensions of the node, by their numbers.
+func (s *Server) placeOne(ctx context.Context, node uint32, conn *control.Conn, x *control.MachineExtension, has map[uint64]*control.ExtensionState) error {
 	s.mu.Lock()
-	wanted := wants(x, node)
+	wanted, request := wants(x, node), x.Request // the node that the request names may leave at any time
 	s.mu.Unlock()
+	state := has[request.Number]
 	var refused error
 	switch {
 	case wanted && state == nil:
-		list, err := askFor[*control.Extensions](ctx, conn, x.Request)
+		list, err := askFor[*control.Extensions](ctx, conn, request)
 		if conn.Err() != nil || ctx.Err() != nil {
 			return err
 		}

@@ -222,6 +222,38 @@ func TestExtensionInsertedWhileNodeComesUp(t *testing.T) {
 	})
 }
 
+// A node that leaves while an extension is inserted says nothing about the next node of its number.
+func TestExtensionInsertedWhileNodeLeaves(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m, c := withExtensions(t, 2, 0)
+		m.rosterHolder()
+		m.played[0].answers["InsertExtension"] = &control.Extensions{Extensions: []*control.ExtensionState{{Number: 1, Handle: 11, State: active}}}
+		m.played[1].mute["InsertExtension"] = true
+		asked := make(chan error)
+		operator := m.client()
+		go func() {
+			_, err := operator.ask(&control.InsertExtension{Node: control.None, Name: "x"})
+			asked <- err
+		}()
+		synctest.Wait()
+		must[*control.NodesLeaving](c, leave(false, 1))
+		synctest.Wait()
+		c.has(0)
+		if err := <-asked; err == nil {
+			t.Error("node 1 has not answered")
+		}
+		must[*control.NodesAdded](c, &control.GrowMachine{Count: 1})
+		n := m.played[1]
+		n.answers = map[string]proto.Message{"InsertExtension": m.played[0].answers["InsertExtension"]}
+		n.has(nil)
+		n.connect()
+		synctest.Wait()
+		if got := n.inserted(); got != "1x " {
+			t.Errorf("the next node 1 got %q", got)
+		}
+	})
+}
+
 // A node that takes long to insert an extension, for example because Linux verifies a scheduler,
 // still gets it.
 func TestExtensionInsertedSlowly(t *testing.T) {

@@ -237,7 +237,9 @@ func (s *Server) setDuties(m *control.SetDuties) error {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.changed(s.nodes[number], set.Info)
+		if n := s.member(number); n != nil && n.info != nil { // it has not left just now
+			s.changed(n, set.Info)
+		}
 	})
 }
 

@@ -104,7 +104,11 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 	if err := cmp.Or(shapeOf(spec).check(), s.reachable(shapeOf(spec)), checkLimit(spec)); err != nil {
 		return nil, err
 	}
-	if before := s.queue.before(w, spec); !s.giveBack(spec.Launch) && before > 0 {
+	before, kept := s.queue.before(w, spec), s.giveBack(spec.Launch)
+	if kept {
+		defer s.roomChanged() // the job may leave some of it, or all
+	}
+	if !kept && before > 0 {
 		return nil, control.Failf(control.Code_CODE_NO_ROOM, "%s came first and %s for cores that this one may use; --wait queues it behind %s",
 			count(before, "job"), agree(before, "waits", "wait"), agree(before, "it", "them"))
 	}
@@ -354,7 +358,7 @@ func (s *Server) loaded(j *job, present bool) bool {
 	case <-late:
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.fail(j, control.Failf(control.Code_CODE_TIMEOUT, "its margay run has not answered for %v", clientTimeout))
+		s.fail(j, control.Failf(control.Code_CODE_RESTARTED, "its margay run has not answered for %v", clientTimeout)) // it may have been stopped, and can ask again
 	}
 	return false
 }

@@ -211,6 +211,39 @@ func TestLeftWhileServeWasAway(t *testing.T) {
 	})
 }
 
+// A job does not wait for ever for a node that has left while serve was away.
+func TestLeftWithJobWhileServeWasAway(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		job := m.client().run(only(1))
+		m.config.Roster = m.config.Roster.Without(1)
+		m.restart()
+		c := m.attach(job)
+		m.played[0].connect()
+		if s := c.ended(); !errors.Is(s.Error.Err(), &control.Failure{Code: control.Code_CODE_NODE_LOST}) || !strings.Contains(s.Error.Text, "it has left the machine") {
+			t.Errorf("it ends as %v", s)
+		}
+		c.run(spec(2))
+	})
+}
+
+// A job for which the machine has become too small keeps no other from the cores.
+func TestQueueOfSmallerMachine(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		m.rosterHolder()
+		c.run(only(0))
+		large := m.client().begin(&control.RunRequest{Spec: patient(4)})
+		waits(t, large)
+		must[*control.NodesLeaving](c, leave(false, 1))
+		synctest.Wait()
+		c.has(0)
+		started(t, m.client().begin(&control.RunRequest{Spec: patient(1)}))
+		waits(t, large)
+	})
+}
+
 // Whatever its reason is, a connection that shows no valid token gets no further, and the log says
 // why.
 func TestJoinTokens(t *testing.T) {

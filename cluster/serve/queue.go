@@ -12,9 +12,9 @@ import (
 
 // queue holds the jobs that wait for cores, in order of arrival. A job gets cores only when no
 // earlier job waits for a node that it may use: small jobs do not starve large ones. A job that
-// does not fit while nodes are drained may wait for long, so others do not wait for it; it keeps
-// its place. The store does not have waiting jobs: after a restart of serve the clients submit them
-// again, and lose their places.
+// does not fit while nodes are drained, or have left, may wait for long, so others do not wait for
+// it; it keeps its place. The store does not have waiting jobs: after a restart of serve the clients
+// submit them again, and lose their places.
 type queue []*waiting
 
 // waiting is a job in the queue. Server.mu guards it.
@@ -27,7 +27,7 @@ type waiting struct {
 	withdrawn chan struct{} // closed when its client does not want it any more
 	gone      bool          // withdrawn is closed
 
-	hindered bool // it does not fit as long as nodes are drained
+	hindered bool // it does not fit on the nodes that are in service, even when they are free
 }
 
 // maxWaiting is how many waiting jobs a list shows. The jobs behind them have the same reason.
@@ -64,11 +64,30 @@ func (q queue) before(w *waiting, spec *control.JobSpec) (n int) {
 		if other == w {
 			break
 		}
-		if !other.hindered && meet(shapeOf(other.spec), shapeOf(spec)) && other.spec.Arch == spec.Arch {
+		if other.precedes(spec) {
 			n++
 		}
 	}
 	return n
+}
+
+// behind reports whether a job ahead of w waits for nodes that w may use. It looks no further than
+// the first of them: all tasks of an array ask whenever there is room.
+func (q queue) behind(w *waiting) bool {
+	for _, other := range q {
+		if other == w {
+			break
+		}
+		if other.precedes(w.spec) {
+			return true
+		}
+	}
+	return false
+}
+
+// precedes reports whether a job that is further back in the queue, or not in it, waits for w.
+func (w *waiting) precedes(spec *control.JobSpec) bool {
+	return !w.hindered && w.spec.Arch == spec.Arch && meet(shapeOf(w.spec), shapeOf(spec))
 }
 
 // meet reports whether there is a node that both may use, according to their lists.
@@ -136,7 +155,7 @@ func (s *Server) enqueued(w *waiting) (*job, error) {
 
 // createQueued creates a job of the queue if its turn has come. The caller holds Server.mu.
 func (s *Server) createQueued(w *waiting) (*job, error) {
-	if w.spec.Task != nil && s.queue.before(w, w.spec) > 0 {
+	if w.spec.Task != nil && s.queue.behind(w) {
 		return nil, errBehind
 	}
 	return s.createAs(w, w.spec, w.client)

@@ -88,6 +88,11 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 		if stored.State.Error != nil && !stored.Over { // its client was reading its files
 			j.failure, j.collected = toFailure(stored.State.Error.Err()), true
 		}
+		for _, m := range j.members { // no news of such a node will come
+			if j.failure == nil && s.member(m.Node) == nil && !j.records.Complete(m.Node) {
+				j.failure = control.Failf(control.Code_CODE_NODE_LOST, "it has left the machine").At(m.Node)
+			}
+		}
 	case control.JobPhase_JOB_ENDING:
 		s.restoreLimit(j, stored)
 		if stored.State.Error != nil {

@@ -115,7 +115,7 @@ type Server struct {
 	files  map[filesKey][2]*filesSide // sides of streams of shared files that wait for the other one
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
-	extensions []*control.MachineExtension // in the order of insertion; changed with both held
+	extensions []*control.MachineExtension // in the order of insertion; changed with both held, but with mu when a node leaves
 }
 
 // How many connections to the nodes' port may be without a join token: in addition to one for each

@@ -75,3 +75,20 @@ func TestSparesAreFreed(t *testing.T) {
 		c.refused(&control.RunRequest{Spec: s}, control.Code_CODE_NO_ROOM, "it would wait for ever: 2 ranks fit, but --spares 3 needs")
 	})
 }
+
+// What was kept for the next try of a launch is free as soon as that try does not fit.
+func TestSparesAreGivenBack(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 3)
+		c := m.client()
+		s := spec(4)
+		s.Spares, s.Launch = 1, "a launch"
+		started(t, c.begin(&control.RunRequest{Spec: s}))
+		m.local(control.Role_ROLE_HOLDER).tell(&control.NodeExit{Node: 1, Reason: "it fell over"})
+		c.ended()
+		queued := m.client().begin(&control.RunRequest{Spec: patient(2)})
+		waits(t, queued)
+		c.refused(&control.RunRequest{Spec: s}, control.Code_CODE_NO_ROOM, "--spares 1 needs")
+		started(t, queued)
+	})
+}
