@@ -594,7 +594,9 @@ func (s *session) record(m *control.Record) {
 		s.printed.Done(m.Node)
 		if m.Stream == control.Stream_STREAM_EXIT {
 			s.stdin.ended(m.Rank)
-			s.Status.Logf("rank %d on node%d %s: %s", m.Rank, m.Node, Describe(m.Exit), usage(m.Exit.GetUsage()))
+			if s.Status.Verbose { // the place of a fault takes a while to name
+				s.Status.Logf("rank %d on node%d %s: %s", m.Rank, m.Node, Describe(m.Exit), usage(m.Exit.GetUsage()))
+			}
 		}
 	}
 	s.send(&control.Ack{Job: m.Job, Node: m.Node, Seq: s.printed.Seen(m.Node)})
