@@ -106,7 +106,7 @@ func TestSharingClose(t *testing.T) {
 	})
 }
 
-// No more requests are carried out at once than there are threads for.
+// A request waits until another one has made room.
 func TestBusy(t *testing.T) {
 	dir := t.TempDir()
 	folders, err := proxy.Open([]proxy.Folder{{Path: dir}}, 1)

@@ -193,7 +193,7 @@ func (in *initProcess) openModule(name string) (stack.File, error) {
 	return r.file, nil
 }
 
-// accessAs has Linux check accesses to files by this thread as those of a user.
+// accessAs gives this thread the rights of a user for accesses to files.
 func accessAs(uid, gid int) error {
 	if uid == os.Geteuid() {
 		return nil

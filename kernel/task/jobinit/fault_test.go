@@ -38,8 +38,8 @@ func TestPlaceOfDumps(t *testing.T) {
 	}
 }
 
-// What a rank names as its module is opened with the rights of the user of the ranks, and is no
-// memory of a process.
+// A file that a rank names as its module is opened with the rights of the user of the ranks, and
+// never memory of a process.
 func TestOpenModule(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("this test needs root, which may read what another user may not")
