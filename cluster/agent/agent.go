@@ -82,11 +82,12 @@ type Agent struct {
 	datagrams *net.UDPConn // nil if the fabric is TCP
 	joined    bool         // the fabric, with the first registration
 
-	mu     sync.Mutex
-	conn   *control.Conn                // nil while there is none
-	faults map[id.Job]*control.JobFault // by job: why it cannot continue
-	copies map[id.Job]*copying
-	turns  map[id.Job]*turn // by job: its last unfinished request
+	mu      sync.Mutex
+	conn    *control.Conn                // nil while there is none
+	faults  map[id.Job]*control.JobFault // by job: why it cannot continue
+	copies  map[id.Job]*copying
+	turns   map[id.Job]*turn           // by job: its last unfinished request
+	sharing map[id.Job]context.Context // by job: the connection to serve that keeps a stream of its shared files
 }
 
 // Kernel is the node kernel as its agent sees it: a *kernel.Node.
@@ -140,6 +141,7 @@ func New(c Config) (*Agent, error) {
 	return &Agent{
 		config: c, key: key, serve: serve, peers: gate.NewLog(c.Log, 10, 1), bootID: bootID(),
 		faults: make(map[id.Job]*control.JobFault), copies: make(map[id.Job]*copying), turns: make(map[id.Job]*turn),
+		sharing: make(map[id.Job]context.Context),
 	}, nil
 }
 

@@ -446,6 +446,30 @@ func TestRestartKernel(t *testing.T) {
 	}
 }
 
+// The agent keeps one stream for the files of a job, and none for a job that has ended, whatever
+// serve says.
+func TestShareFiles(t *testing.T) {
+	s := newServe(t)
+	s.refuse = control.Failf(control.Code_CODE_NOT_FOUND, "no such job")
+	a := s.agent(3, new(lines))
+	a.node = new(playedKernel)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	a.shareFiles(ctx, 99)
+	if ctx.Err() != nil {
+		t.Error("it asks for streams of a job that is not here")
+	}
+	var ended sync.WaitGroup
+	defer ended.Wait()
+	defer cancel()
+	ended.Go(func() { a.shareFiles(ctx, 5) })
+	check.AwaitFor(t, patience, "two tries", func() bool { return len(all[*control.Hello](&s.recorder)) >= 2 })
+	a.shareFiles(ctx, 5)
+	if ctx.Err() != nil {
+		t.Error("there are two streams for one job")
+	}
+}
+
 func TestRefusedAgent(t *testing.T) {
 	check.Leaks(t)
 	s := newServe(t)

@@ -3,8 +3,8 @@ package agent
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"net"
+	"slices"
 	"time"
 
 	"margay/cluster/control"
@@ -14,16 +14,28 @@ import (
 
 // shareFiles keeps a stream of the files that a job's client shares with the ranks open, while the
 // job is here and until ctx ends. It belongs to one connection to serve, so it ends with a serve
-// that is silent.
+// that is silent. serve has room for one stream of a job, so a second call of one connection does
+// nothing.
 func (a *Agent) shareFiles(ctx context.Context, job id.Job) {
-	for retry := firstRetry; ; retry = min(2*retry, lastRetry) {
+	a.mu.Lock()
+	running := a.sharing[job] == ctx
+	a.sharing[job] = ctx
+	a.mu.Unlock()
+	if running {
+		return
+	}
+	defer func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.sharing[job] == ctx {
+			delete(a.sharing, job)
+		}
+	}()
+	for retry := firstRetry; a.has(job); retry = min(2*retry, lastRetry) {
 		begun := time.Now()
 		stream, err := a.dialFiles(ctx, job)
 		if err == nil {
-			err = a.node.Share(ctx, job, stream)
-		}
-		if errors.Is(err, kernel.ErrNoJob) {
-			return
+			_ = a.node.Share(ctx, job, stream) // whatever has ended it, there is another one
 		}
 		if time.Since(begun) > silence {
 			retry = firstRetry
@@ -34,6 +46,11 @@ func (a *Agent) shareFiles(ctx context.Context, job id.Job) {
 			return
 		}
 	}
+}
+
+// has reports whether a job is on this node.
+func (a *Agent) has(job id.Job) bool {
+	return slices.ContainsFunc(a.node.Jobs(), func(j kernel.JobInfo) bool { return j.Job == job })
 }
 
 // dialFiles opens this node's side of a stream.

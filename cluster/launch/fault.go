@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
 	"margay/cluster/symbol"
@@ -32,9 +34,39 @@ func describeFault(exit *control.ExitStatus) string {
 	case sig == unix.SIGFPE:
 		text = divisions[f.Code]
 	}
-	table := symbol.NewTable()
-	defer table.Close()
-	return text + placeOf(table.Stack(f.Files, f.Stack))
+	return text + placed.of(f)
+}
+
+// placed are the texts of places that were named: the ranks of a job often fault at the same place,
+// and debug information takes long to read.
+var placed placeTexts
+
+type placeTexts struct {
+	mu    sync.Mutex
+	texts map[string]string // by files and stack, encoded
+}
+
+// maxPlaceTexts bounds how many are remembered.
+const maxPlaceTexts = 1024
+
+// of returns the text of a place.
+func (p *placeTexts) of(f *control.RankFault) string {
+	key, err := proto.MarshalOptions{Deterministic: true}.Marshal(&control.RankFault{Files: f.Files, Stack: f.Stack})
+	if err != nil {
+		return ""
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	text, known := p.texts[string(key)]
+	if !known {
+		table := symbol.NewTable()
+		defer table.Close()
+		if text = placeOf(table.Stack(f.Files, f.Stack)); p.texts == nil || len(p.texts) >= maxPlaceTexts {
+			p.texts = make(map[string]string)
+		}
+		p.texts[string(key)] = text
+	}
+	return text
 }
 
 // placeOf says where a rank was: in its own code, or in a function of a library that its own code

@@ -8,8 +8,8 @@
 // Locks, outermost first: session.printing (held while a record is printed and acknowledged),
 // stdin.reading (held while a file is read, and set back), stdin.mu (held while a piece is sent),
 // session.mu. Of shared folders, peer.mu guards the requests of a node, and peerStream.sending is
-// held while a frame is written; neither is taken under another lock. window.mu, Status.mu and
-// Timing.mu are taken last, and held for no other.
+// held while a frame is written; neither is taken under another lock. window.mu, Status.mu,
+// Timing.mu and placeTexts.mu are taken last, and held for no other.
 package launch
 
 import (
@@ -594,7 +594,9 @@ func (s *session) record(m *control.Record) {
 		s.printed.Done(m.Node)
 		if m.Stream == control.Stream_STREAM_EXIT {
 			s.stdin.ended(m.Rank)
-			s.Status.Logf("rank %d on node%d %s: %s", m.Rank, m.Node, Describe(m.Exit), usage(m.Exit.GetUsage()))
+			if s.Status.Verbose { // the place of a fault takes a while to name
+				s.Status.Logf("rank %d on node%d %s: %s", m.Rank, m.Node, Describe(m.Exit), usage(m.Exit.GetUsage()))
+			}
 		}
 	}
 	s.send(&control.Ack{Job: m.Job, Node: m.Node, Seq: s.printed.Seen(m.Node)})

@@ -18,6 +18,16 @@ import (
 // streamPause is the time between two attempts to open a stream to a node.
 const streamPause = 100 * time.Millisecond
 
+// closeWait bounds how long requests that are carried out may take at the end.
+const closeWait = 5 * time.Second
+
+// Bounds of the requests that are carried out at once. Each may hold a thread of this process, of
+// which Go permits 10,000.
+const (
+	busyNode = 256
+	busyAll  = 4096
+)
+
 // sharing is what a session does in the folders that it shares with its ranks.
 type sharing struct {
 	folders *proxy.Folders
@@ -42,17 +52,26 @@ func (s *session) share(ctx context.Context) (*sharing, error) {
 		return nil, err
 	}
 	for _, node := range nodes {
-		p := newPeer(share.Window(len(nodes)))
+		p := newPeer(share.Window(len(nodes)), max(1, min(busyNode, busyAll/len(nodes))))
 		sh.running.Go(func() { s.shareWith(ctx, sh.folders, node, p) })
 	}
 	return sh, nil
 }
 
-// close closes all files, after the end of the context of share.
+// close closes all files, after the end of the context of share. A request that a file system does
+// not carry out, such as one whose server is away, does not hold up the end of margay run.
 func (sh *sharing) close() {
-	sh.running.Wait()
-	if sh.folders != nil {
-		sh.folders.Close()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		sh.running.Wait()
+		if sh.folders != nil {
+			sh.folders.Close()
+		}
+	}()
+	select {
+	case <-closed:
+	case <-time.After(closeWait):
 	}
 }
 
@@ -65,8 +84,12 @@ func (s *session) shareWith(ctx context.Context, folders *proxy.Folders, node ui
 		cancel()
 		switch {
 		case err == nil:
-			if err := p.serve(ctx, stream, folders); err != nil {
+			err := p.serve(ctx, stream, folders)
+			if err != nil {
 				s.Status.Logf("job %d: files of node%d: %v", s.job, node, err)
+			}
+			if errors.Is(err, share.ErrProtocol) {
+				return // it would do so again
 			}
 		case client.Gone(err), errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}):
 			return // the job has ended
@@ -81,7 +104,8 @@ func (s *session) shareWith(ctx context.Context, folders *proxy.Folders, node ui
 // peer is a node that uses shared folders.
 type peer struct {
 	window  int
-	files   *proxy.Node // nil before the first stream
+	busy    chan struct{} // has a value for each request that is carried out
+	files   *proxy.Node   // nil before the first stream
 	running sync.WaitGroup
 
 	mu      sync.Mutex
@@ -96,8 +120,8 @@ type peerStream struct {
 	sending sync.Mutex
 }
 
-func newPeer(window int) *peer {
-	p := &peer{window: window, answers: share.NewAnswers(window)}
+func newPeer(window, busy int) *peer {
+	p := &peer{window: window, busy: make(chan struct{}, busy), answers: share.NewAnswers(window)}
 	p.changed.L = &p.mu
 	return p
 }
@@ -147,6 +171,11 @@ func (p *peer) serve(ctx context.Context, conn net.Conn, folders *proxy.Folders)
 		case err != nil:
 			return err
 		case do:
+			select {
+			case p.busy <- struct{}{}:
+			case <-ctx.Done():
+				return nil
+			}
 			p.running.Go(func() { p.carryOut(f) })
 		case answer != nil:
 			if err := stream.send(answerFrame(f, answer)); err != nil {
@@ -167,6 +196,7 @@ func ended(err error) error {
 // carryOut carries out a request, and sends the answer over the stream that there is then.
 func (p *peer) carryOut(f share.Frame) {
 	answer := p.files.Do(int(f.Folder), f.Body)
+	<-p.busy
 	p.mu.Lock()
 	p.answers.Executed(f, answer)
 	stream := p.stream

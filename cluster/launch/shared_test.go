@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 
 	"margay/cluster/launch/proxy"
 	"margay/kernel/abi/fuse"
@@ -35,7 +36,7 @@ func TestPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer folders.Close()
-	p := newPeer(share.MinWindow)
+	p := newPeer(share.MinWindow, 2)
 	defer p.close()
 	// connect returns the node's side of a new stream, and what its end is.
 	connect := func() (net.Conn, <-chan error) {
@@ -92,4 +93,50 @@ func TestPeer(t *testing.T) {
 	ask(third, 4)
 	third.Close()
 	<-ended
+}
+
+// The end does not wait for ever for a file system that does not answer.
+func TestSharingClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(chan bool)
+		sh := new(sharing)
+		sh.running.Go(func() { <-answers })
+		sh.close()
+		close(answers)
+	})
+}
+
+// A request waits until another one has made room.
+func TestBusy(t *testing.T) {
+	dir := t.TempDir()
+	folders, err := proxy.Open([]proxy.Folder{{Path: dir}}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer folders.Close()
+	p := newPeer(share.MinWindow, 1)
+	defer p.close()
+	p.busy <- struct{}{} // one that takes long
+	node, run := net.Pipe()
+	defer node.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.serve(ctx, run, folders) }()
+	write := func(f share.Frame) {
+		if _, err := node.Write(f.Append(nil)); err != nil {
+			t.Error(err)
+		}
+	}
+	write(share.Greeting{UID: 5, GID: 6}.Frame())
+	if _, err := share.ReadFrame(node); err != nil {
+		t.Error(err)
+	}
+	write(share.Frame{Kind: share.Request, Number: 3, Floor: 3, Body: makeFolder(3, "made")})
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "made")); err == nil {
+		t.Error("the request was carried out beside the other one")
+	}
 }

@@ -398,6 +398,7 @@ func (s *Server) release(j *job, node uint32, seq uint64) {
 // Server.mu.
 func (s *Server) rankEnded(j *job, number int, exit *control.ExitStatus) {
 	j.ends = true
+	boundFault(exit)
 	if j.exited(number, exit) {
 		s.endOthers(j)
 		s.saveRunning(j) // so that a later serve names the same rank
@@ -408,6 +409,25 @@ func (s *Server) rankEnded(j *job, number int, exit *control.ExitStatus) {
 		for _, m := range j.members {
 			s.finishOn(s.nodes[m.Node], j)
 		}
+	}
+}
+
+// Bounds of the place of a fault, above those of a correct node.
+const (
+	faultFiles  = 64
+	faultFrames = 64
+	faultBuild  = 64 // bytes of a build id
+)
+
+// boundFault drops a place that takes more memory than one that a correct node reports.
+func boundFault(exit *control.ExitStatus) {
+	f := exit.GetFault()
+	if f == nil {
+		return
+	}
+	if len(f.Files) > faultFiles || max(len(f.Stack.GetFiles()), len(f.Stack.GetAddresses())) > faultFrames ||
+		slices.ContainsFunc(f.Files, func(file *control.CodeFile) bool { return len(file.GetBuild()) > faultBuild }) {
+		exit.Fault = nil
 	}
 }
 

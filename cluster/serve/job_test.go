@@ -640,3 +640,21 @@ func TestCommandIsCut(t *testing.T) {
 		t.Errorf("the command is %q", text)
 	}
 }
+
+// What a node says about a fault does not take more memory than the place of one.
+func TestBoundFault(t *testing.T) {
+	for want, f := range map[bool]*control.RankFault{
+		true:  {Files: make([]*control.CodeFile, faultFiles), Stack: &control.CodeStack{Files: make([]int32, faultFrames), Addresses: make([]uint64, faultFrames)}},
+		false: {Files: []*control.CodeFile{{Build: make([]byte, faultBuild+1)}}},
+	} {
+		exit := &control.ExitStatus{Signal: 11, Fault: f}
+		if boundFault(exit); (exit.Fault != nil) != want {
+			t.Errorf("%v stays: %v", f, !want)
+		}
+	}
+	exit := &control.ExitStatus{Fault: &control.RankFault{Stack: &control.CodeStack{Addresses: make([]uint64, faultFrames+1)}}}
+	if boundFault(exit); exit.Fault != nil {
+		t.Error("a deep stack stays")
+	}
+	boundFault(nil)
+}

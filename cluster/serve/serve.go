@@ -111,8 +111,8 @@ type Server struct {
 	holder *control.Conn
 	room   chan struct{} // closed, and replaced, when there may be room for more jobs
 	queue  queue
-	held   map[string]*held           // by launch
-	files  map[filesKey][2]*filesSide // sides of streams of shared files that wait for the other one
+	held   map[string]*held          // by launch
+	files  map[filesKey]*filesStream // of shared files
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held, but with mu when a node leaves
@@ -144,7 +144,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	s = &Server{
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
-		jobs: make(map[uint32]*job), held: make(map[string]*held), files: make(map[filesKey][2]*filesSide),
+		jobs: make(map[uint32]*job), held: make(map[string]*held), files: make(map[filesKey]*filesStream),
 		ended: make(map[uint32]*job), room: make(chan struct{}), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)

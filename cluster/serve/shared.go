@@ -10,10 +10,14 @@ import (
 // filesKey names the stream of the files that a job's client shares with the ranks on a node.
 type filesKey struct{ job, node uint32 }
 
-// filesSide is one side of such a stream while the other one is missing.
+// filesStream are the sides of such a stream that wait for the other one, and those that are
+// joined.
+type filesStream struct{ waiting, joined [2]*filesSide }
+
+// filesSide is one side of a stream.
 type filesSide struct {
 	conn net.Conn
-	end  chan struct{} // closed when the stream is over
+	end  chan struct{} // of one that has waited: closed when the stream is over
 }
 
 // The sides.
@@ -24,7 +28,8 @@ const (
 
 // serveFiles connects a side of a stream of shared files with the other side, which may come later,
 // and passes bytes on until one of them ends. It reads from one side only what the other side
-// takes. A side that comes again takes the place of the one that waits.
+// takes. A side that comes again takes the place of the one before, and ends the stream that this
+// has: its connection is lost, which serve may not see for minutes.
 func (s *Server) serveFiles(conn *control.Conn, hello *control.Hello, side int) error {
 	key := filesKey{hello.Job, hello.Node}
 	s.mu.Lock()
@@ -50,6 +55,11 @@ func (s *Server) serveFiles(conn *control.Conn, hello *control.Hello, side int) 
 	}
 	defer close(other.end)
 	splice.Join(own.conn, other.conn)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if stream := s.files[key]; stream != nil && stream.joined[side] == own {
+		stream.joined = [2]*filesSide{}
+	}
 	return nil
 }
 
@@ -61,26 +71,42 @@ func (s *Server) meetFiles(key filesKey, side int, own *filesSide) *filesSide {
 		close(own.end)
 		return nil
 	}
-	waiting := s.files[key]
-	if other := waiting[1-side]; other != nil {
-		waiting[1-side] = nil
-		s.files[key] = waiting
+	stream := s.files[key]
+	if stream == nil {
+		stream = new(filesStream)
+		s.files[key] = stream
+	}
+	stream.part()
+	if other := stream.waiting[1-side]; other != nil {
+		stream.waiting[1-side] = nil
+		stream.joined[side], stream.joined[1-side] = own, other
 		return other
 	}
-	if old := waiting[side]; old != nil {
+	if old := stream.waiting[side]; old != nil {
 		close(old.end)
 	}
-	waiting[side] = own
-	s.files[key] = waiting
+	stream.waiting[side] = own
 	return nil
 }
 
-// forgetFiles ends the sides of streams that wait when their job has ended. The caller holds
-// Server.mu.
+// part ends the stream of the joined sides. The caller holds Server.mu.
+func (f *filesStream) part() {
+	for _, side := range f.joined {
+		if side != nil {
+			go side.conn.Close() // it waits for its writer
+		}
+	}
+	f.joined = [2]*filesSide{}
+}
+
+// forgetFiles ends the streams of a job that has ended. The caller holds Server.mu.
 func (s *Server) forgetFiles(j *job) {
-	for _, m := range j.members {
-		key := filesKey{j.number, m.Node}
-		for _, side := range s.files[key] {
+	for key, stream := range s.files {
+		if key.job != j.number {
+			continue
+		}
+		stream.part()
+		for _, side := range stream.waiting {
 			if side != nil {
 				close(side.end)
 			}

@@ -7,6 +7,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/internal/printable"
+	"margay/kernel/stack"
 )
 
 // Frame is a frame of a stack with its names.
@@ -35,9 +36,10 @@ func (f Frame) String() string {
 }
 
 // Stack names the frames of a stack, innermost first. An address in inlined code becomes several
-// frames.
+// frames. Those of a node that reports more than there can be are left out.
 func (t *Table) Stack(files []*control.CodeFile, s *control.CodeStack) (frames []Frame) {
-	for i, addr := range s.GetAddresses() {
+	addresses := s.GetAddresses()
+	for i, addr := range addresses[:min(len(addresses), stack.MaxFrames)] {
 		f := Frame{Address: addr}
 		var places []Place
 		if i < len(s.Files) && s.Files[i] >= 0 && int(s.Files[i]) < len(files) {

@@ -15,10 +15,14 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"sort"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"margay/kernel/stack"
 )
@@ -26,8 +30,9 @@ import (
 // Bounds of a reading.
 const (
 	maxFiles   = 256
-	maxDebug   = 1 << 30 // bytes of debug information, uncompressed
+	maxDebug   = 1 << 30 // bytes of debug information of all files, uncompressed
 	maxSymbols = 512 << 20
+	maxPlaces  = 1 << 16 // addresses whose places are remembered
 	maxInlined = 32
 	maxNotes   = 64 << 10
 )
@@ -41,10 +46,25 @@ type Place struct {
 }
 
 // Table has the names of files. It is not safe for concurrent use.
-type Table struct{ files map[string]*file }
+type Table struct {
+	files  map[string]*file
+	places map[address][]Place
+	room
+}
+
+// room is how many more bytes may be read.
+type room struct{ debug, symbols uint64 }
+
+// address is an address in a file.
+type address struct {
+	file *file
+	addr uint64
+}
 
 // NewTable makes a table that reads files when it needs them.
-func NewTable() *Table { return &Table{files: make(map[string]*file)} }
+func NewTable() *Table {
+	return &Table{files: make(map[string]*file), places: make(map[address][]Place), room: room{maxDebug, maxSymbols}}
+}
 
 // Places returns what an address of a file belongs to: one place, or several if functions were
 // inlined there, the innermost first. The address is in the numbers of the file. It returns none if
@@ -54,7 +74,16 @@ func (t *Table) Places(path string, build []byte, addr uint64) []Place {
 	if f == nil {
 		return nil
 	}
-	return f.places(addr)
+	key := address{f, addr}
+	places, known := t.places[key]
+	if !known {
+		if len(t.places) >= maxPlaces {
+			clear(t.places)
+		}
+		places = f.places(addr)
+		t.places[key] = places
+	}
+	return places
 }
 
 // file opens a file, and returns nil if it cannot be read or has another build id.
@@ -62,7 +91,7 @@ func (t *Table) file(path string, build []byte) *file {
 	key := path + "\x00" + string(build)
 	f, known := t.files[key]
 	if !known && filepath.IsAbs(path) && len(t.files) < maxFiles {
-		f, _ = open(path, build)
+		f, _ = open(path, build, &t.room)
 		t.files[key] = f
 	}
 	return f
@@ -76,37 +105,41 @@ func (t *Table) Close() {
 		}
 	}
 	clear(t.files)
+	clear(t.places)
 }
 
 // file is an executable or a library.
 type file struct {
-	elfs    []*elf.File // the file, and the one with its debug information
+	opened  []*os.File  // the file, and the one with its debug information
+	elfs    []*elf.File // the same
 	debug   *dwarf.Data // nil: none
 	lines   *gosym.Table
 	symbols []elf.Symbol // functions by address
 }
 
-func open(path string, build []byte) (f *file, err error) {
+func open(path string, build []byte, left *room) (f *file, err error) {
+	f = new(file)
 	defer func() {
 		if r := recover(); r != nil {
-			f, err = nil, fmt.Errorf("%s: %v", path, r)
+			err = fmt.Errorf("%s: %v", path, r)
+		}
+		if err != nil {
+			f.close()
+			f = nil
 		}
 	}()
-	main, err := openELF(path)
-	if err != nil {
-		return nil, err
+	if err := f.add(path); err != nil {
+		return f, err
 	}
-	f = &file{elfs: []*elf.File{main}}
-	have := buildID(main)
+	have := buildID(f.elfs[0])
 	if len(build) > 0 && !bytes.Equal(have, build) {
-		f.close()
-		return nil, fmt.Errorf("%s: it is not the file that the job has", path)
+		return f, fmt.Errorf("%s: it is not the file that the job has", path)
 	}
-	if apart, err := openELF(apartPath(have)); err == nil {
-		f.elfs = append(f.elfs, apart)
+	if apart := apartPath(have); apart != "" {
+		_ = f.add(apart) // most have none
 	}
 	for _, e := range f.elfs {
-		f.load(e)
+		f.load(e, left)
 	}
 	slices.SortStableFunc(f.symbols, func(a, b elf.Symbol) int {
 		switch {
@@ -129,15 +162,26 @@ func apartPath(build []byte) string {
 	return filepath.Join("/usr/lib/debug/.build-id", name[:2], name[2:]+".debug")
 }
 
-func openELF(path string) (*elf.File, error) {
-	info, err := os.Stat(path)
+var errIrregular = errors.New("it is not a regular file")
+
+// add opens a file. Ranks may put a pipe there at any moment, if the folder is shared with them.
+func (f *file) add(path string) error {
+	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() { // opening a device may have effects
+		return errors.Join(errIrregular, err)
+	}
+	opened, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: it is not a regular file", path)
+	f.opened = append(f.opened, opened)
+	if info, err := opened.Stat(); err != nil || !info.Mode().IsRegular() {
+		return errors.Join(errIrregular, err)
 	}
-	return elf.Open(path)
+	read, err := elf.NewFile(opened)
+	if err == nil {
+		f.elfs = append(f.elfs, read)
+	}
+	return err
 }
 
 func buildID(f *elf.File) []byte {
@@ -154,28 +198,32 @@ func buildID(f *elf.File) []byte {
 	return nil
 }
 
-// load takes what a file has.
-func (f *file) load(e *elf.File) {
-	debug, symbols := uint64(0), uint64(0)
+// load takes what a file has, as far as there is room.
+func (f *file) load(e *elf.File, left *room) {
+	var debug, symbols, code sizes
 	for _, s := range e.Sections {
 		switch {
 		case s.Type == elf.SHT_SYMTAB, s.Type == elf.SHT_DYNSYM, s.Type == elf.SHT_STRTAB:
-			symbols += s.Size
-		case len(s.Name) > 6 && s.Name[:6] == ".debug":
-			debug += s.Size
+			symbols.add(s.Size)
+		case strings.HasPrefix(s.Name, ".debug"):
+			debug.add(s.Size)
+		case strings.HasPrefix(s.Name, ".zdebug"): // how much that is, stands in the data
+			debug.add(math.MaxUint64)
+		case s.Name == ".gopclntab":
+			code.add(s.Size)
 		}
 	}
-	if debug > 0 && debug <= maxDebug {
+	if debug > 0 && debug.fit(&left.debug) {
 		if d, err := e.DWARF(); err == nil {
 			f.debug = d
 		}
 	}
-	if lines, text := e.Section(".gopclntab"), e.Section(".text"); lines != nil && text != nil && lines.Size <= maxDebug {
+	if lines, text := e.Section(".gopclntab"), e.Section(".text"); lines != nil && text != nil && code.fit(&left.debug) {
 		if data, err := lines.Data(); err == nil {
 			f.lines, _ = gosym.NewTable(nil, gosym.NewLineTable(data, text.Addr))
 		}
 	}
-	if symbols > maxSymbols {
+	if !symbols.fit(&left.symbols) {
 		return
 	}
 	for _, read := range []func() ([]elf.Symbol, error){e.Symbols, e.DynamicSymbols} {
@@ -191,9 +239,27 @@ func (f *file) load(e *elf.File) {
 	}
 }
 
+// sizes is a sum of sizes of sections, which a file may make up.
+type sizes uint64
+
+func (s *sizes) add(size uint64) {
+	if *s += sizes(size); uint64(*s) < size {
+		*s = math.MaxUint64
+	}
+}
+
+// fit takes the sum from what is left, and reports whether that was enough.
+func (s sizes) fit(left *uint64) bool {
+	if uint64(s) > *left {
+		return false
+	}
+	*left -= uint64(s)
+	return true
+}
+
 func (f *file) close() {
-	for _, e := range f.elfs {
-		e.Close()
+	for _, opened := range f.opened {
+		opened.Close()
 	}
 }
 

@@ -3,12 +3,15 @@ package symbol
 import (
 	"bytes"
 	"debug/elf"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
 )
@@ -112,6 +115,41 @@ func TestSymbols(t *testing.T) {
 	}
 	if got := strings.Join(text, "; "); got != "work() in work; 0x10 in lib?[1m.so; 0x20; 0x30" {
 		t.Errorf("the frames are %s", got)
+	}
+}
+
+// TestRoom: files that take too much memory have no names, or fewer. One that is a pipe has none.
+func TestRoom(t *testing.T) {
+	program := compile(t, "-g")
+	addr, build := addressOf(t, program, "work")
+	for want, left := range map[int]room{0: {0, 0}, 1: {0, maxSymbols}, 3: {maxDebug, maxSymbols}} {
+		table := NewTable()
+		table.room = left
+		most := 0
+		for at := addr; at < addr+16; at++ {
+			most = max(most, len(table.Places(program, build, at)))
+		}
+		table.Close()
+		if most != want {
+			t.Errorf("%d places with room %+v", most, left)
+		}
+	}
+	var sum sizes
+	left := uint64(5)
+	if sum.add(7); sum.fit(&left) || left != 5 {
+		t.Error("7 fits into 5")
+	}
+	if sum.add(math.MaxUint64); sum.fit(&left) {
+		t.Error("a sum that wraps fits")
+	}
+	table := NewTable()
+	defer table.Close()
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if p := table.Places(pipe, nil, 1); p != nil {
+		t.Errorf("a pipe has %v", p)
 	}
 }
 

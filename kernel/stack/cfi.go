@@ -2,6 +2,7 @@ package stack
 
 import (
 	"encoding/binary"
+	"time"
 )
 
 // The registers have DWARF's numbers: 0 to 16 on amd64, 0 to 31 on arm64. One more is the return
@@ -530,15 +531,22 @@ const (
 	maxPages  = 1024
 )
 
-// pages keeps pages of memory that does not change: the same few are read for each frame.
+// pages keeps pages of memory that does not change: the same few are read for each frame. After a
+// while there are none, so that a reader of much memory ends.
 type pages struct {
-	from reader
-	kept map[uint64][]byte // by address; nil: it cannot be read
+	from  reader
+	kept  map[uint64][]byte // by address; nil: it cannot be read
+	until time.Time
 }
 
-func newPages(from reader) *pages { return &pages{from, make(map[uint64][]byte)} }
+func newPages(from reader, until time.Time) *pages {
+	return &pages{from, make(map[uint64][]byte), until}
+}
 
 func (c *pages) read(addr uint64, p []byte) error {
+	if time.Now().After(c.until) {
+		return errMemory
+	}
 	for len(p) > 0 {
 		base := addr &^ (cachePage - 1)
 		page, ok := c.kept[base]

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"time"
 )
 
 // CoreFilter is what processes whose dumps ReadCore reads have in /proc/PID/coredump_filter: their
@@ -78,8 +79,10 @@ func ReadCore(file io.ReaderAt, pid int, open Opener) (*Fault, error) {
 	if found == 0 {
 		return nil, errors.New("the dump has no registers")
 	}
-	mem := newPages(c)
+	until := time.Now().Add(readTime)
+	mem := newPages(c, until)
 	ms := newModules(mem, c.maps, open)
+	ms.until = until
 	fault.Stack, _ = c.machine.unwind(ms, mem, regs)
 	fault.Modules = ms.found
 	return &fault, nil

@@ -3,6 +3,7 @@ package stack
 import (
 	"bytes"
 	"encoding/binary"
+	"math"
 )
 
 // GoLayout says where Go's runtime keeps the goroutines of a program, by its debug information.
@@ -44,13 +45,17 @@ func (p *Process) goroutines(mem processMemory, ms *modules, l GoLayout) {
 		return
 	}
 	if list.Len > maxGoroutines {
-		p.Left, list.Len = p.Left+int(list.Len-maxGoroutines), maxGoroutines
+		p.Left, list.Len = p.Left+int(min(list.Len-maxGoroutines, math.MaxInt32)), maxGoroutines
 	}
 	all := make([]uint64, list.Len)
 	if list.Len == 0 || readStruct(mem, list.First, all) != nil {
 		return
 	}
 	for i, g := range all {
+		if ms.late() {
+			p.Left += len(all) - i
+			return
+		}
 		var before, after [maxGOffset + 8]byte
 		if mem.read(g, before[:]) != nil {
 			continue

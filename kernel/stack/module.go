@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // reader reads memory of a process. It fills all of p or returns an error.
@@ -36,7 +37,11 @@ type modules struct {
 	found []Module
 	bases map[uint64]*module // by address of the file's beginning; nil: it is not an ELF file
 	known map[uint64]*module // by address of a mapping
+	until time.Time          // when unwinding must end; zero: it needs not
 }
+
+// late reports whether unwinding must end.
+func (ms *modules) late() bool { return !ms.until.IsZero() && time.Now().After(ms.until) }
 
 func newModules(mem reader, maps []mapping, open Opener) *modules {
 	return &modules{mem: mem, open: open, maps: maps, bases: make(map[uint64]*module), known: make(map[uint64]*module)}

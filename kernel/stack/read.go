@@ -18,11 +18,17 @@ import (
 // computes must get a processor first, and one may be in a system call that nothing interrupts.
 const stopWait = 2 * time.Second
 
-// Read finds out where the threads of a process are. Each is stopped, one after the other, while
-// its registers and its stack are copied, so a system call that Linux does not restart after a stop
-// returns EINTR (signal(7)). A process that was stopped stays stopped. The caller must be permitted
-// to trace the process, and its goroutine must be locked to a thread that ends with it: that
-// releases threads that do not stop in time. With the layout of its program, goroutines that no
+// readTime bounds how long the stacks of a process are unwound: its call frame information may be
+// made to take long. What is left then is cut, or left out.
+const readTime = 4 * time.Second
+
+var errLate = errors.New("its stacks take too long to read")
+
+// Read finds out where the threads of a process are. Each is stopped, one after the other, while its
+// registers and its stack are copied, so a system call that Linux does not restart after a stop
+// returns EINTR (signal(7)). A process that was stopped stays stopped. The caller must be
+// permitted to trace the process, and its goroutine must be locked to a thread that ends with it:
+// that releases threads that do not stop in time. With the layout of its program, goroutines that no
 // thread runs are read as well.
 func Read(pid int, open Opener, layouts ...GoLayout) (*Process, error) {
 	maps, err := readMaps(pid)
@@ -34,12 +40,18 @@ func Read(pid int, open Opener, layouts ...GoLayout) (*Process, error) {
 		return nil, err
 	}
 	p := &Process{Left: left}
-	mem := newPages(processMemory(pid))
+	until := time.Now().Add(readTime)
+	mem := newPages(processMemory(pid), until)
 	ms := newModules(mem, maps, open)
+	ms.until = until
 	var failed error
 	deadline := time.Now().Add(stopWait)
 	buf := make([]byte, maxStack)
-	for _, tid := range tids {
+	for i, tid := range tids {
+		if ms.late() {
+			p.Left, failed = p.Left+len(tids)-i, errLate
+			break
+		}
 		regs, stack, err := capture(pid, tid, maps, buf, deadline)
 		if err != nil {
 			if !errors.Is(err, unix.ESRCH) { // it has ended
@@ -109,7 +121,7 @@ func capture(pid, tid int, maps []mapping, buf []byte, deadline time.Time) (regs
 		return regs, nil, fmt.Errorf("trace thread %d: %w", tid, err)
 	}
 	defer func() {
-		if e := unix.PtraceDetach(tid); err == nil && e != nil {
+		if e := letGo(tid); err == nil && e != nil {
 			err = fmt.Errorf("let thread %d go on: %w", tid, e)
 		}
 	}()
@@ -130,6 +142,16 @@ func capture(pid, tid int, maps []mapping, buf []byte, deadline time.Time) (regs
 		}
 	}
 	return regs, stack, nil
+}
+
+// letGo lets a stopped thread go on, untraced. A signal that has stopped it before the request to
+// stop did, as a doorbell may, reaches it.
+func letGo(tid int) error {
+	sig, err := stopSignal(tid)
+	if err != nil {
+		return err
+	}
+	return detach(tid, sig)
 }
 
 // ended reports whether a thread has ended, although its process may not have been reaped.

@@ -3,7 +3,9 @@ package stack
 import (
 	"bufio"
 	"debug/elf"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -63,11 +66,27 @@ var want = []string{"innermost", "handler", "deep", "deep", "deep", "deep", "mai
 
 func openFile(path string) (File, error) { return os.Open(path) }
 
-func compile(t *testing.T, args ...string) string {
+// counting writes a letter for each signal.
+const counting = `
+#include <signal.h>
+#include <unistd.h>
+static void handler(int sig) { write(1, "x", 1); }
+int main(void)
+{
+	signal(SIGUSR1, handler);
+	write(1, "here\n", 5);
+	for (;;)
+		pause();
+}
+`
+
+func compile(t *testing.T, args ...string) string { return compileText(t, nested, args...) }
+
+func compileText(t *testing.T, text string, args ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	source, program := filepath.Join(dir, "nested.c"), filepath.Join(dir, "nested")
-	if err := os.WriteFile(source, []byte(nested), 0o644); err != nil {
+	if err := os.WriteFile(source, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	args = append(args, "-O2", "-fomit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-inline", "-o", program, source)
@@ -193,6 +212,45 @@ func TestReadStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	check.Await(t, "the process to go on", func() bool { return state(t, cmd.Process.Pid) == "S" })
+}
+
+// A signal that stops a traced thread before the request to stop does reaches the thread.
+func TestLetGo(t *testing.T) {
+	cmd := exec.Command(compileText(t, counting))
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if _, err := io.ReadFull(out, make([]byte, 5)); err != nil {
+		t.Fatal(err)
+	}
+	pid := cmd.Process.Pid
+	check.Await(t, "the pause", func() bool { return state(t, pid) == "S" })
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := errors.Join(unix.PtraceSeize(pid), cmd.Process.Signal(unix.SIGUSR1))
+		for err == nil && state(t, pid) != "t" {
+			time.Sleep(time.Millisecond)
+		}
+		done <- errors.Join(err, letGo(pid))
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if err := out.(*os.File).SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
+		t.Errorf("the signal is lost: %v", err)
+	}
 }
 
 func TestReadEnded(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestParseMaps(t *testing.T) {
@@ -97,6 +98,21 @@ func TestFramePointers(t *testing.T) {
 	want := Stack{{-1, 0x400001}, {-1, 0x400100}, {-1, 0x400200}}
 	if !slices.Equal(got, want) || cut {
 		t.Errorf("%+v, %v", got, cut)
+	}
+}
+
+// TestLate: what takes too long is cut.
+func TestLate(t *testing.T) {
+	past := time.Now().Add(-time.Second)
+	ms := newModules(nothing{}, []mapping{{0x400000, 0x401000, 0x1000, "/no/elf"}}, nil)
+	ms.until = past
+	regs := registers{pc: 0x400001}
+	if got, cut := amd64.unwind(ms, nothing{}, regs); len(got) > 0 || !cut {
+		t.Errorf("%+v, %v", got, cut)
+	}
+	memory := newPages(&snapshot{addr: 0, data: make([]byte, 2*cachePage), rest: nothing{}}, past)
+	if memory.read(8, make([]byte, 8)) == nil {
+		t.Error("memory is read")
 	}
 }
 

@@ -48,11 +48,12 @@ func (m *machine) strip(addr uint64) uint64 {
 // errEnd reports that a frame has no caller.
 var errEnd = errors.New("there is no caller")
 
-// unwind returns the frames of a thread, and whether there are more than MaxFrames.
+// unwind returns the frames of a thread, and whether there are more: than MaxFrames, or than there
+// was time for.
 func (m *machine) unwind(ms *modules, mem reader, regs registers) (stack Stack, cut bool) {
 	exact := true // pc is the next instruction, and not the one after a call
 	for pc := regs.pc; pc != 0; pc = regs.pc {
-		if len(stack) == MaxFrames {
+		if len(stack) == MaxFrames || ms.late() {
 			return stack, true
 		}
 		if !exact {

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -12,15 +13,28 @@ import (
 
 // mount is a shared folder on a node.
 type mount struct {
-	root                 *os.File
-	readOnly             bool
-	uid, gid             uint32
-	mostFiles, mostNodes int
+	root     *os.File
+	readOnly bool
+	uid, gid uint32
+	*room
 
 	mu      sync.Mutex
 	inodes  map[uint64]*inode
 	handles map[uint64]*handle
 	last    uint64 // number that was given to an inode or a handle
+}
+
+// room is how many more files a node may have open, and make this process remember, in all its
+// folders.
+type room struct{ files, nodes atomic.Int64 }
+
+// take takes a place, and reports whether there was one.
+func take(left *atomic.Int64) bool {
+	if left.Add(-1) >= 0 {
+		return true
+	}
+	left.Add(1)
+	return false
 }
 
 // inode is a file or folder that Linux on the node remembers. Its number is never given again.
@@ -42,18 +56,20 @@ type stamp struct {
 
 func stampOf(st *unix.Stat_t) stamp { return stamp{st.Size, st.Mtim, st.Ctim} }
 
-// handle is an open file or folder.
+// handle is an open file or folder. It is closed when the node has released it and no request uses
+// it: another file could get its descriptor in the middle of a request.
 type handle struct {
 	file  *os.File
 	inode uint64
+	users int // requests, and the table; guarded by mount.mu
 
 	mu   sync.Mutex // of a folder: held while entries are read
 	next int64      // of a folder: position
 }
 
-func newMount(root *os.File, readOnly bool, uid, gid uint32, mostFiles, mostNodes int) *mount {
+func newMount(root *os.File, readOnly bool, uid, gid uint32, left *room) *mount {
 	m := &mount{
-		root: root, readOnly: readOnly, uid: uid, gid: gid, mostFiles: mostFiles, mostNodes: mostNodes,
+		root: root, readOnly: readOnly, uid: uid, gid: gid, room: left,
 		inodes: make(map[uint64]*inode), handles: make(map[uint64]*handle), last: fuse.RootNode,
 	}
 	m.inodes[fuse.RootNode] = &inode{number: fuse.RootNode, lookups: 1}
@@ -107,7 +123,7 @@ func (m *mount) enter(folder uint64, name string, st *unix.Stat_t) (uint64, erro
 		i = nil
 	}
 	if i == nil {
-		if len(m.inodes) >= m.mostNodes {
+		if !take(&m.nodes) {
 			return 0, unix.ENOMEM
 		}
 		m.last++
@@ -143,7 +159,10 @@ func (m *mount) leave(i *inode) {
 func (m *mount) drop(i *inode) {
 	for i != nil && i.lookups == 0 && len(i.children) == 0 && i.number != fuse.RootNode {
 		parent := i.parent
-		delete(m.inodes, i.number)
+		if m.inodes[i.number] == i {
+			delete(m.inodes, i.number)
+			m.nodes.Add(1)
+		}
 		if parent != nil {
 			delete(parent.children, i.name)
 		}
@@ -220,7 +239,7 @@ func (m *mount) forget(list []fuse.Forgotten) {
 func (m *mount) keep(f *os.File, node uint64, st *unix.Stat_t) (number uint64, same bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.handles) >= m.mostFiles {
+	if !take(&m.files) {
 		f.Close()
 		return 0, false, unix.ENFILE
 	}
@@ -229,39 +248,54 @@ func (m *mount) keep(f *os.File, node uint64, st *unix.Stat_t) (number uint64, s
 		i.seen = stampOf(st)
 	}
 	m.last++
-	m.handles[m.last] = &handle{file: f, inode: node}
+	m.handles[m.last] = &handle{file: f, inode: node, users: 1}
 	return m.last, same, nil
 }
 
-// handle returns an open file.
+// handle returns an open file, which the caller uses until done.
 func (m *mount) handle(number uint64) (*handle, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if h := m.handles[number]; h != nil {
+		h.users++
 		return h, nil
 	}
 	return nil, unix.EBADF
 }
 
-// opened returns any open file of an inode, or nil: the inode may have no name any more.
+// opened returns any open file of an inode, or nil: the inode may have no name any more. The caller
+// uses it until done.
 func (m *mount) opened(node uint64) *handle {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, h := range m.handles {
 		if h.inode == node {
+			h.users++
 			return h
 		}
 	}
 	return nil
 }
 
-// release closes an open file.
+// done ends a use of an open file.
+func (m *mount) done(h *handle) {
+	m.mu.Lock()
+	h.users--
+	last := h.users == 0
+	m.mu.Unlock()
+	if last {
+		h.file.Close()
+		m.files.Add(1)
+	}
+}
+
+// release takes an open file from the table.
 func (m *mount) release(number uint64) {
 	m.mu.Lock()
 	h := m.handles[number]
 	delete(m.handles, number)
 	m.mu.Unlock()
 	if h != nil {
-		h.file.Close()
+		m.done(h)
 	}
 }

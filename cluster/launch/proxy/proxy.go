@@ -82,9 +82,11 @@ type Node struct{ mounts []*mount }
 
 // Node returns a new node, on which ranks have a user and a group.
 func (f *Folders) Node(uid, gid uint32) *Node {
-	n := new(Node)
+	n, left := new(Node), new(room)
+	left.files.Store(int64(f.mostFiles))
+	left.nodes.Store(int64(f.mostNodes))
 	for i, folder := range f.list {
-		n.mounts = append(n.mounts, newMount(f.roots[i], folder.ReadOnly, uid, gid, f.mostFiles, f.mostNodes))
+		n.mounts = append(n.mounts, newMount(f.roots[i], folder.ReadOnly, uid, gid, left))
 	}
 	return n
 }

@@ -291,27 +291,75 @@ func TestFolders(t *testing.T) {
 	}
 }
 
-// TestBounds: a node cannot make this process keep more than its part.
+// TestBounds: a node cannot make this process keep more than its part, in however many folders.
 func TestBounds(t *testing.T) {
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "a"), "")
-	n := share(t, dir, false)
-	m := n.mounts[0]
-	m.mostFiles, m.mostNodes = 3, 4
-	a, failed := n.look("a"), 0
-	for range 10 {
-		if _, _, err := n.open(a, unix.O_RDONLY); errors.Is(err, unix.ENFILE) {
-			failed++
+	folders, err := Open([]Folder{{Path: dir}, {Path: dir}}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folders.mostFiles, folders.mostNodes = 3, 4
+	both := folders.Node(1000, 1001)
+	t.Cleanup(func() {
+		both.Close()
+		folders.Close()
+	})
+	first, second := &node{both, t}, &node{&Node{mounts: both.mounts[1:]}, t}
+	failed, handles := 0, []uint64(nil)
+	for range 5 {
+		for _, n := range []*node{first, second} {
+			handle, _, err := n.open(n.look("a"), unix.O_RDONLY)
+			if errors.Is(err, unix.ENFILE) {
+				failed++
+			} else {
+				handles = append(handles, handle)
+			}
 		}
 	}
-	if failed != 7 || len(m.handles) != 3 {
-		t.Errorf("%d of 10 files are not opened, %d are open", failed, len(m.handles))
+	if failed != 7 || len(handles) != 3 {
+		t.Errorf("%d of 10 files are not opened, %d are open", failed, len(handles))
+	}
+	first.must(first.ask(fuse.Release, 0, [3]uint64{handles[0]}))
+	if _, _, err := second.open(second.look("a"), unix.O_RDONLY); err != nil {
+		t.Errorf("one file was closed, and another one is not opened: %v", err)
 	}
 	for i := range 10 {
-		_, _ = n.ask(fuse.MkDir, fuse.RootNode, uint64(0o700), fmt.Sprint(i))
+		_, _ = first.ask(fuse.MkDir, fuse.RootNode, uint64(0o700), fmt.Sprint(i))
 	}
-	if len(m.inodes) > m.mostNodes {
-		t.Errorf("%d files are remembered", len(m.inodes))
+	if n := len(both.mounts[0].inodes) + len(both.mounts[1].inodes); n != 2+4 {
+		t.Errorf("%d files are remembered, the two folders among them", n)
+	}
+	both.mounts[0].forget([]fuse.Forgotten{{Node: first.look("0"), Count: 1 << 60}})
+	if _, err := second.ask(fuse.Lookup, fuse.RootNode, "1"); err != nil {
+		t.Errorf("one file is forgotten, and another one is not remembered: %v", err)
+	}
+}
+
+// TestRelease: a file stays open while a request uses it, so that the request meets no other file.
+func TestRelease(t *testing.T) {
+	dir := t.TempDir()
+	put(t, filepath.Join(dir, "a"), "one")
+	n := share(t, dir, false)
+	handle, _, err := n.open(n.look("a"), unix.O_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := n.mounts[0]
+	h, err := m.handle(handle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.must(n.ask(fuse.Release, 0, [3]uint64{handle}))
+	if _, err := h.file.Stat(); err != nil {
+		t.Errorf("a file that is used: %v", err)
+	}
+	if _, err := m.handle(handle); err != unix.EBADF {
+		t.Errorf("a request after the release: %v", err)
+	}
+	m.done(h)
+	if _, err := h.file.Stat(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a file that nothing uses: %v", err)
 	}
 }
 

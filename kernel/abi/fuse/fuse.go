@@ -26,9 +26,9 @@ const (
 	AnswerSize = 16        // of the header of an answer
 	MaxData    = 256 << 10 // the most data of one request, or of one answer
 	MaxRequest = HeaderSize + 40 + MaxData
-	MaxName    = 255  // of a name in a folder
-	MaxPath    = 4095 // of the target of a link
-	maxForgets = 8192 / forgetOneSize
+	MaxName    = 255                                           // of a name in a folder
+	MaxPath    = 4095                                          // of the target of a link
+	maxForgets = (MaxRequest - HeaderSize - 8) / forgetOneSize // as many as Linux puts into one request
 )
 
 const forgetOneSize = 16

@@ -36,11 +36,17 @@ func TestParse(t *testing.T) {
 		want func(Request) bool
 		err  error
 	}{
-		"lookup":         {in: request(Lookup, "a\x00"), want: func(r Request) bool { return r.Name == "a" && r.Unique == 77 && r.Node == RootNode }},
-		"write":          {in: write, want: func(r Request) bool { return r.Handle == 3 && r.Offset == 4096 && string(r.Data) == "data" }},
-		"rename":         {in: request(Rename, uint64(9), "a\x00b\x00"), want: func(r Request) bool { return r.NewDir == 9 && r.Name == "a" && r.NewName == "b" }},
-		"link":           {in: request(Symlink, "a\x00../../b\x00"), want: func(r Request) bool { return r.NewName == "../../b" }},
-		"forgets":        {in: request(BatchForget, uint64(2), [4]uint64{5, 1, 6, 2}), want: func(r Request) bool { return r.Forgets[1] == Forgotten{6, 2} }},
+		"lookup":  {in: request(Lookup, "a\x00"), want: func(r Request) bool { return r.Name == "a" && r.Unique == 77 && r.Node == RootNode }},
+		"write":   {in: write, want: func(r Request) bool { return r.Handle == 3 && r.Offset == 4096 && string(r.Data) == "data" }},
+		"rename":  {in: request(Rename, uint64(9), "a\x00b\x00"), want: func(r Request) bool { return r.NewDir == 9 && r.Name == "a" && r.NewName == "b" }},
+		"link":    {in: request(Symlink, "a\x00../../b\x00"), want: func(r Request) bool { return r.NewName == "../../b" }},
+		"forgets": {in: request(BatchForget, uint64(2), [4]uint64{5, 1, 6, 2}), want: func(r Request) bool { return r.Forgets[1] == Forgotten{6, 2} }},
+		"all forgotten": {
+			in: request(BatchForget, uint64(maxForgets), make([]uint64, 2*maxForgets)),
+			want: func(r Request) bool {
+				return len(r.Forgets) == maxForgets && r.Len <= MaxRequest && r.Len+forgetOneSize > MaxRequest
+			},
+		},
 		"no name":        {in: request(Lookup, "\x00"), err: ErrMalformed},
 		"folder itself":  {in: request(Lookup, ".\x00"), err: ErrMalformed},
 		"folder above":   {in: request(MkDir, uint64(0), "..\x00"), err: ErrMalformed},

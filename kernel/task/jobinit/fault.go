@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -126,7 +127,7 @@ func (d dumps) open() (*os.File, error) {
 
 // read reads and removes the dump of a process. Where all dumps in a folder have the same name,
 // another process may have overwritten it with its own, which stays for that process.
-func (d dumps) read(pid int) (*stack.Fault, error) {
+func (d dumps) read(pid int, open stack.Opener) (*stack.Fault, error) {
 	dir, err := d.open()
 	if err != nil {
 		return nil, err
@@ -140,7 +141,7 @@ func (d dumps) read(pid int) (*stack.Fault, error) {
 	if err := mustBeRegular(f); err != nil {
 		return nil, err
 	}
-	fault, err := stack.ReadCore(f, pid, openModule)
+	fault, err := stack.ReadCore(f, pid, open)
 	if err == nil || strings.Contains(d.name, "%p") {
 		err = errors.Join(err, unix.Unlinkat(int(dir.Fd()), d.file(pid), 0))
 	}
@@ -154,7 +155,7 @@ func (in *initProcess) fault(pid int) *stack.Fault {
 	}
 	found := make(chan *stack.Fault, 1)
 	go func() {
-		f, _ := in.dumps.read(pid) // after an error nothing is known
+		f, _ := in.dumps.read(pid, in.openModule) // after an error nothing is known
 		if f != nil {
 			f.Shorten(faultFrames, faultPaths)
 		}
@@ -168,8 +169,50 @@ func (in *initProcess) fault(pid int) *stack.Fault {
 	}
 }
 
-// openModule opens a file that a rank executes. It may be on any mount of the job.
-func openModule(name string) (stack.File, error) {
+// openModule opens a file that a rank executes. It may be on any mount of the job. A rank can make
+// its maps and its dump name any file, and what stands there becomes part of a report: so only a
+// file is opened that the user of the ranks may read.
+func (in *initProcess) openModule(name string) (stack.File, error) {
+	type result struct {
+		file *os.File
+		err  error
+	}
+	opened := make(chan result)
+	go func() {
+		runtime.LockOSThread() // the thread becomes the user's, so it ends with this goroutine
+		var r result
+		if r.err = accessAs(in.spec.UID, in.spec.GID); r.err == nil {
+			r.file, r.err = openPlain(name)
+		}
+		opened <- r
+	}()
+	r := <-opened
+	if r.err != nil {
+		return nil, fmt.Errorf("open %s: %w", name, r.err)
+	}
+	return r.file, nil
+}
+
+// accessAs gives this thread the rights of a user for accesses to files.
+func accessAs(uid, gid int) error {
+	if uid == os.Geteuid() {
+		return nil
+	}
+	// The kernel of a node without root refuses that; its groups are the user's then.
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 && errno != unix.EPERM {
+		return errno
+	}
+	if err := errors.Join(unix.Setfsgid(gid), unix.Setfsuid(uid)); err != nil {
+		return err
+	}
+	if is, err := unix.SetfsuidRetUid(-1); err != nil || is != uid {
+		return unix.EPERM
+	}
+	return nil
+}
+
+// openPlain opens a regular file. One of proc is memory of a process, maybe of this one.
+func openPlain(name string) (*os.File, error) {
 	fd, err := unix.Openat2(unix.AT_FDCWD, name, &unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
@@ -178,7 +221,12 @@ func openModule(name string) (stack.File, error) {
 		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), name)
-	if err := mustBeRegular(f); err != nil {
+	var system unix.Statfs_t
+	err = errors.Join(mustBeRegular(f), unix.Fstatfs(fd, &system))
+	if err == nil && system.Type == unix.PROC_SUPER_MAGIC {
+		err = unix.EACCES
+	}
+	if err != nil {
 		f.Close()
 		return nil, err
 	}

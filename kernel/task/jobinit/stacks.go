@@ -63,7 +63,7 @@ func (in *initProcess) stacks(b task.StacksBody) stack.Report {
 			builder.Fail(uint32(r.Rank.Rank), errNoTime)
 			continue
 		}
-		p, err := stack.Read(r.pid, openModule, b.Layouts...)
+		p, err := stack.Read(r.pid, in.openModule, b.Layouts...)
 		if err != nil {
 			builder.Fail(uint32(r.Rank.Rank), err)
 			continue

@@ -59,6 +59,8 @@ func TestRunArrayRefuses(t *testing.T) {
 		"--array 0-1 --stdin first": "--array and --stdin exclude each other",
 		"--array 0-1 --timing":      "--array and --timing exclude each other",
 		"--array 0-1 --out x":       "--array and --out exclude each other",
+		"--array 0-1 --files .":     "--array and --files exclude each other",
+		"--array 0-1 --attach":      "--array and --attach exclude each other",
 		"--array 0-1 --collapse":    "--array and --collapse exclude each other",
 		"--array 0-1 --files .":     "--array and --files exclude each other",
 		"--array 0-1 --attach":      "--array and --attach exclude each other",

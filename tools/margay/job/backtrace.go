@@ -95,11 +95,11 @@ func (a commands) backtrace(ctx context.Context, job uint32, ranks []uint32) (*t
 		t.Unread = unread
 		answers = a.askStacks(ctx, t, nodes, layouts)
 	}
+	for node, answer := range answers {
+		t.add(ctx, node, answer)
+	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
-	}
-	for node, answer := range answers {
-		t.add(node, answer)
 	}
 	t.finish()
 	if len(t.Groups) == 0 && len(t.Unread) == 0 {
@@ -233,13 +233,16 @@ func (t *traces) choose(jobs *control.Jobs, ranks []uint32) (map[uint32][]uint32
 	return nodes, nil
 }
 
-// add adds what a node has answered.
-func (t *traces) add(node uint32, m *control.Stacks) {
+// add adds what a node has answered, until ctx ends: names take a while to find.
+func (t *traces) add(ctx context.Context, node uint32, m *control.Stacks) {
 	t.Left += m.Left
 	for _, u := range m.Unread {
 		t.Unread = append(t.Unread, unread{u.Rank, node, u.Why})
 	}
 	for _, g := range m.Groups {
+		if ctx.Err() != nil {
+			return
+		}
 		frames := t.table.Stack(m.Files, g.Stack)
 		for _, main := range []bool{true, false} {
 			t.merge(frames, g, main)

@@ -13,7 +13,7 @@ func TestTraces(t *testing.T) {
 	lib, app := &control.CodeFile{Path: "/lib/libmpi.so.12"}, &control.CodeFile{Path: "/home/u/app"}
 	waits := &control.CodeStack{Files: []int32{0, 1}, Addresses: []uint64{0x10, 0x20}}
 	tr := newTraces(7)
-	tr.add(1, &control.Stacks{
+	tr.add(t.Context(), 1, &control.Stacks{
 		Files: []*control.CodeFile{app, lib},
 		Groups: []*control.StackGroup{
 			{Stack: &control.CodeStack{Files: []int32{1, 0}, Addresses: []uint64{0x10, 0x20}}, Ranks: []uint32{2, 3}, Threads: []uint32{1, 2}, Main: []bool{true, true}},
@@ -21,7 +21,7 @@ func TestTraces(t *testing.T) {
 		},
 		Left: 2,
 	})
-	tr.add(0, &control.Stacks{
+	tr.add(t.Context(), 0, &control.Stacks{
 		Files: []*control.CodeFile{lib, app},
 		Groups: []*control.StackGroup{
 			{Stack: waits, Ranks: []uint32{0}, Threads: []uint32{1}, Main: []bool{true}},
@@ -50,7 +50,7 @@ rank 4 on node0 cannot be read: not?permitted
 // TestTracesHostile adds answers whose lists do not fit each other.
 func TestTracesHostile(t *testing.T) {
 	tr := newTraces(1)
-	tr.add(0, &control.Stacks{Groups: []*control.StackGroup{
+	tr.add(t.Context(), 0, &control.Stacks{Groups: []*control.StackGroup{
 		{}, {Ranks: []uint32{1, 2}, Threads: []uint32{0}, Main: []bool{true}},
 		{Ranks: []uint32{1}, Stack: &control.CodeStack{Files: []int32{5, -7}, Addresses: []uint64{1, 2, 3}}},
 	}})
