@@ -168,6 +168,7 @@ func (m *mount) onHandle(answer []byte, r *fuse.Request) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer h.use.RUnlock()
 	fd := int(h.file.Fd())
 	switch r.Opcode {
 	case fuse.Flush: // as the rank closes it; some file systems report errors only then
@@ -243,13 +244,16 @@ func (m *mount) attr(answer []byte, r *fuse.Request, byHandle bool) ([]byte, err
 	}
 	m.mu.Unlock()
 	if err != nil {
-		h := m.opened(r.Node)
+		var h *handle
 		if byHandle {
 			h, _ = m.handle(r.Handle)
+		} else {
+			h = m.opened(r.Node)
 		}
 		if h == nil {
 			return nil, err
 		}
+		defer h.use.RUnlock()
 		if err := unix.Fstat(int(h.file.Fd()), &st); err != nil {
 			return nil, err
 		}
@@ -288,6 +292,7 @@ func (m *mount) setAttr(r *fuse.Request) error {
 		if h == nil {
 			return err
 		}
+		defer h.use.RUnlock()
 		return setOpen(int(h.file.Fd()), r)
 	}
 	defer f.Close()
@@ -371,6 +376,7 @@ func (m *mount) truncate(r *fuse.Request) error {
 		if err != nil {
 			return err
 		}
+		defer h.use.RUnlock()
 		return unix.Ftruncate(int(h.file.Fd()), int64(r.Size))
 	}
 	f, _, err := m.regular(r.Node, unix.O_WRONLY)
@@ -550,6 +556,7 @@ func (m *mount) read(answer []byte, r *fuse.Request) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer h.use.RUnlock()
 	head := len(answer)
 	answer = answer[:head+int(min(r.Size, fuse.MaxData))]
 	n, err := h.file.ReadAt(answer[head:], int64(r.Offset&(1<<63-1)))
@@ -564,6 +571,7 @@ func (m *mount) write(answer []byte, r *fuse.Request) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer h.use.RUnlock()
 	if r.Offset > 1<<63-1 {
 		return nil, unix.EFBIG
 	}

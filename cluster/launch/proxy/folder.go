@@ -67,6 +67,7 @@ func (m *mount) readFolder(answer []byte, r *fuse.Request) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer h.use.RUnlock()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	fd := int(h.file.Fd())

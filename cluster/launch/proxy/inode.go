@@ -47,6 +47,8 @@ type handle struct {
 	file  *os.File
 	inode uint64
 
+	use sync.RWMutex // read-locked by each request that uses file: its descriptor must not become another file's
+
 	mu   sync.Mutex // of a folder: held while entries are read
 	next int64      // of a folder: position
 }
@@ -233,22 +235,25 @@ func (m *mount) keep(f *os.File, node uint64, st *unix.Stat_t) (number uint64, s
 	return m.last, same, nil
 }
 
-// handle returns an open file.
+// handle returns an open file, which stays open until the caller unlocks handle.use.
 func (m *mount) handle(number uint64) (*handle, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if h := m.handles[number]; h != nil {
+		h.use.RLock() // at once: release locks it only when it is not in the table any more
 		return h, nil
 	}
 	return nil, unix.EBADF
 }
 
-// opened returns any open file of an inode, or nil: the inode may have no name any more.
+// opened returns any open file of an inode as handle does, or nil: the inode may have no name any
+// more.
 func (m *mount) opened(node uint64) *handle {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, h := range m.handles {
 		if h.inode == node {
+			h.use.RLock()
 			return h
 		}
 	}
@@ -262,6 +267,8 @@ func (m *mount) release(number uint64) {
 	delete(m.handles, number)
 	m.mu.Unlock()
 	if h != nil {
+		h.use.Lock() // a hostile node closes files that other requests use
 		h.file.Close()
+		h.use.Unlock()
 	}
 }

@@ -10,8 +10,10 @@
 // What the user may not do fails as it does for any process of the user. All files look as if they
 // belonged to the user of the ranks. None gets a set-user-ID or set-group-ID bit.
 //
-// Locks: handle.mu is held while a folder is read, mount.mu guards the tables of a shared folder on
-// a node and is taken last; no request waits for a file with it held.
+// Locks: handle.use is read-locked while a request uses an open file, handle.mu is held while a
+// folder is read, mount.mu guards the tables of a shared folder on a node and is taken last; no
+// request waits for a file with it held. Only a handle that has just been found, which nothing
+// locks for writing, is read-locked under it.
 package proxy
 
 import (

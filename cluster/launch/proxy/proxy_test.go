@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -236,6 +237,44 @@ func TestReadOnly(t *testing.T) {
 	}
 	if handle, _, err := n.open(a, unix.O_RDONLY); err != nil || n.read(handle) != "one" {
 		t.Errorf("read: %v", err)
+	}
+}
+
+// A file that a request uses stays open when a hostile node closes it: its descriptor could become
+// one of this process.
+func TestClosedInUse(t *testing.T) {
+	dir := t.TempDir()
+	put(t, filepath.Join(dir, "f"), "text")
+	n := share(t, dir, false)
+	number, _, err := n.open(n.look("f"), unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := n.mounts[0]
+	h, err := m.handle(number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan struct{})
+	go func() {
+		m.release(number)
+		close(closed)
+	}()
+	for open := true; open; { // until release has begun
+		m.mu.Lock()
+		open = m.handles[number] != nil
+		m.mu.Unlock()
+	}
+	for range 1000 {
+		runtime.Gosched()
+		if _, err := h.file.Stat(); err != nil {
+			t.Fatalf("while it is used: %v", err)
+		}
+	}
+	h.use.RUnlock()
+	<-closed
+	if _, err := h.file.Stat(); !errors.Is(err, fs.ErrClosed) {
+		t.Errorf("afterwards: %v", err)
 	}
 }
 

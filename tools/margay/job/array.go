@@ -29,7 +29,7 @@ func (f *Flags) checkArray(c *cobra.Command) error {
 		}
 		return nil
 	}
-	for _, flag := range []string{"detach", "pty", "stdin", "collapse", "timing", "out"} {
+	for _, flag := range []string{"detach", "pty", "stdin", "collapse", "timing", "out", "files", "attach"} {
 		if c.Flags().Changed(flag) {
 			return fmt.Errorf("run: --array and --%s exclude each other", flag)
 		}

@@ -265,7 +265,7 @@ func addFlags(fs *pflag.FlagSet, f *Flags) {
 	fs.StringVar(&f.Signal, "signal", "", "send the ranks this `signal` before the limit of --time: USR1@30s")
 	fs.StringVar(&f.Wait, "wait", "", "wait for free cores, without a limit or for this `time`, in order of arrival")
 	fs.Lookup("wait").NoOptDefVal = forever
-	fs.StringVarP(&f.Output, "output", "o", "", "write the output to this `file`: %j is the job, %r the rank, %n the node")
+	fs.StringVarP(&f.Output, "output", "o", "", "write the output to this `file`: %j is the job, %r the rank, %n the node, %a the task of --array")
 	fs.StringVarP(&f.Error, "error", "e", "", "write standard error to this `file` (default: the file of -o)")
 	fs.StringVar(&f.Chdir, "chdir", "", "the working `directory` of the ranks (default: this one)")
 	fs.StringArrayVar(&f.Env, "env", nil, "set a variable of the ranks' environment, as `NAME=VALUE` (may be repeated)")
