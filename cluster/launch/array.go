@@ -578,6 +578,7 @@ func (a *arraySession) attached(t *task, answer proto.Message, err error) {
 // result returns the exit status and the error of the array.
 func (a *arraySession) result() (int, error) {
 	s := a.sum
+	a.machine.Lost(time.Now()) // of an array that is given up, some may still be asked
 	s.unstarted = append(s.unstarted, a.machine.Left()...)
 	for _, t := range a.jobs { // given up
 		s.lost = append(s.lost, t.id)

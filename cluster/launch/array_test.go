@@ -248,6 +248,23 @@ func TestArrayStopsLate(t *testing.T) {
 	}
 }
 
+// The tasks of an array that is given up are all counted.
+func TestArrayGivenUp(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		_, f := expect[*control.RunRequest](c)
+		c.Answer(f, &control.RunReply{Job: 5, Places: []*control.Place{{}}, Loaded: true}, nil)
+		expect[*control.FileChunk](c)
+		expect[*control.RunRequest](c) // waits for cores
+		c.done(&control.JobState{FirstFailed: control.None})
+	})
+	o := newLauncher(t, s, 1).arrayOf(t, "0-2%2")
+	o.Ended = func(TaskEnd) error { return unix.ENOSPC }
+	code, err := runArray(t, o)
+	if want := "no space left on device; 1 ok, 2 not started: 1-2"; code != ExitMargay || err == nil || err.Error() != want {
+		t.Errorf("status %d: %v", code, err)
+	}
+}
+
 // Ctrl-C reaches the tasks that run, takes back the others, and ends the array.
 func TestArrayInterrupted(t *testing.T) {
 	signals := make(chan os.Signal, 1)

@@ -366,7 +366,7 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if code == 0 && err == nil {
 		return nil
 	}
-	if hint := files.Hint(code, argumentsOf(parts)); hint != "" && code != launch.ExitMargay && err != nil {
+	if hint := files.Hint(code, argumentsOf(parts, asked.Shared)); hint != "" && code != launch.ExitMargay && err != nil {
 		err = fmt.Errorf("%w; %s", err, hint)
 	}
 	return command.Failed(code, err)
@@ -386,10 +386,15 @@ func (f *Flags) collect(programs []string) (*launch.Files, error) {
 	return launch.CollectRoot(f.Root, programs, f.With)
 }
 
-// argumentsOf returns the arguments of all programs.
-func argumentsOf(parts []part) (args []string) {
+// argumentsOf returns the arguments of all programs, but for names of files in shared folders.
+func argumentsOf(parts []part, shared []*control.SharedFolder) (args []string) {
 	for _, p := range parts {
-		args = append(args, p.argv[1:]...)
+		for _, arg := range p.argv[1:] {
+			path, err := filepath.Abs(arg)
+			if err != nil || !slices.ContainsFunc(shared, func(s *control.SharedFolder) bool { return within(path, string(s.Path)) }) {
+				args = append(args, arg)
+			}
+		}
 	}
 	return args
 }
