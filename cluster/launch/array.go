@@ -127,7 +127,8 @@ type task struct {
 	printed *records.Reader
 	printer *printer
 	files   *window
-	stop    context.CancelFunc // of the files that travel
+
+	unwanted bool // it got cores after the array had stopped, and never runs
 }
 
 // loop runs the array until no task is left, or it is given up.
@@ -232,13 +233,13 @@ func (a *arraySession) answered(id uint32, answer proto.Message, err error) {
 	if err := t.printer.files.open(t.job, t.places); err != nil {
 		a.fail(err)
 	}
-	if a.machine.Stopped() {
-		a.conn.Send(&control.Kill{Job: t.job, Rank: control.None, Force: true})
-	}
 	switch state := a.early[t.job]; {
 	case state != nil:
 		delete(a.early, t.job)
 		a.state(state)
+	case a.machine.Stopped(): // serve has placed it before it was withdrawn; without its files it does not run
+		t.unwanted = true
+		_ = a.conn.Send(&control.Kill{Job: t.job, Rank: control.None, Force: true})
 	case reply.Loaded:
 		_ = a.conn.Send(&control.FileChunk{Job: t.job, Last: true}) // the ranks wait for it
 	default:
@@ -254,7 +255,7 @@ func (a *arraySession) placed(id uint32, reply *control.RunReply) *task {
 	a.machine.Placed(id)
 	t := &task{
 		id: id, job: reply.Job, places: reply.Places, printed: records.NewReader(),
-		printer: newPrinter(a.Stdout, a.Stderr, int(a.Spec.Ranks), a.Label), files: newWindow(control.FileWindow), stop: func() {},
+		printer: newPrinter(a.Stdout, a.Stderr, int(a.Spec.Ranks), a.Label), files: newWindow(control.FileWindow),
 	}
 	p := t.printer
 	p.whole, p.limit = true, taskLines
@@ -375,6 +376,10 @@ func (a *arraySession) ended(t *task, m *control.JobState) {
 		return
 	}
 	a.machine.Ended(t.id)
+	if t.unwanted {
+		a.sum.unstarted = append(a.sum.unstarted, t.id)
+		return
+	}
 	end := TaskEnd{Task: t.id, Job: t.job, Nodes: nodesOf(t.places), Status: int(m.ExitCode)}
 	if failed := failedRank(m, a.Spec.KeepGoing); failed != nil {
 		err = failed
@@ -573,6 +578,7 @@ func (a *arraySession) attached(t *task, answer proto.Message, err error) {
 // result returns the exit status and the error of the array.
 func (a *arraySession) result() (int, error) {
 	s := a.sum
+	a.machine.Lost(time.Now()) // of an array that is given up, some may still be asked
 	s.unstarted = append(s.unstarted, a.machine.Left()...)
 	for _, t := range a.jobs { // given up
 		s.lost = append(s.lost, t.id)

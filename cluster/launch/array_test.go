@@ -225,6 +225,46 @@ func TestArrayStops(t *testing.T) {
 	}
 }
 
+// A task that gets cores after another one has failed does not run, and does not count as failed.
+func TestArrayStopsLate(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		_, f := expect[*control.RunRequest](c)
+		c.Answer(f, &control.RunReply{Job: 5, Places: []*control.Place{{}}, Loaded: true}, nil)
+		expect[*control.FileChunk](c)
+		_, second := expect[*control.RunRequest](c)
+		c.done(&control.JobState{FirstFailed: 0, ExitCode: 1, Ranks: []*control.RankState{{Ended: true, Exit: &control.ExitStatus{Code: 1}}}})
+		expect[*control.Withdraw](c)
+		c.Answer(second, &control.RunReply{Job: 6, Places: []*control.Place{{}}, Loaded: true}, nil)
+		if m, _ := expect[*control.Kill](c); m != nil && (m.Job != 6 || !m.Force) {
+			t.Errorf("killed is %v", m)
+		}
+		killed := control.FromError(control.Failf(control.Code_CODE_KILLED, "it was killed"))
+		_ = c.Send(&control.JobState{Job: 6, Phase: control.JobPhase_JOB_DONE, FirstFailed: control.None, ExitCode: 137, Error: killed})
+	})
+	l := newLauncher(t, s, 1)
+	code, err := runArray(t, l.arrayOf(t, "0-1"))
+	if want := "0 ok, 1 failed: 0 exited with status 1, 1 not started: 1"; code != 1 || err == nil || err.Error() != want {
+		t.Errorf("status %d: %v", code, err)
+	}
+}
+
+// The tasks of an array that is given up are all counted.
+func TestArrayGivenUp(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		_, f := expect[*control.RunRequest](c)
+		c.Answer(f, &control.RunReply{Job: 5, Places: []*control.Place{{}}, Loaded: true}, nil)
+		expect[*control.FileChunk](c)
+		expect[*control.RunRequest](c) // waits for cores
+		c.done(&control.JobState{FirstFailed: control.None})
+	})
+	o := newLauncher(t, s, 1).arrayOf(t, "0-2%2")
+	o.Ended = func(TaskEnd) error { return unix.ENOSPC }
+	code, err := runArray(t, o)
+	if want := "no space left on device; 1 ok, 2 not started: 1-2"; code != ExitMargay || err == nil || err.Error() != want {
+		t.Errorf("status %d: %v", code, err)
+	}
+}
+
 // Ctrl-C reaches the tasks that run, takes back the others, and ends the array.
 func TestArrayInterrupted(t *testing.T) {
 	signals := make(chan os.Signal, 1)

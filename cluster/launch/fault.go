@@ -75,7 +75,7 @@ func placeOf(frames []symbol.Frame) string {
 	if len(frames) == 0 {
 		return ""
 	}
-	own := slices.IndexFunc(frames, func(f symbol.Frame) bool { return f.Known() && !ofSystem(f.Module) })
+	own := slices.IndexFunc(frames, func(f symbol.Frame) bool { return f.Known() && !ofSystem(f.Module) && !ofSystem(f.File) })
 	if own < 0 {
 		own = max(0, slices.IndexFunc(frames, func(f symbol.Frame) bool { return f.Module != "" && !ofSystem(f.Module) }))
 	}
@@ -87,9 +87,10 @@ func placeOf(frames []symbol.Frame) string {
 	return fmt.Sprintf(" in %v, called at %v", called, frames[own])
 }
 
-// ofSystem reports whether a file is of the distribution, and not the user's own code.
+// ofSystem reports whether a file is of the distribution, such as a header of the C++ library, and
+// not the user's own code.
 func ofSystem(file string) bool {
-	return slices.ContainsFunc([]string{"/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/"}, func(dir string) bool { return strings.HasPrefix(file, dir) })
+	return slices.ContainsFunc([]string{"/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/include/"}, func(dir string) bool { return strings.HasPrefix(file, dir) })
 }
 
 // siKernel is the si_code of a fault that the processor gives no address of.

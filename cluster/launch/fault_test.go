@@ -28,7 +28,9 @@ func TestPlaceOf(t *testing.T) {
 	bare := symbol.Frame{Place: symbol.Place{Function: "start"}, Module: "/home/u/app"}
 	abort := symbol.Frame{Place: symbol.Place{Function: "abort", File: "abort.c", Line: 79}, Module: "/usr/lib/libc.so.6"}
 	kill := symbol.Frame{Place: symbol.Place{Function: "kill"}, Module: "/lib/libc.so.6"}
+	inline := symbol.Frame{Place: symbol.Place{Function: "at", File: "/usr/include/c++/12/bits/stl_vector.h", Line: 1153}, Module: "/home/u/app"}
 	for want, frames := range map[string][]symbol.Frame{
+		" in at() in app, called at work() in main.c:12": {kill, inline, own},
 		"":                        {},
 		" at work() in main.c:12": {own, bare},
 		" at start() in app":      {bare},

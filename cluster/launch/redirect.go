@@ -103,13 +103,17 @@ func (r *redirects) of(from source) io.Writer {
 }
 
 // alone reports whether a rank has a file of its own for a stream, which takes its output byte for
-// byte.
+// byte. Tasks of an array may share the files of their ranks.
 func (r *redirects) alone(stream control.Stream) bool {
 	pattern := r.out
 	if stream == control.Stream_STREAM_STDERR {
 		pattern = r.err
 	}
-	return strings.Contains(strings.ReplaceAll(pattern, "%%", ""), "%r") || r.single && ofTask(pattern)
+	ofRank := strings.Contains(strings.ReplaceAll(pattern, "%%", ""), "%r")
+	if r.task == nil {
+		return ofRank
+	}
+	return ofTask(pattern) && (ofRank || r.single)
 }
 
 // close closes the files. An error, as of a full disk that shows late, names the file.

@@ -106,3 +106,13 @@ func TestRedirectFails(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A file of a rank that tasks of an array share has whole lines.
+func TestRedirectSharedByTasks(t *testing.T) {
+	for pattern, want := range map[string]bool{"out-%r": false, "out-%a": true, "out-%a-%r": true, "out": false} {
+		files := redirects{out: pattern, task: new(control.Task), single: true}
+		if got := files.alone(control.Stream_STREAM_STDOUT); got != want {
+			t.Errorf("%s: a rank writes bytes: %v", pattern, got)
+		}
+	}
+}

@@ -19,9 +19,9 @@ func Arguments(least, most int) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		switch {
 		case len(args) < least:
-			return fmt.Errorf("%s: %s is missing: %s", Called(c), argumentName(c), c.UseLine())
+			return fmt.Errorf("%s: %s is missing: %s", Called(c), argumentName(c, len(args)), c.UseLine())
 		case least > 0 && args[0] == "":
-			return fmt.Errorf("%s: %s is empty: %s", Called(c), argumentName(c), c.UseLine())
+			return fmt.Errorf("%s: %s is empty: %s", Called(c), argumentName(c, 0), c.UseLine())
 		case most == 0 && len(args) > 0:
 			return fmt.Errorf("%s takes no arguments, but is given %q: %s", Called(c), args[0], c.UseLine())
 		case most > 0 && len(args) > most:
@@ -34,10 +34,13 @@ func Arguments(least, most int) cobra.PositionalArgs {
 // Called is how errors name a command. Its first word comes before them all.
 func Called(c *cobra.Command) string { return strings.TrimPrefix(c.CommandPath(), "margay ") }
 
-// argumentName is what a command's usage calls the argument that it needs.
-func argumentName(c *cobra.Command) string {
+// argumentName is what a command's usage calls the argument that it needs after so many others.
+func argumentName(c *cobra.Command, given int) string {
 	for _, word := range strings.Fields(c.Use)[1:] {
-		if !strings.HasPrefix(word, "[") {
+		if strings.HasPrefix(word, "[") {
+			continue
+		}
+		if given--; given < 0 {
 			return strings.TrimSuffix(word, "...")
 		}
 	}

@@ -62,8 +62,6 @@ func TestRunArrayRefuses(t *testing.T) {
 		"--array 0-1 --files .":     "--array and --files exclude each other",
 		"--array 0-1 --attach":      "--array and --attach exclude each other",
 		"--array 0-1 --collapse":    "--array and --collapse exclude each other",
-		"--array 0-1 --files .":     "--array and --files exclude each other",
-		"--array 0-1 --attach":      "--array and --attach exclude each other",
 		"--array 5-1":               "--array 5-1: the range 5-1 runs backwards",
 		"--array=":                  "-a is empty",
 		"-o out-%a":                 "after % comes j (the job)",

@@ -16,13 +16,13 @@ import (
 )
 
 // held prints the processes of a job whose ranks are held, and waits for Enter. Without input,
-// something else must let the ranks go on.
+// and in the background of a terminal, something else must let the ranks go on.
 func held(ctx context.Context, a *command.App, job uint32) (release bool, err error) {
 	if err := printProcesses(ctx, a, job); err != nil {
 		return false, err
 	}
 	fmt.Fprintf(a.Stderr, "margay: job %d is held before its first instruction; Enter lets it go on, and so does margay kill -s CONT %d\n", job, job)
-	return awaitLine(ctx, a.Stdin)
+	return awaitLine(ctx, command.Foreground(a.Stdin))
 }
 
 // printProcesses prints the processes of the ranks, with the command that attaches a debugger to

@@ -207,7 +207,7 @@ func (t *traces) choose(jobs *control.Jobs, ranks []uint32) (map[uint32][]uint32
 	}
 	j := jobs.Jobs[0]
 	if j.Phase != control.JobPhase_JOB_RUNNING {
-		return nil, fmt.Errorf("job %d does not run: it is %s", t.Job, State(j))
+		return nil, fmt.Errorf("job %d does not run: its state is %s", t.Job, State(j))
 	}
 	nodes := make(map[uint32][]uint32)
 	found := make(map[uint32]bool)
@@ -317,7 +317,9 @@ func (g *trace) idle() bool {
 }
 
 // ofRuntime reports whether a frame is of Go's runtime.
-func ofRuntime(f traceFrame) bool { return strings.HasPrefix(f.Function, "runtime.") }
+func ofRuntime(f traceFrame) bool {
+	return strings.HasPrefix(f.Function, "runtime.") || strings.HasPrefix(f.Function, "internal/runtime/")
+}
 
 // beginnings are functions that call the first one of a program or of a thread.
 var beginnings = []string{"_start", "start_thread", "clone", "clone3", "__clone", "__clone3", "runtime.goexit"}

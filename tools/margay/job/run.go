@@ -265,7 +265,7 @@ func addFlags(fs *pflag.FlagSet, f *Flags) {
 	fs.StringVar(&f.Signal, "signal", "", "send the ranks this `signal` before the limit of --time: USR1@30s")
 	fs.StringVar(&f.Wait, "wait", "", "wait for free cores, without a limit or for this `time`, in order of arrival")
 	fs.Lookup("wait").NoOptDefVal = forever
-	fs.StringVarP(&f.Output, "output", "o", "", "write the output to this `file`: %j is the job, %r the rank, %n the node")
+	fs.StringVarP(&f.Output, "output", "o", "", "write the output to this `file`: %j is the job, %r the rank, %n the node, %a the task of --array")
 	fs.StringVarP(&f.Error, "error", "e", "", "write standard error to this `file` (default: the file of -o)")
 	fs.StringVar(&f.Chdir, "chdir", "", "the working `directory` of the ranks (default: this one)")
 	fs.StringArrayVar(&f.Env, "env", nil, "set a variable of the ranks' environment, as `NAME=VALUE` (may be repeated)")
@@ -366,7 +366,7 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if code == 0 && err == nil {
 		return nil
 	}
-	if hint := files.Hint(code, argumentsOf(parts)); hint != "" && code != launch.ExitMargay && err != nil {
+	if hint := files.Hint(code, argumentsOf(parts, asked.Shared)); hint != "" && code != launch.ExitMargay && err != nil {
 		err = fmt.Errorf("%w; %s", err, hint)
 	}
 	return command.Failed(code, err)
@@ -386,10 +386,15 @@ func (f *Flags) collect(programs []string) (*launch.Files, error) {
 	return launch.CollectRoot(f.Root, programs, f.With)
 }
 
-// argumentsOf returns the arguments of all programs.
-func argumentsOf(parts []part) (args []string) {
+// argumentsOf returns the arguments of all programs, but for names of files in shared folders.
+func argumentsOf(parts []part, shared []*control.SharedFolder) (args []string) {
 	for _, p := range parts {
-		args = append(args, p.argv[1:]...)
+		for _, arg := range p.argv[1:] {
+			path, err := filepath.Abs(arg)
+			if err != nil || !slices.ContainsFunc(shared, func(s *control.SharedFolder) bool { return within(path, string(s.Path)) }) {
+				args = append(args, arg)
+			}
+		}
 	}
 	return args
 }

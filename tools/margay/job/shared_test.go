@@ -3,6 +3,7 @@ package job
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"margay/cluster/control"
@@ -58,5 +59,19 @@ func TestSharedFlag(t *testing.T) {
 				t.Error("it may be changed")
 			}
 		})
+	}
+}
+
+// A file in a shared folder is there: no hint says that it was not copied.
+func TestArgumentsOutsideShared(t *testing.T) {
+	t.Chdir(t.TempDir())
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := []part{{argv: []string{"app", "in/file", "file"}}, {argv: []string{"app", dir + "/in/file", dir + "/inner"}}}
+	got := argumentsOf(parts, []*control.SharedFolder{{Path: []byte(dir + "/in")}})
+	if want := []string{"file", dir + "/inner"}; !slices.Equal(got, want) {
+		t.Errorf("missing may be %q", got)
 	}
 }

@@ -106,6 +106,34 @@ func TestCtrlC(t *testing.T) {
 	x.Await("\nstatus 130")
 }
 
+// Ranks that are held stay so in the background, which no read of the terminal ends; Enter in the
+// foreground lets them go on.
+func TestHeldInBackground(t *testing.T) {
+	m := margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) {
+		switch f.Message().(type) {
+		case *control.Status:
+			c.Answer(f, &control.MachineStatus{}, nil)
+		case *control.TakeSamples:
+			c.Answer(f, &control.Samples{}, nil)
+		default:
+			margaytest.RunJob(c, f)
+		}
+	})
+	x := margaytest.OnTerminal(t)
+	x.Press("$margay run --attach cat &\n")
+	x.Await("is held before its first instruction")
+	x.Press("kill -USR1 %1\n")
+	m.AwaitSignal(unix.SIGUSR1)
+	x.Press("fg\n")
+	x.Await("run --attach cat")
+	x.Press("\n")
+	m.AwaitSignal(unix.SIGCONT)
+	x.Press("typed\n")
+	m.Typed("typed\n")
+	m.End(&control.JobState{})
+	x.Await("\n$ ")
+}
+
 // When ranks die of Ctrl-C, so does margay run, and a shell ends its loop. A job that ends
 // otherwise after one lets it go on.
 func TestCtrlCInLoop(t *testing.T) {

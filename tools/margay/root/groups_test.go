@@ -46,6 +46,8 @@ func TestSuggestions(t *testing.T) {
 	for line, want := range map[string]string{
 		"ext rm 0.1":       "did you mean margay ext remove?",
 		"ext ls":           "did you mean margay ext list?",
+		"bt 7":             "did you mean margay backtrace?",
+		"machine log":      "did you mean margay machine logs?",
 		"machine rm":       "did you mean margay machine down?",
 		"machine statu":    "did you mean margay machine status?",
 		"jobs -a":          "did you mean margay ps?",
