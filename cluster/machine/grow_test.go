@@ -354,8 +354,8 @@ func TestNumberIsGivenAtOnce(t *testing.T) {
 	})
 }
 
-// A serve that could not take the roster gets it with the answer to the order's repetition. What is
-// left of a node of the past is not reported: another node may have its number.
+// A serve that could not take the roster gets it with the answer to the order's repetition. The
+// end of an earlier node is not reported: another node may have its number.
 func TestRosterIsNotTaken(t *testing.T) {
 	base(t)
 	d := created(t, "m")

@@ -412,7 +412,7 @@ func (s *Server) rankEnded(j *job, number int, exit *control.ExitStatus) {
 	}
 }
 
-// Bounds of the place of a fault, above those of a correct node.
+// Bounds of the place of a fault. A correct node stays below them.
 const (
 	faultFiles  = 64
 	faultFrames = 64

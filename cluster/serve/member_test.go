@@ -227,7 +227,7 @@ func TestLeftWithJobWhileServeWasAway(t *testing.T) {
 	})
 }
 
-// A job for which the machine has become too small keeps no other from the cores.
+// A job that no longer fits on the machine keeps no other from the cores.
 func TestQueueOfSmallerMachine(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)

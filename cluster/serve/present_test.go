@@ -158,8 +158,8 @@ func TestPresentOnSomeNodes(t *testing.T) {
 	})
 }
 
-// No rank runs if the client does not learn of a job whose nodes have all its files: the client asks
-// for the job again, also when it was only stopped for a while.
+// No rank runs if the client does not learn of a job whose nodes have all its files: the client
+// asks for the job again, also when it was only stopped for a while.
 func TestPresentWithoutClient(t *testing.T) {
 	for name, happens := range map[string]func(m *machine, c *playedClient){
 		"its connection is lost": func(_ *machine, c *playedClient) { c.conn.Close() },

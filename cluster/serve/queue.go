@@ -13,8 +13,8 @@ import (
 // queue holds the jobs that wait for cores, in order of arrival. A job gets cores only when no
 // earlier job waits for a node that it may use: small jobs do not starve large ones. A job that
 // does not fit while nodes are drained, or have left, may wait for long, so others do not wait for
-// it; it keeps its place. The store does not have waiting jobs: after a restart of serve the clients
-// submit them again, and lose their places.
+// it; it keeps its place. The store does not have waiting jobs: after a restart of serve the
+// clients submit them again, and lose their places.
 type queue []*waiting
 
 // waiting is a job in the queue. Server.mu guards it.

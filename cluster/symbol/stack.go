@@ -36,7 +36,8 @@ func (f Frame) String() string {
 }
 
 // Stack names the frames of a stack, innermost first. An address in inlined code becomes several
-// frames. Those of a node that reports more than there can be are left out.
+// frames. Frames beyond the bound of a correct node
+// are left out.
 func (t *Table) Stack(files []*control.CodeFile, s *control.CodeStack) (frames []Frame) {
 	addresses := s.GetAddresses()
 	for i, addr := range addresses[:min(len(addresses), stack.MaxFrames)] {

@@ -248,7 +248,7 @@ func (s *sizes) add(size uint64) {
 	}
 }
 
-// fit takes the sum from what is left, and reports whether that was enough.
+// fit takes the sum from the remaining bytes, and reports whether they were enough.
 func (s sizes) fit(left *uint64) bool {
 	if uint64(s) > *left {
 		return false

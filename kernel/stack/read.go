@@ -19,16 +19,16 @@ import (
 const stopWait = 2 * time.Second
 
 // readTime bounds how long the stacks of a process are unwound: its call frame information may be
-// made to take long. What is left then is cut, or left out.
+// made to take long. The rest is cut, or left out.
 const readTime = 4 * time.Second
 
 var errLate = errors.New("its stacks take too long to read")
 
-// Read finds out where the threads of a process are. Each is stopped, one after the other, while its
-// registers and its stack are copied, so a system call that Linux does not restart after a stop
-// returns EINTR (signal(7)). A process that was stopped stays stopped. The caller must be
-// permitted to trace the process, and its goroutine must be locked to a thread that ends with it:
-// that releases threads that do not stop in time. With the layout of its program, goroutines that no
+// Read finds out where the threads of a process are. Each is stopped, one after the other, while
+// its registers and its stack are copied, so a system call that Linux does not restart after a stop
+// returns EINTR (signal(7)). A process that was stopped stays stopped. The caller must be permitted
+// to trace the process, and its goroutine must be locked to a thread that ends with it: that
+// releases threads that do not stop in time. With the layout of its program, goroutines that no
 // thread runs are read as well.
 func Read(pid int, open Opener, layouts ...GoLayout) (*Process, error) {
 	maps, err := readMaps(pid)

@@ -172,7 +172,8 @@ func (r *relay) answer(folder uint8, answer []byte) { _, _ = r.devices[folder].W
 
 // take takes requests from a device until its folder is unmounted.
 func (r *relay) take(folder uint8, device *os.File) {
-	// Linux fills all of it when it has many nodes to forget, and margay run takes no longer request.
+	// Linux fills all of it when it has many nodes to forget, and margay run takes no longer
+	// request.
 	buffer := make([]byte, fuse.MaxRequest)
 	for {
 		n, err := device.Read(buffer)
