@@ -28,9 +28,9 @@ func TestComplaints(t *testing.T) {
 		{func(v *Vitals) { v.Memory, v.Space, v.ClockError = -1, -1, -1; v.Clock = time.Hour }, false, ""},
 		{func(v *Vitals) { v.Space = 0 }, false, "0 MiB are free in its /tmp, and 4 MiB are needed"},
 		{func(v *Vitals) { v.Clock = 4 * time.Second }, false, ""},
-		{func(v *Vitals) { v.Clock = 4 * time.Second }, true, "its clock is 4s ahead of that of the service node, and 4s are allowed"},
+		{func(v *Vitals) { v.Clock = 4 * time.Second }, true, "its clock is 4s ahead of the service node's, and 4s are allowed"},
 		{func(v *Vitals) { v.Clock, v.ClockError = -5*time.Second, time.Second }, false, ""},
-		{func(v *Vitals) { v.Clock, v.ClockError = -5*time.Second, 999*time.Millisecond }, false, "its clock is 5s behind that of the service node, and 4s are allowed"},
+		{func(v *Vitals) { v.Clock, v.ClockError = -5*time.Second, 999*time.Millisecond }, false, "its clock is 5s behind the service node's, and 4s are allowed"},
 	} {
 		v := fine
 		c.change(&v)
