@@ -226,13 +226,21 @@ func RunJob(c *control.Conn, f *control.Frame) {
 }
 
 // Played runs a command on a machine whose serve gives the answer that play returns to everything.
+// play is called once at a time, and what it has written for an answer may be read when Played has
+// returned.
 func Played(t *testing.T, play func(question proto.Message) (proto.Message, error), args ...string) (status int, stdout, stderr string) {
 	t.Helper()
+	var mu sync.Mutex
 	Play(t, "m", func(c *control.Conn, f *control.Frame) {
+		mu.Lock()
 		answer, err := play(f.Message())
+		mu.Unlock()
 		c.Answer(f, answer, err)
 	})
-	return Margay("", args...)
+	status, stdout, stderr = Margay("", args...)
+	mu.Lock()
+	defer mu.Unlock()
+	return status, stdout, stderr
 }
 
 // Typed waits until rank 0 is sent what was typed.
