@@ -359,9 +359,9 @@ func TestIllNode(t *testing.T) {
 		}
 		good := &control.Vitals{Space: 5 << 20}
 		for why, bad := range map[string]*control.Vitals{
-			"3 MiB are free in its /tmp, and 4 MiB are needed":                    {Space: 3 << 20},
+			"3 MiB are free in its /tmp, and 4 MiB are needed":              {Space: 3 << 20},
 			"its clock is 2s behind the service node's, and 1s are allowed": {Space: -1, ClockNs: -2e9, ClockErrorNs: 9e8},
-			"15 MiB of its memory are free, and 16 MiB are needed":                nil,
+			"15 MiB of its memory are free, and 16 MiB are needed":          nil,
 		} {
 			free := int64(64 << 20)
 			if bad == nil {
