@@ -78,7 +78,9 @@ func TestGrowAndShrink(t *testing.T) {
 		t.Error(r)
 	}
 	m.awaitNumbers(0)
-	if left, _ := os.ReadDir(m.file("nodes")); len(left) != 2 { // its file and its root
-		t.Errorf("in the folder of nodes are %v", left)
-	}
+	var left []os.DirEntry
+	eventually(t, "removal of the files of nodes that have left", func() bool {
+		left, _ = os.ReadDir(m.file("nodes"))
+		return len(left) == 2 // its file and its root
+	}, func() string { return fmt.Sprint(left) })
 }
