@@ -58,7 +58,7 @@ func TestLossyWire(t *testing.T) {
 		tests = append(tests, turnOf{fabric, expect("own"), func(t *testing.T, _ *machine) {
 			m := up(t, "hosted", 4, 2, "--fabric", fabric)
 			w := m.hostileWire()
-			operations{m, inC, inGo, seed}.check(20, 100)
+			operations{m, inC, inGo, seed}.check(20, 60)
 			m.storm(w, inGo, seed, 5)
 			m.afterDeath(inGo)
 		}})
