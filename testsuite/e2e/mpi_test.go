@@ -75,8 +75,8 @@ func ranksOnTwoNodes(t *testing.T, m *machine, program string, want []string) {
 	select {
 	case <-c.done:
 	case <-time.After(time.Second):
-		if lines := strings.Split(m.margay("ps").stdout, "\n"); len(lines) > 1 && lines[1] != "" { // it has not ended
-			m.margay("kill", "--force", strings.Fields(lines[1])[0])
+		for _, job := range m.jobs() { // it has not ended
+			m.margay("kill", "--force", job)
 		}
 	}
 	c.wait()

@@ -116,7 +116,7 @@ func TestRecordOneJob(t *testing.T) {
 	first.awaitRanks("sleeping", 2)
 	second := m.start("run", "-n", "2", probe(), "sleep")
 	second.awaitRanks("sleeping", 2)
-	job := strings.Fields(strings.Split(m.margay("ps").stdout, "\n")[1])[0]
+	job := m.jobs()[0]
 	if r := m.margay("record", "--force", "-o", file, "--job", job, "--duration", "300ms"); r.code != 0 || !strings.Contains(r.stderr, "of 1 nodes") {
 		t.Error(r)
 	}
