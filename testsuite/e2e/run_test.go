@@ -74,7 +74,7 @@ func (m *machine) onlyJob() string {
 	m.t.Helper()
 	jobs := m.jobs()
 	if len(jobs) != 1 {
-		m.t.Fatalf("one job should run: %v", m.margay("ps"))
+		m.t.Fatalf("one job should run, not %q", jobs)
 	}
 	return jobs[0]
 }
@@ -98,10 +98,8 @@ func TestKeepGoing(t *testing.T) {
 		return strings.Contains(m.margay("ps", m.onlyJob()).stdout, "exited with status 3")
 	}, func() string { return m.margay("ps", m.onlyJob()).stdout })
 	time.Sleep(300 * time.Millisecond)
-	select {
-	case <-c.done:
+	if c.ended() {
 		t.Fatalf("rank 1 was ended: %v", c.wait())
-	default:
 	}
 	m.margay("kill", m.onlyJob())
 	if r := c.wait(); r.code != 3 {
