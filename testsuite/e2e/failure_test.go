@@ -124,11 +124,7 @@ func TestKilledWhileFilesAreCopied(t *testing.T) {
 	large := filepath.Join(t.TempDir(), "large")
 	_, serve := m.status()
 	for name, victim := range map[string]int{"serve": serve, "node kernel": m.nodeKernels()[1]} {
-		content := make([]byte, 96<<20) // incompressible, and on no node
-		rand.NewChaCha8([32]byte{byte(len(name))}).Read(content)
-		if err := os.WriteFile(large, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeLarge(t, large, byte(len(name)))
 		c := m.start("run", "-n", "8", "--with", large, probe(), "hello")
 		ps := func() string { return m.margay("ps").stdout }
 		eventually(t, "job that starts", func() bool { return strings.Contains(ps(), "starting") }, ps)
@@ -138,6 +134,17 @@ func TestKilledWhileFilesAreCopied(t *testing.T) {
 		}
 	}
 	m.usable()
+}
+
+// writeLarge writes a file of 96 MiB whose copy to nodes takes a while: it is incompressible, and
+// with a new seed no node has it.
+func writeLarge(t *testing.T, path string, seed byte) {
+	t.Helper()
+	content := make([]byte, 96<<20)
+	rand.NewChaCha8([32]byte{seed}).Read(content)
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // A launch that loses a node continues without it, and reports this. Without a retry the job fails.
@@ -152,11 +159,7 @@ func TestNodeLostAtLaunch(t *testing.T) {
 		var c *command
 		for c == nil {
 			seed++
-			content := make([]byte, 96<<20) // which does not become smaller, and which no node has
-			rand.NewChaCha8([32]byte{seed}).Read(content)
-			if err := os.WriteFile(large, content, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			writeLarge(t, large, seed)
 			c = m.start("run", "-n", "2", flag, "--with", large, probe(), "hello")
 			eventually(t, "job that starts", func() bool { return starting() || c.ended() }, func() string { return c.stderr.String() })
 			_ = c.cmd.Process.Signal(unix.SIGSTOP) // it stops sending, unless it has ended

@@ -74,7 +74,7 @@ func (m *machine) onlyJob() string {
 	m.t.Helper()
 	jobs := m.jobs()
 	if len(jobs) != 1 {
-		m.t.Fatalf("one job should run: %v", m.margay("ps"))
+		m.t.Fatalf("one job should run, not %q", jobs)
 	}
 	return jobs[0]
 }
@@ -98,10 +98,8 @@ func TestKeepGoing(t *testing.T) {
 		return strings.Contains(m.margay("ps", m.onlyJob()).stdout, "exited with status 3")
 	}, func() string { return m.margay("ps", m.onlyJob()).stdout })
 	time.Sleep(300 * time.Millisecond)
-	select {
-	case <-c.done:
+	if c.ended() {
 		t.Fatalf("rank 1 was ended: %v", c.wait())
-	default:
 	}
 	m.margay("kill", m.onlyJob())
 	if r := c.wait(); r.code != 3 {
@@ -207,44 +205,46 @@ func TestFilesGoAlong(t *testing.T) {
 }
 
 func TestOutputStreamsAndLabels(t *testing.T) {
-	m := use(t, "hosted")
-	const lines = 500
-	r := m.run(0, "-n", "4", "--label", probe(), "count", fmt.Sprint(lines))
-	for stream, text := range map[string]string{"out": r.stdout, "err": r.stderr} {
-		next := make(map[int]int)
-		for line := range strings.Lines(text) {
-			var label, rank, number int
-			if _, err := fmt.Sscanf(line, "["+"%d] "+stream+" %d %d\n", &label, &rank, &number); err != nil || label != rank || number != next[rank] {
-				t.Fatalf("%s: line %q, expected number %d", stream, line, next[rank])
+	onBoth(t, func(t *testing.T, m *machine) {
+		const lines = 500
+		r := m.run(0, "-n", "4", "--label", probe(), "count", fmt.Sprint(lines))
+		for stream, text := range map[string]string{"out": r.stdout, "err": r.stderr} {
+			next := make(map[int]int)
+			for line := range strings.Lines(text) {
+				var label, rank, number int
+				if _, err := fmt.Sscanf(line, "["+"%d] "+stream+" %d %d\n", &label, &rank, &number); err != nil || label != rank || number != next[rank] {
+					t.Fatalf("%s: line %q, expected number %d", stream, line, next[rank])
+				}
+				next[rank]++
 			}
-			next[rank]++
-		}
-		for rank := range 4 {
-			if next[rank] != lines {
-				t.Errorf("%s: %d lines of rank %d", stream, next[rank], rank)
+			for rank := range 4 {
+				if next[rank] != lines {
+					t.Errorf("%s: %d lines of rank %d", stream, next[rank], rank)
+				}
 			}
 		}
-	}
+	})
 }
 
 func TestStdin(t *testing.T) {
-	m := use(t, "hosted")
-	input := bytes.Repeat([]byte("a line of standard input\n"), 40000) // 1 MB
-	feed := func(c *exec.Cmd) { c.Stdin = bytes.NewReader(input) }
-	said := func(r result) int {
-		return strings.Count(r.stdout, fmt.Sprintf("read 40000 lines, %d bytes", len(input)))
-	}
-	r := start(t, feed, "-m", m.name, "run", "-n", "3", probe(), "stdin").wait()
-	if r.code != 0 || said(r) != 1 || strings.Count(r.stdout, "read 0 lines, 0 bytes") != 2 || !strings.Contains(r.stdout, "rank 0 read 40000") {
-		t.Error(r)
-	}
-	if r = start(t, feed, "-m", m.name, "run", "-n", "3", "--stdin", "all", probe(), "stdin").wait(); r.code != 0 || said(r) != 3 {
-		t.Error(r)
-	}
-	// No rank reads, but the job still ends.
-	if r = start(t, feed, "-m", m.name, "run", "-n", "2", "--stdin", "all", probe(), "exit", "0").wait(); r.code != 0 {
-		t.Error(r)
-	}
+	onBoth(t, func(t *testing.T, m *machine) {
+		input := bytes.Repeat([]byte("a line of standard input\n"), 40000) // 1 MB
+		feed := func(c *exec.Cmd) { c.Stdin = bytes.NewReader(input) }
+		said := func(r result) int {
+			return strings.Count(r.stdout, fmt.Sprintf("read 40000 lines, %d bytes", len(input)))
+		}
+		r := start(t, feed, "-m", m.name, "run", "-n", "3", probe(), "stdin").wait()
+		if r.code != 0 || said(r) != 1 || strings.Count(r.stdout, "read 0 lines, 0 bytes") != 2 || !strings.Contains(r.stdout, "rank 0 read 40000") {
+			t.Error(r)
+		}
+		if r = start(t, feed, "-m", m.name, "run", "-n", "3", "--stdin", "all", probe(), "stdin").wait(); r.code != 0 || said(r) != 3 {
+			t.Error(r)
+		}
+		// No rank reads, but the job still ends.
+		if r = start(t, feed, "-m", m.name, "run", "-n", "2", "--stdin", "all", probe(), "exit", "0").wait(); r.code != 0 {
+			t.Error(r)
+		}
+	})
 }
 
 func TestSignals(t *testing.T) {
@@ -291,25 +291,26 @@ func TestInterrupt(t *testing.T) {
 }
 
 func TestDetach(t *testing.T) {
-	m := use(t, "hosted")
-	endless := strings.TrimSpace(m.run(0, "--detach", probe(), "sleep").stdout)
-	if ps := m.margay("ps", endless); !strings.Contains(ps.stdout, "running") {
-		t.Error(ps)
-	}
-	if r := m.margay("kill", endless); r.code != 0 {
-		t.Error(r)
-	}
-	job := strings.TrimSpace(m.run(0, "--detach", "-n", "4", probe(), "count", "20", "50").stdout)
-	logs := m.margay("logs", "--label", job)
-	if logs.code != 0 || strings.Count(logs.stdout, "] out ") != 80 || strings.Count(logs.stderr, "] err ") != 80 {
-		t.Error(logs)
-	}
-	if ps := m.margay("ps", "-a"); !strings.Contains(ps.stdout, "ended (0)") {
-		t.Error(ps)
-	}
-	if r := m.margay("logs", "99999"); r.code == 0 || !strings.Contains(r.stderr, "there is no job 99999") {
-		t.Error(r)
-	}
+	onBoth(t, func(t *testing.T, m *machine) {
+		endless := strings.TrimSpace(m.run(0, "--detach", probe(), "sleep").stdout)
+		if ps := m.margay("ps", endless); !strings.Contains(ps.stdout, "running") {
+			t.Error(ps)
+		}
+		if r := m.margay("kill", endless); r.code != 0 {
+			t.Error(r)
+		}
+		job := strings.TrimSpace(m.run(0, "--detach", "-n", "4", probe(), "count", "20", "50").stdout)
+		logs := m.margay("logs", "--label", job)
+		if logs.code != 0 || strings.Count(logs.stdout, "] out ") != 80 || strings.Count(logs.stderr, "] err ") != 80 {
+			t.Error(logs)
+		}
+		if ps := m.margay("ps", "-a"); !strings.Contains(ps.stdout, "ended (0)") {
+			t.Error(ps)
+		}
+		if r := m.margay("logs", "99999"); r.code == 0 || !strings.Contains(r.stderr, "there is no job 99999") {
+			t.Error(r)
+		}
+	})
 }
 
 func TestHistogram(t *testing.T) {
@@ -344,49 +345,50 @@ func TestHistogram(t *testing.T) {
 // Ranks that share cores receive their messages and their node's share of memory, and end, like
 // others.
 func TestSharedCores(t *testing.T) {
-	m := use(t, "hosted")
-	c := m.start("run", "-n", "8", "--ppn", "4", probe(), "sleep")
-	c.awaitRanks("sleeping", 8)
-	var cores []string
-	for _, n := range m.listNodes() {
-		for _, core := range n.Cores {
-			cores = append(cores, fmt.Sprintf("%d.%d %v", n.Node, core.Core, core.Ranks))
+	onBoth(t, func(t *testing.T, m *machine) {
+		c := m.start("run", "-n", "8", "--ppn", "4", probe(), "sleep")
+		c.awaitRanks("sleeping", 8)
+		var cores []string
+		for _, n := range m.listNodes() {
+			for _, core := range n.Cores {
+				cores = append(cores, fmt.Sprintf("%d.%d %v", n.Node, core.Core, core.Ranks))
+			}
 		}
-	}
-	want := "0.1 [0 1], 0.2 [2 3], 1.1 [4 5], 1.2 [6 7]"
-	for node := 2; node < m.nodes; node++ {
-		want += fmt.Sprintf(", %d.1 [], %d.2 []", node, node)
-	}
-	if strings.Join(cores, ", ") != want {
-		t.Errorf("the ranks are on %v, want %s", cores, want)
-	}
-	job := m.onlyJob()
-	if nodes := m.margay("nodes"); !strings.Contains(nodes.stdout, job+".0-1 "+job+".2-3\n") {
-		t.Error(nodes)
-	}
-	if ps := m.margay("ps", job); strings.Count(ps.stdout, "  running\n") != 8 {
-		t.Error(ps)
-	}
-	r := m.margay("run", "-n", "6", "--ppn", "2", probe(), "hello")
-	refusal := fmt.Sprintf("6 ranks, 2 on a node, need 3 nodes with 2 free application cores each, but %d of %d have that", m.nodes-2, m.nodes)
-	if r.code != 125 || !strings.Contains(r.stderr, refusal) {
-		t.Error(r)
-	}
-	c.signal(unix.SIGTERM)
-	if r := c.wait(); r.code != 143 {
-		t.Error(r)
-	}
-	if r := m.run(0, "-n", "8", "--ppn", "8", probe(), "hello"); strings.Count(r.stdout, " of 8 on node0 ") != 8 {
-		t.Error(r)
-	}
-	text := filepath.Join(bin, "..", "README.md")
-	alone := m.run(0, "-n", m.all(), "--with", text, filepath.Join(bin, "histogram"), text)
-	shared := m.run(0, "-n", "8", "--ppn", "4", "--with", text, filepath.Join(bin, "histogram"), text)
-	want, _, _ = cutLast(alone.stdout)
-	if got, _, _ := cutLast(shared.stdout); got != want || want == "" {
-		t.Errorf("%v\nwant %s", shared, want)
-	}
-	m.usable()
+		want := "0.1 [0 1], 0.2 [2 3], 1.1 [4 5], 1.2 [6 7]"
+		for node := 2; node < m.nodes; node++ {
+			want += fmt.Sprintf(", %d.1 [], %d.2 []", node, node)
+		}
+		if strings.Join(cores, ", ") != want {
+			t.Errorf("the ranks are on %v, want %s", cores, want)
+		}
+		job := m.onlyJob()
+		if nodes := m.margay("nodes"); !strings.Contains(nodes.stdout, job+".0-1 "+job+".2-3\n") {
+			t.Error(nodes)
+		}
+		if ps := m.margay("ps", job); strings.Count(ps.stdout, "  running\n") != 8 {
+			t.Error(ps)
+		}
+		r := m.margay("run", "-n", "6", "--ppn", "2", probe(), "hello")
+		refusal := fmt.Sprintf("6 ranks, 2 on a node, need 3 nodes with 2 free application cores each, but %d of %d have that", m.nodes-2, m.nodes)
+		if r.code != 125 || !strings.Contains(r.stderr, refusal) {
+			t.Error(r)
+		}
+		c.signal(unix.SIGTERM)
+		if r := c.wait(); r.code != 143 {
+			t.Error(r)
+		}
+		if r := m.run(0, "-n", "8", "--ppn", "8", probe(), "hello"); strings.Count(r.stdout, " of 8 on node0 ") != 8 {
+			t.Error(r)
+		}
+		text := filepath.Join(bin, "..", "README.md")
+		alone := m.run(0, "-n", m.all(), "--with", text, filepath.Join(bin, "histogram"), text)
+		shared := m.run(0, "-n", "8", "--ppn", "4", "--with", text, filepath.Join(bin, "histogram"), text)
+		want, _, _ = cutLast(alone.stdout)
+		if got, _, _ := cutLast(shared.stdout); got != want || want == "" {
+			t.Errorf("%v\nwant %s", shared, want)
+		}
+		m.usable()
+	})
 }
 
 // Pointers into a fixed region are valid in all ranks of a node, including those that share a core.
@@ -434,12 +436,6 @@ func TestDuties(t *testing.T) {
 		}
 		if got := histogram(); got != want || want == "" {
 			t.Errorf("with a core for messages: %s\nwant %s", got, want)
-		}
-		if !m.hosted() { // the rest is serve's
-			c.signal(unix.SIGTERM)
-			c.wait()
-			m.awaitIdle()
-			return
 		}
 		if r := m.margay("machine", "restart", "0"); r.code != 0 {
 			t.Error(r)
