@@ -30,7 +30,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
@@ -220,9 +219,7 @@ func (a *Agent) listen(kept *os.File) (err error) {
 		return fmt.Errorf("agent: %w", err)
 	}
 	defer file.Close()
-	err = a.node.KeepListener(file)
-	// File has made the socket blocking, which would cost a thread.
-	return errors.Join(err, unix.SetNonblock(int(file.Fd()), true))
+	return a.node.KeepListener(file)
 }
 
 // openDatagrams opens the socket of a fabric that has one. A node without it does not register: it

@@ -17,14 +17,19 @@ const Most = 253
 func Space(n int) int { return unix.CmsgSpace(4 * n) }
 
 // Encode returns control data that carries files, nil for none. The caller still owns the files,
-// and must keep them open until the data is sent.
+// and must keep them open until the data is sent. A closed one makes the sending fail. The files
+// stay as they are: [os.File.Fd] would make them blocking, and with them every other descriptor of
+// the same file, whose deadlines would be without effect then.
 func Encode(files ...*os.File) []byte {
 	if len(files) == 0 {
 		return nil
 	}
 	fds := make([]int, len(files))
 	for i, f := range files {
-		fds[i] = int(f.Fd())
+		fds[i] = -1
+		if raw, err := f.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { fds[i] = int(fd) })
+		}
 	}
 	return unix.UnixRights(fds...)
 }

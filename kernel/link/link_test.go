@@ -79,6 +79,42 @@ func TestEndAndDeadline(t *testing.T) {
 	}
 }
 
+// An end whose duplicate is sent over another link keeps its deadlines, and can be closed while a
+// receiver waits.
+func TestDuplicateIsSent(t *testing.T) {
+	a, _ := pair(t)
+	keeper, holder := pair(t)
+	dup, err := a.Dup()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = keeper.Send(Message{Kind: "keep", Files: []*os.File{dup}})
+	dup.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := holder.Recv()
+	if err != nil || len(m.Files) != 1 {
+		t.Fatalf("received %+v, %v", m, err)
+	}
+	defer m.CloseFiles()
+	a.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+	if _, err := a.Recv(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("Recv without a message: %v", err)
+	}
+	a.SetReadDeadline(time.Time{})
+	ended := make(chan error, 1)
+	go func() {
+		_, err := a.Recv()
+		ended <- err
+	}()
+	time.Sleep(20 * time.Millisecond) // the receiver waits, most likely; the verdict does not depend on it
+	a.Close()
+	if err := <-ended; !errors.Is(err, os.ErrClosed) {
+		t.Fatalf("Recv of a closed end: %v", err)
+	}
+}
+
 func TestLimits(t *testing.T) {
 	a, b := pair(t)
 	if err := a.Send(Message{Kind: "big", Payload: make([]byte, MaxPayload+1)}); err == nil {
