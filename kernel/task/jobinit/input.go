@@ -157,7 +157,11 @@ func (i *input) next(pause time.Duration) (piece []byte, looks bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if looks = i.unread > 0 && len(i.pending) == 0 && !i.closed; looks {
-		again := time.AfterFunc(pause, i.changed.Broadcast)
+		again := time.AfterFunc(pause, func() {
+			i.mu.Lock() // so that it does not come before the wait
+			defer i.mu.Unlock()
+			i.changed.Broadcast()
+		})
 		defer again.Stop()
 		i.changed.Wait()
 	}
