@@ -3,8 +3,10 @@
 package rights
 
 import (
+	"cmp"
 	"fmt"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,6 +34,21 @@ func Encode(files ...*os.File) []byte {
 		}
 	}
 	return unix.UnixRights(fds...)
+}
+
+// Duplicate returns another descriptor of what c is one of. c stays as it is (see Encode).
+func Duplicate(c syscall.Conn, name string) (*os.File, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var copied int
+	var failed error
+	err = raw.Control(func(fd uintptr) { copied, failed = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) })
+	if err = cmp.Or(err, os.NewSyscallError("duplicate descriptor", failed)); err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(copied), name), nil
 }
 
 // Decode returns the files in received control data, each with the given name. The caller owns

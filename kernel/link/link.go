@@ -119,18 +119,11 @@ func NewConn(f *os.File) (*Conn, error) {
 // Dup returns another descriptor of this end, to be kept by someone else while this Conn is closed
 // or its process dies.
 func (c *Conn) Dup() (*os.File, error) {
-	raw, err := c.socket.SyscallConn()
+	f, err := rights.Duplicate(c.socket, "link")
 	if err != nil {
-		return nil, fmt.Errorf("link: duplicate descriptor: %w", closed(err))
+		return nil, fmt.Errorf("link: %w", closed(err))
 	}
-	var dup int
-	var failed error
-	err = raw.Control(func(fd uintptr) { dup, failed = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) })
-	if err = cmp.Or(err, failed); err != nil {
-		return nil, fmt.Errorf("link: duplicate descriptor: %w", closed(err))
-	}
-	// The file of net.UnixConn.File would make this end blocking whenever its Fd is asked for.
-	return os.NewFile(uintptr(dup), "link"), nil
+	return f, nil
 }
 
 // Send sends m, waiting while the socket is full, at most until the write deadline. The files stay

@@ -19,8 +19,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"margay/internal/rights"
 	"margay/kernel/link"
 )
@@ -241,12 +239,12 @@ func size(m link.Message) int {
 // duplicate returns descriptors of the same files.
 func duplicate(files []*os.File) (dup []*os.File, err error) {
 	for _, f := range files {
-		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		other, err := rights.Duplicate(f, f.Name())
 		if err != nil {
 			rights.Close(dup)
 			return nil, err
 		}
-		dup = append(dup, os.NewFile(uintptr(fd), f.Name()))
+		dup = append(dup, other)
 	}
 	return dup, nil
 }
