@@ -34,7 +34,8 @@ func TestDocuments(t *testing.T) {
 
 // readersMargay replaces the command margay. It selects the substrate of the test, gives nodes
 // longer to come up, and waits for late nodes before it runs a job, since a late node gets no ranks
-// and other tests load the host. Where the reader leaves the number of virtual nodes open, there
+// and other tests load the host. For the same reason it lists extensions when the nodes have
+// forgotten the jobs that have ended. Where the reader leaves the number of virtual nodes open, there
 // are two: four come up in make run.
 const readersMargay = `margay() {
 	case "$1 ${2-}" in
@@ -45,6 +46,11 @@ const readersMargay = `margay() {
 		for try in {1..60}; do
 			nodes=$(command margay nodes 2>/dev/null) || break
 			case $nodes in *" late "*) sleep 1 ;; *) break ;; esac
+		done ;;
+	"ext list")
+		for try in {1..60}; do
+			jobs=$(command margay ps 2>/dev/null) || break
+			case $jobs in *" ended ("*) sleep 1 ;; *) break ;; esac
 		done ;;
 	esac
 	command margay "$@"

@@ -58,10 +58,14 @@ $`)
 			}
 		}
 		for _, pid := range m.processes() {
-			if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil && strings.TrimSpace(string(name)) == "exe" {
+			// A process that has just been started takes its name in a moment.
+			eventually(t, "process with a name", func() bool {
+				name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+				return err != nil || strings.TrimSpace(string(name)) != "exe"
+			}, func() string {
 				command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-				t.Errorf("%q is called exe by ps and top", command)
-			}
+				return fmt.Sprintf("%q is called exe by ps and top", command)
+			})
 			files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 			for _, f := range files {
 				// Other roots are called / as well, so compare the file.
