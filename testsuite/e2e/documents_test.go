@@ -35,8 +35,8 @@ func TestDocuments(t *testing.T) {
 // readersMargay replaces the command margay. It selects the substrate of the test, gives nodes
 // longer to come up, and waits for late nodes before it runs a job, since a late node gets no ranks
 // and other tests load the host. For the same reason it lists extensions when the nodes have
-// forgotten the jobs that have ended. Where the reader leaves the number of virtual nodes open, there
-// are two: four come up in make run.
+// forgotten the jobs that have ended. Where the reader leaves the number of virtual nodes open,
+// there are two: four come up in make run.
 const readersMargay = `margay() {
 	case "$1 ${2-}" in
 	"machine up")

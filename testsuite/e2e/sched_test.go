@@ -192,6 +192,42 @@ func (m *machine) hostileSchedulers(burn string) {
 	}
 }
 
+// Under a scheduler, hosted nodes leave the first CPU of their host free of real-time ranks. Two
+// nodes would otherwise take nearly everything from the rest of a host of two CPUs.
+func TestHostKeepsACPU(t *testing.T) {
+	ownMachine(t, "own")
+	m := up(t, "hosted", 2, 2)
+	if r := m.margay("ext", "insert", filepath.Join(bin, "..", "ext", "sched", "weighted", "weighted.o")); r.code != 0 {
+		t.Fatal(r)
+	}
+	job := m.start("run", "-n", "8", "--per-core", "2", probe(), "sleep")
+	job.awaitRanks("sleeping", 8)
+	var host unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &host); err != nil {
+		t.Fatal(err)
+	}
+	first := fmt.Sprintf("CPUs %x, ", host[0]&-host[0])
+	realTime := func() (onFirst, onOthers int) {
+		for _, a := range m.allowed() {
+			switch {
+			case !strings.HasSuffix(a, fmt.Sprintf("policy %d", unix.SCHED_RR)):
+			case strings.HasPrefix(a, first):
+				onFirst++
+			default:
+				onOthers++
+			}
+		}
+		return onFirst, onOthers
+	}
+	eventually(t, "real-time ranks", func() bool { _, others := realTime(); return others > 0 }, func() string { return fmt.Sprint(m.allowed()) })
+	m.topView("--interval=1s") // longer than it takes until all ranks have their priorities
+	if onFirst, _ := realTime(); onFirst > 0 {
+		t.Errorf("ranks on the host's CPU are real-time: %q", m.allowed())
+	}
+	job.signal(unix.SIGTERM)
+	job.wait()
+}
+
 // insertsAtLast inserts an extension into a job. A virtual node on a busy host may be silent for so
 // long that the answer is lost; then the node does not keep the extension.
 func (m *machine) insertsAtLast(job, object string) {

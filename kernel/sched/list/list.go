@@ -22,6 +22,6 @@ func Open(c node.Config, log func(format string, args ...any)) (e sched.Enforcer
 		log("cores are not shared by sched_ext: %v", err)
 		lacks = []string{fmt.Sprintf("cores shared by sched_ext, as profile sched requests: %v", err)}
 	}
-	p := priority.Open(log)
+	p := priority.Open(c.Substrate == node.Hosted, log)
 	return p, append(lacks, sched.Lacks(p)...)
 }

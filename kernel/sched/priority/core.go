@@ -262,7 +262,7 @@ func (c *core) activate() {
 	c.stops = c.enforcer.stops != nil
 	if !c.stops && !c.enforcer.take(c.cpu) {
 		c.stops = true
-		c.enforcer.log("core %d: tasks that must not run are stopped, because with priorities the node kernel would have no CPU left", c.number)
+		c.enforcer.log("core %d: tasks that must not run are stopped, because CPU %d must stay free of real-time tasks", c.number, c.cpu)
 	}
 	c.apart = !c.enforcer.had(c.cpu)
 	if points := c.enforcer.points; points != nil && !c.stops {

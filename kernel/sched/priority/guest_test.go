@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 // config is the suite on the application core of a guest.
 func config() schedtest.Config {
 	return schedtest.Config{
-		Open:   func(t testing.TB) sched.Enforcer { return Open(t.Logf) },
+		Open:   func(t testing.TB) sched.Enforcer { return Open(false, t.Logf) },
 		Engine: list.Automatic(), CPU: 1, Watchdog: schedtest.StarvationLimit + time.Second,
 		// An emulated processor is a thread of the host. On an overloaded host, the processor of
 		// the thread that ends turns may have to wait, and the running task keeps the core for so
@@ -108,7 +108,7 @@ func TestSuite(t *testing.T) {
 func TestRecords(t *testing.T) {
 	c := config()
 	c.Open = func(t testing.TB) sched.Enforcer {
-		e := Open(t.Logf)
+		e := Open(false, t.Logf)
 		if e.points == nil {
 			t.Error("there are no tracepoints here anyway")
 		}
@@ -120,7 +120,7 @@ func TestRecords(t *testing.T) {
 
 // A task that computes while it is said to wait is found out.
 func TestUnseen(t *testing.T) {
-	e := Open(t.Logf)
+	e := Open(false, t.Logf)
 	defer e.Close()
 	ids := []sched.ID{{Job: 7}, {Job: 7, Rank: 1}}
 	for _, id := range ids {
@@ -161,7 +161,7 @@ func findUnseen(t *testing.T, c *core, id sched.ID) {
 func TestKilled(t *testing.T) {
 	for name, without := range map[string]bool{"tracepoints": false, "records": true} {
 		t.Run(name, func(t *testing.T) {
-			e := Open(t.Logf)
+			e := Open(false, t.Logf)
 			defer e.Close()
 			if without {
 				e.points = nil
@@ -202,7 +202,7 @@ func TestSignals(t *testing.T) {
 func TestStops(t *testing.T) {
 	c := config()
 	c.Open = func(t testing.TB) sched.Enforcer {
-		e := Open(t.Logf)
+		e := Open(false, t.Logf)
 		e.stops = errors.New("a test")
 		e.deaf = e.stops
 		return e

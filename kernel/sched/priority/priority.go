@@ -19,11 +19,13 @@
 // server, since Linux 6.12; before, sched_rt_runtime_us left 5 % idle). Only the host can change
 // that. The node kernel itself is not real-time: a thread that reaps a process spins inside Linux,
 // and one that returns from a system call sometimes spins in the Go runtime, waiting for threads
-// that it would keep from running. It avoids the CPUs of shared cores.
+// that it would keep from running. It avoids the CPUs of shared cores. On a host that others use
+// too, one CPU, the same for all nodes there, never gets real-time tasks: 5 % of each CPU would not
+// be enough for the host.
 //
-// Without the right to set real-time priorities, and on a core whose CPU is the node kernel's last
-// one, all tasks but the chosen one are stopped, unless they wait. Then polling detects blocking
-// and waking, and the core is idle until it does. Lacks or the log reports that.
+// Without the right to set real-time priorities, on that CPU, and on a core whose CPU is the node
+// kernel's last one, all tasks but the chosen one are stopped, unless they wait. Then polling
+// detects blocking and waking, and the core is idle until it does. Lacks or the log reports that.
 //
 // Locks, outermost first: core.mu guards everything of a core, also while a policy is asked;
 // Enforcer.mu guards the table of cores; core.ringing, taken last, keeps the doorbell open while it
@@ -59,13 +61,14 @@ type Enforcer struct {
 	mu      sync.Mutex
 	cores   map[id.Core]*core
 	tasks   map[sched.ID]*core
+	host    bool           // the first of the allowed CPUs is the host's
 	allowed []id.CPU       // CPUs that the node kernel had before it left any to tasks
 	taken   map[id.CPU]int // CPUs where tasks are real-time: on how many cores
 }
 
-// Open detects the available mechanisms.
-func Open(log func(format string, args ...any)) *Enforcer {
-	e := &Enforcer{log: log, cores: make(map[id.Core]*core), tasks: make(map[sched.ID]*core), taken: make(map[id.CPU]int)}
+// Open detects the available mechanisms. On a host, the CPUs have work besides the nodes.
+func Open(host bool, log func(format string, args ...any)) *Enforcer {
+	e := &Enforcer{log: log, host: host, cores: make(map[id.Core]*core), tasks: make(map[sched.ID]*core), taken: make(map[id.CPU]int)}
 	if e.stops = tryPriorities(); e.stops != nil {
 		e.deaf = e.stops
 	} else {
@@ -244,13 +247,16 @@ func (e *Enforcer) Close() error {
 }
 
 // take keeps the node kernel away from a CPU where tasks are going to be real-time: what it does
-// there would wait for its turn, and all of it for that. It reports false when the node kernel
-// would have no CPU left.
+// there would wait for its turn, and all of it for that. It reports false when the CPU is the
+// host's, or when the node kernel would have no CPU left.
 func (e *Enforcer) take(cpu id.CPU) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(e.taken) == 0 {
 		e.allowed, _ = hardware.Allowed(os.Getpid()) // if it is not known, no CPU is left
+	}
+	if e.host && len(e.allowed) > 0 && e.allowed[0] == cpu {
+		return false
 	}
 	e.taken[cpu]++
 	if len(e.left()) == 0 {
