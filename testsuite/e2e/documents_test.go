@@ -32,16 +32,16 @@ func TestDocuments(t *testing.T) {
 	pages("qemu", "own virtual", "README.md", "docs/operating.md", "docs/netboot.md")
 }
 
-// readersMargay replaces the command margay. It selects the substrate of the test, gives nodes
-// longer to come up, and waits for late nodes before it runs a job, since a late node gets no ranks
-// and other tests load the host. For the same reason it lists extensions when the nodes have
-// forgotten the jobs that have ended. Where the reader leaves the number of virtual nodes open,
-// there are two: four come up in make run.
+// readersMargay replaces the command margay. It selects the substrate of the test. Other tests load
+// the host, so it gives nodes longer to come up and to answer, waits for late nodes before it runs
+// a job, since a late node gets no ranks, and lists extensions when the nodes have forgotten the
+// jobs that have ended. Where the reader leaves the number of virtual nodes open, there are two:
+// four come up in make run.
 const readersMargay = `margay() {
 	case "$1 ${2-}" in
 	"machine up")
 		case "$substrate $*" in qemu*--nodes*) ;; qemu*) set -- "$@" --nodes 2 ;; esac
-		set -- "$@" --substrate "$substrate" --boot-timeout 5m ;;
+		set -- "$@" --substrate "$substrate" --boot-timeout 5m --dead-after 1m ;;
 	"run "*)
 		for try in {1..60}; do
 			nodes=$(command margay nodes 2>/dev/null) || break
@@ -76,7 +76,7 @@ func readPage(t *testing.T, substrate, page string) {
 		t.Fatal(err)
 	}
 	// docs/operating.md recommends this for a busy host; other tests run at the same time.
-	env := append(readersEnvironment(t), "MARGAY_DIR="+base, "MARGAY_STATE="+t.TempDir(), "UP_FLAGS=--boot-timeout 5m")
+	env := append(readersEnvironment(t), "MARGAY_DIR="+base, "MARGAY_STATE="+t.TempDir(), "UP_FLAGS=--boot-timeout 5m --dead-after 1m")
 	s := documents.Session{Dir: tree, Env: env, Scratch: t.TempDir(), Deadline: 8 * time.Minute}
 	s.Prelude = "substrate=" + substrate + "\n" + readersMargay
 	t.Cleanup(func() {
