@@ -506,6 +506,22 @@ func (s *Server) later(j *job, wait time.Duration, do func()) {
 	})
 }
 
+// laterAwake is later, but time in which serve is stopped or has no CPU counts for little: the
+// delay passes in steps.
+func (s *Server) laterAwake(j *job, wait time.Duration, do func()) {
+	const steps = 8
+	left := steps
+	var step func()
+	step = func() {
+		if left--; left < 0 {
+			do()
+			return
+		}
+		s.later(j, wait/steps, step)
+	}
+	step()
+}
+
 // awaitEnd fails a job whose ranks do not end although they were killed. It waits longer as long as
 // output that the consumer does not take holds up the ends of ranks, and for nodes that may be back
 // soon.

@@ -128,7 +128,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 	s.restoreLimit(j, stored)
 	s.endOthers(j)
 	if j.spool == nil {
-		s.later(j, s.config.Timing.Orphan, func() {
+		s.laterAwake(j, s.config.Timing.Orphan, func() {
 			if j.client == nil {
 				s.clientGone(j)
 			}
