@@ -64,13 +64,14 @@ type Files struct {
 	Parallel string
 	PMI1     bool
 
-	host   bool           // ranks see the folders of this host in which programs are: nothing in them goes along
-	root   map[string]int // by name: files of a root of its own, as indexes of List; nil: there is none
-	have   map[string]bool
-	elves  []string // the program, and the interpreters of scripts: all that the processor executes
-	loader string   // that they need; empty: none
-	search ldso.Search
-	most   int // files and folders
+	host     bool           // ranks see the folders of this host in which programs are: nothing in them goes along
+	root     map[string]int // by name: files of a root of its own, as indexes of List; nil: there is none
+	rootPath string         // where its programs are, before PATH of this host
+	have     map[string]bool
+	elves    []string // the program, and the interpreters of scripts: all that the processor executes
+	loader   string   // that they need; empty: none
+	search   ldso.Search
+	most     int // files and folders
 }
 
 // Errors about programs.
