@@ -11,6 +11,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -30,7 +31,7 @@ import (
 var ErrNone = errors.New("it is no image: it has neither an OCI image layout nor the manifest of docker save")
 
 // How an image gets to this host, for errors.
-const howToSave = "nothing is pulled from a registry; skopeo copy docker://NAME oci:DIR, or docker save -o FILE NAME, puts an image here"
+const howToSave = "nothing is pulled from a registry; skopeo copy docker://NAME oci:DIR, or docker save -o FILE NAME, brings an image here"
 
 // Config says how the programs of an image are run.
 type Config struct {
@@ -79,7 +80,7 @@ func Open(name, arch string) (*Image, error) {
 	}
 	s, err := openStore(at)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w; %s", err, howToSave)
+		return nil, fmt.Errorf("%w; %s", fs.ErrNotExist, howToSave)
 	}
 	if err != nil {
 		return nil, err
@@ -168,7 +169,7 @@ func (im *Image) readLayout(tag, arch string) error {
 			break
 		}
 		if len(found) > 1 && depth == 0 {
-			return fmt.Errorf("it has several images, and the tag is missing: oci:PATH:TAG, with one of %s", tagsOf(images))
+			return tagMissing("oci:PATH", tagsOf(images))
 		}
 		if data, err = im.blob(found[0].Digest); err != nil {
 			break
@@ -199,50 +200,59 @@ func tagged(images []descriptor, tag string) (found []descriptor, err error) {
 		return images, nil
 	}
 	for _, d := range images {
-		if d.Digest == tag || slices.ContainsFunc(tagAnnotations, func(key string) bool { return d.Annotations[key] == tag }) {
+		if d.Digest == tag || slices.ContainsFunc(tagAnnotations, func(key string) bool { return isTag(tag, d.Annotations[key]) }) {
 			found = append(found, d)
 		}
 	}
 	if found == nil {
-		return nil, fmt.Errorf("it has no image with the tag %q, but %s", tag, tagsOf(images))
+		return nil, noTag(tag, tagsOf(images))
 	}
 	return found, nil
+}
+
+// isTag reports whether a tag means a name, which may have a registry before it.
+func isTag(tag, name string) bool { return name == tag || strings.HasSuffix(name, "/"+tag) }
+
+func noTag(tag, there string) error {
+	return fmt.Errorf("it has no image with the tag %q, but %s", tag, there)
+}
+
+func tagMissing(place, there string) error {
+	return fmt.Errorf("it has several images, and the tag is missing: %s:TAG, with one of %s", place, there)
 }
 
 // mostNamed is how many tags or platforms an error names.
 const mostNamed = 20
 
-// listed lists what images have, for an error.
-func listed(images []descriptor, name func(d descriptor) string) string {
-	var names []string
-	for _, d := range images {
-		if text := name(d); text != "" && len(names) < mostNamed {
-			names = append(names, fmt.Sprintf("%.100q", text))
-		}
-	}
-	if names == nil {
-		return "none"
-	}
+// listed lists names for an error.
+func listed(names []string) string {
+	names = slices.DeleteFunc(names, func(name string) bool { return name == "" })
 	slices.Sort(names)
-	return strings.Join(slices.Compact(names), ", ")
+	names = slices.Compact(names)
+	names = names[:min(len(names), mostNamed)]
+	for i, name := range names {
+		names[i] = fmt.Sprintf("%.100q", name)
+	}
+	return cmp.Or(strings.Join(names, ", "), "none")
 }
 
 func tagsOf(images []descriptor) string {
-	return listed(images, func(d descriptor) string {
-		for _, key := range tagAnnotations {
-			if tag := d.Annotations[key]; tag != "" {
-				return tag
-			}
-		}
-		return d.Digest
-	})
+	var tags []string
+	for _, d := range images {
+		tags = append(tags, cmp.Or(d.Annotations[tagAnnotations[0]], d.Annotations[tagAnnotations[1]], d.Digest))
+	}
+	return listed(tags)
 }
 
 // fitting returns the images for Linux on arch. An image that names no platform fits, and one for
 // Linux that is alone.
 func fitting(images []descriptor, arch string) (found []descriptor, err error) {
 	var others []descriptor
+	var platforms []string
 	for _, d := range images {
+		if d.Platform != nil {
+			platforms = append(platforms, d.Platform.String())
+		}
 		switch {
 		case d.Platform == nil || *d.Platform == platform{"linux", arch}:
 			found = append(found, d)
@@ -254,12 +264,7 @@ func fitting(images []descriptor, arch string) (found []descriptor, err error) {
 		return others, nil
 	}
 	if found == nil {
-		return nil, fmt.Errorf("it has no image for linux/%s, but %s", arch, listed(images, func(d descriptor) string {
-			if d.Platform == nil {
-				return ""
-			}
-			return d.Platform.String()
-		}))
+		return nil, fmt.Errorf("it has no image for linux/%s, but %s", arch, listed(platforms))
 	}
 	return found, nil
 }
@@ -387,14 +392,16 @@ func (im *Image) readDocker(tag string, perhaps bool) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", dockerManifest, err)
 	}
-	var names []string
+	var tags []string
 	found := slices.DeleteFunc(slices.Clone(images), func(d dockerImage) bool {
-		names = append(names, d.RepoTags...)
-		return tag != "" && !slices.Contains(d.RepoTags, tag)
+		tags = append(tags, d.RepoTags...)
+		return tag != "" && !slices.ContainsFunc(d.RepoTags, func(name string) bool { return isTag(tag, name) })
 	})
-	if len(found) != 1 {
-		names = names[:min(len(names), mostNamed)]
-		return fmt.Errorf("it has %d images, %d of them with the tag %q: docker-archive:FILE:TAG, with one of %.100q", len(images), len(found), tag, names)
+	switch {
+	case len(found) == 0:
+		return noTag(tag, listed(tags))
+	case len(found) > 1:
+		return tagMissing("docker-archive:FILE", listed(tags))
 	}
 	config, err := readSmall(im.store, found[0].Config)
 	if err != nil {

@@ -110,7 +110,8 @@ func (t *Tree) addEntry(h *tar.Header, isLayer bool, data Entry) error {
 		return errors.New("its name is too long")
 	}
 	if isLayer && strings.HasPrefix(base, whiteout) {
-		return t.hide(dir, base)
+		t.hide(dir, base)
+		return nil
 	}
 	parent, err := t.folder(dir, true)
 	if err != nil {
@@ -200,23 +201,16 @@ func (t *Tree) remove(parent *node, name string) {
 	t.files, t.names = t.files-1, t.names-len(name)-len(n.Link)
 }
 
-// hide carries out a whiteout, which concerns what lower layers have put there.
-func (t *Tree) hide(dir, mark string) error {
+// hide carries out a whiteout, which concerns what lower layers have put there. It may be nothing.
+func (t *Tree) hide(dir, mark string) {
 	parent, err := t.folder(dir, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	switch name := strings.TrimPrefix(mark, whiteout); {
+	switch {
+	case err != nil:
 	case mark == opaque:
 		t.hideBelow(parent)
-	case strings.HasPrefix(mark, metadata):
-	default:
-		t.hideOne(parent, name)
+	case !strings.HasPrefix(mark, metadata):
+		t.hideOne(parent, strings.TrimPrefix(mark, whiteout))
 	}
-	return nil
 }
 
 func (t *Tree) hideOne(parent *node, name string) {

@@ -50,7 +50,7 @@ func (f *Flags) openRoot() (err error) {
 // ownProgram returns the job of the program that an image names for itself.
 func (f *Flags) ownProgram() ([]part, error) {
 	if f.image == nil {
-		return nil, errors.New("run: the program is missing")
+		return nil, fmt.Errorf("run: the program is missing: %s is no image, which could name one", f.Root)
 	}
 	argv := slices.Concat(f.image.Config.Entrypoint, f.image.Config.Cmd)
 	if len(argv) == 0 {

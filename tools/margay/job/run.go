@@ -209,7 +209,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
   margay run --array 0-9999%200 -o out-%a ./app   # 10,000 jobs, 200 at a time, with MARGAY_ARRAY_TASK_ID
   margay run --detach -n 8 ./app && margay ps`,
 		Args: func(c *cobra.Command, args []string) error {
-			if f.Loadfile != "" || f.Root != "" && len(args) == 0 { // an image can name its program
+			if f.Loadfile != "" || f.Root != "" && f.Root != rootHost && len(args) == 0 { // an image can name its program
 				return nil
 			}
 			return command.Arguments(1, -1)(c, args)
