@@ -84,8 +84,8 @@ func (f *Files) addFolderRoot(root string) error {
 	})
 }
 
-// addTreeRoot adds the contents of an image or a tar file. Their data stay where they are until they
-// are sent.
+// addTreeRoot adds the contents of an image or a tar file. The data of files stay where they are
+// until they are sent.
 func (f *Files) addTreeRoot(root Root) error {
 	t := root.Tree
 	if t == nil {
@@ -187,8 +187,8 @@ func (f *Files) Dir(name string) string {
 	return name
 }
 
-// follow returns where a name leads to through symbolic links of the root, and false if they are too
-// many.
+// follow returns where a name leads to through symbolic links of the root, or false if there are too
+// many of them.
 func (f *Files) follow(name string) (string, bool) {
 	links := 0
 	left, at := strings.Split(strings.TrimPrefix(path.Clean("/"+name), "/"), "/"), "/"

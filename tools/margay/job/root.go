@@ -50,7 +50,7 @@ func (f *Flags) openRoot() (err error) {
 // ownProgram returns the job of the program that an image names for itself.
 func (f *Flags) ownProgram() ([]part, error) {
 	if f.image == nil {
-		return nil, fmt.Errorf("run: the program is missing: %s is no image, which could name one", f.Root)
+		return nil, fmt.Errorf("run: the program is missing, and only an image names one: %s has the files of a root alone", f.Root)
 	}
 	argv := slices.Concat(f.image.Config.Entrypoint, f.image.Config.Cmd)
 	if len(argv) == 0 {
@@ -70,8 +70,8 @@ func pathOf(env []string) string {
 }
 
 // imageEnvironment adds the variables of an image to the environment of a job. A variable that the
-// job has keeps its value. PATH is the exception: that of this host names folders of this host, so
-// the image's counts, unless the user has set one.
+// job has keeps its value. PATH is the exception: this host's PATH names folders of this host, so the
+// image's counts, unless the user has set one.
 func imageEnvironment(env, ofImage, set []string) []string {
 	has := func(list []string, name string) bool {
 		return slices.ContainsFunc(list, func(entry string) bool { return strings.HasPrefix(entry, name+"=") })

@@ -120,6 +120,11 @@ the job. Status 125 means that a file was lost, such as on a full disk.
 read-only. Nothing of these is copied. --root with a folder or a tar file makes its contents the root of the ranks, in memory; the
 program is then one of that root, or one of this host whose libraries are there.
 
+--root also takes an image of a container: oci:PATH[:TAG], docker-archive:FILE[:TAG], or the path alone. Nothing is pulled from a registry.
+Without a program on the command line the image's own runs (Entrypoint, Cmd), in its working directory unless --chdir names another.
+The image's variables are added to the environment; its PATH replaces the one of here. Layers are kept, unpacked, in the cache
+(~/.cache/margay/layers, 8 GiB at most). --root-limit bounds the size of an image, so that one made to fill the disk does not.
+
 Lines of several ranks stay whole, whatever their length, and an incomplete last line is completed. The output of a single rank is
 copied byte for byte. -o and -e write the output to files, which are created here before the ranks run. If the name contains %r, each
 rank has a file, copied byte for byte. Without -e, standard error goes to the file of -o. margay run fails with 125 when a file cannot
@@ -206,6 +211,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
   margay run -n 8 --huge-pages -v ./app       # and print the resources of each rank
   margay run -n 8 --out results ./app         # and bring back what they wrote in results
   margay run --root host ./script.py          # on hosted nodes, with the programs of the host
+  margay run --root oci:debian:12 -n 8 perl -v   # with the programs of an image
   margay run --array 0-9999%200 -o out-%a ./app   # 10,000 jobs, 200 at a time, with MARGAY_ARRAY_TASK_ID
   margay run --detach -n 8 ./app && margay ps`,
 		Args: func(c *cobra.Command, args []string) error {
