@@ -386,8 +386,8 @@ func size(info fs.FileInfo) int64 {
 	return info.Size()
 }
 
-// Contents returns the digests of files that nodes may have already: of the largest, if they are too
-// many. A file that cannot be read has none: Archive will say so.
+// Contents returns the digests of files that nodes may have already: of the largest, if there are
+// too many. A file that cannot be read has none: Archive will say so.
 func (f *Files) Contents() (digests [][]byte) {
 	for _, file := range f.named() {
 		digest, err := digestOf(file)
@@ -400,7 +400,7 @@ func (f *Files) Contents() (digests [][]byte) {
 	return digests
 }
 
-// named returns the files of the list that are named by their digests, and forgets the digests of all.
+// named returns the files of the list that digests shall name. The digests of all are forgotten.
 func (f *Files) named() (named []*File) {
 	for i := range f.List {
 		file := &f.List[i]

@@ -179,7 +179,7 @@ func (f *Files) resolve(name string) (File, bool) {
 }
 
 // Dir returns the name of a folder that symbolic links of the root lead to by way of name. A node
-// makes it before there are links. What is not in the root keeps its name.
+// makes it before there are links. A name that is not in the root stays as it is.
 func (f *Files) Dir(name string) string {
 	if at, ok := f.follow(name); ok && f.root != nil {
 		return at
@@ -187,8 +187,8 @@ func (f *Files) Dir(name string) string {
 	return name
 }
 
-// follow returns where a name leads to through symbolic links of the root, or false if there are too
-// many of them.
+// follow returns where a name leads to through symbolic links of the root, or false if there are
+// too many of them.
 func (f *Files) follow(name string) (string, bool) {
 	links := 0
 	left, at := strings.Split(strings.TrimPrefix(path.Clean("/"+name), "/"), "/"), "/"

@@ -24,13 +24,14 @@ import (
 // Cache keeps layers without compression in a folder, by digest. Several processes may use it at
 // once.
 //
-// A layer that is written has the ending .part and is locked (flock); a process that wants the same
-// one waits, and writes it itself when the other one ends. When its digest is right, it gets its name. A
-// layer that is used is locked with others. What is not locked may be removed at any time, so a file counts
-// only if it still has its name after it was locked. Locks end with their processes.
+// A process writes a layer to a file with the ending .part, under an exclusive lock (flock), and
+// renames the file when its digest is right. Another process that needs the layer waits for the
+// name, or for the lock if the writer dies. A layer in use has a shared lock. Files without a lock
+// may be removed at any time, so a file counts only if it still has its name after it was locked.
+// Locks end with their processes.
 type Cache struct {
-	Dir  string // which only this user can change
-	Most int64  // bytes that stay, but for layers that are in use
+	Dir  string // only this user can change it
+	Most int64  // bytes that stay, besides layers in use
 }
 
 // Endings of the files in the cache.
@@ -194,14 +195,14 @@ func plain(r io.Reader) (in io.Reader, end func(), err error) {
 }
 
 // makeRoom removes the layers that have not been used for the longest time, until there is room for
-// some bytes more, and what ended processes have left behind. What is in use stays.
+// some bytes more, and the files of writers that have died. Layers in use stay.
 func (c *Cache) makeRoom(bytes int64) {
 	type kept struct {
 		fs.FileInfo
 		name string
 	}
 	var layers []kept
-	entries, _ := os.ReadDir(c.Dir) // what cannot be read cannot be removed
+	entries, _ := os.ReadDir(c.Dir) // without the names nothing can be removed
 	for _, e := range entries {
 		name := filepath.Join(c.Dir, e.Name())
 		info, err := e.Info()
@@ -227,7 +228,7 @@ func (c *Cache) makeRoom(bytes int64) {
 
 // removeUnused removes a file of the cache that no process uses.
 func removeUnused(name string) bool {
-	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := os.OpenFile(name, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0) // to write, as locks over NFS need
 	if err != nil {
 		return false
 	}

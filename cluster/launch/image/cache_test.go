@@ -127,7 +127,7 @@ func TestCacheRoom(t *testing.T) {
 	}
 }
 
-// What is not the layer is not kept, and neither is one beyond the bound.
+// Data with another digest are not kept, and neither is a layer beyond the bound.
 func TestCacheRefuses(t *testing.T) {
 	c := &Cache{Dir: t.TempDir(), Most: 1 << 30}
 	bomb := make([]byte, 8<<20)

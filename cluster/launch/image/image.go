@@ -1,11 +1,11 @@
 // Package image reads images of containers: what their files are, and how they are run. An image is
 // an OCI image layout, in a folder or a tar file, or an archive of docker save.
 //
-// Nothing in an image is trusted. Its description is small or refused, and has the digest by which
-// it is named. A layer counts only with the digest of its data, which the configuration names
-// (diff_ids); until then it is in a file that nothing reads. Layers are never unpacked into files and
-// folders: a Tree looks their names up in itself, so neither links nor whiteouts lead out of it, and
-// what is read here is read from the tar file of the layer. A Cache keeps these tar files by digest.
+// Nothing in an image is trusted. Its description is small, or refused, and must have the digest
+// that names it. So must the data of a layer, before anything reads them: the configuration has
+// their digests (diff_ids). Layers are never unpacked into files and folders. A Tree looks names up
+// in itself, so neither links nor whiteouts lead out of it, and data are read from the tar file of
+// the layer. A Cache keeps these tar files by digest.
 //
 // An Image may be used by one goroutine.
 package image
@@ -27,8 +27,8 @@ import (
 	"strings"
 )
 
-// ErrNone reports a folder or a file that is no image. It may hold a plain root.
-var ErrNone = errors.New("it is no image: it has neither an OCI image layout nor the manifest of docker save")
+// ErrNone reports a folder or a file without an image. It may hold a plain root.
+var ErrNone = errors.New("it has neither an OCI image layout nor the manifest of docker save")
 
 // How an image gets to this host, for errors.
 const howToSave = "nothing is pulled from a registry; skopeo copy docker://NAME oci:DIR, or docker save -o FILE NAME, brings an image here"
@@ -61,15 +61,15 @@ const (
 	maxDepth  = 4 // indexes in indexes
 )
 
-// Prefixes of a name that say what is there, as skopeo has them.
+// Prefixes of names of images, as skopeo has them.
 const (
 	ociPrefix    = "oci:"
 	dockerPrefix = "docker-archive:"
 )
 
-// Open opens an image by its name: a folder or file, or oci:PATH[:TAG] or docker-archive:FILE[:TAG].
+// Open opens an image by its name: a folder or file, oci:PATH[:TAG] or docker-archive:FILE[:TAG].
 // Of images for several processors it takes the one for Linux on arch, as Go names it. The error is
-// ErrNone if a folder or file, named without a prefix, holds no image.
+// ErrNone if the folder or file has no image.
 func Open(name, arch string) (*Image, error) {
 	at, tag, prefix := name, "", ""
 	for _, p := range []string{ociPrefix, dockerPrefix} {
@@ -334,7 +334,7 @@ func (im *Image) configure(data []byte, names []string) error {
 var digestForm = regexp.MustCompile("^sha256:[0-9a-f]{64}$")
 
 func badDigest(digest string) error {
-	return fmt.Errorf("%.100q is no SHA-256 digest", digest)
+	return fmt.Errorf("%.100q is not a SHA-256 digest", digest)
 }
 
 // blobName returns the name in a layout of the blob with a digest.
@@ -429,9 +429,9 @@ func readSmall(s store, name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(in, maxJSON))
 }
 
-// Root makes the root of the image of its layers. What they need in the cache must stay open while
-// files of the tree are read: release ends that. most bounds the bytes of all layers without compression.
-// progress receives how many bytes of compressed layers have been read.
+// Root makes the root of the image. Its layers stay in the cache, for readers of the tree, until
+// release is called. most bounds the bytes of all layers without compression. progress receives the
+// number of bytes that have been read of layers as the image has them.
 func (im *Image) Root(ctx context.Context, c *Cache, most int64, progress func(done int64)) (t *Tree, release func(), err error) {
 	var held []io.Closer
 	release = func() {

@@ -187,17 +187,17 @@ func TestBadImages(t *testing.T) {
 	}{
 		"no JSON":              {files{"oci-layout": {}, "index.json": []byte("{")}, "index.json: unexpected end"},
 		"large":                {large, "at most 4194304 are read"},
-		"no digest":            {make(files).setIndex(`{"digest":"sha256:../../../etc/passwd"}`), `"sha256:../../../etc/passwd" is no SHA-256 digest`},
-		"other digest":         {make(files).setIndex(`{"digest":"sha512:00"}`), "is no SHA-256 digest"},
+		"no digest":            {make(files).setIndex(`{"digest":"sha256:../../../etc/passwd"}`), `"sha256:../../../etc/passwd" is not a SHA-256 digest`},
+		"other digest":         {make(files).setIndex(`{"digest":"sha512:00"}`), "is not a SHA-256 digest"},
 		"missing":              {make(files).setIndex(fmt.Sprintf(`{"digest":%q}`, digestOf(nil))), "no such file"},
 		"fewer digests":        {of(good, blob+","+blob), "2 layers, and digests of 1"},
 		"no layers":            {of(`{}`, ""), "0 layers"},
-		"digest of a layer":    {of(strings.Replace(good, "sha256:", "../", 1), blob), "is no SHA-256 digest"},
+		"digest of a layer":    {of(strings.Replace(good, "sha256:", "../", 1), blob), "is not a SHA-256 digest"},
 		"windows":              {of(`{"os":"windows"}`, blob), `for "windows"`},
 		"configuration":        {of(`[]`, blob), "configuration: "},
 		"NUL":                  {of(strings.Replace(good, `"Env":null`, `"Env":["A=\u0000"]`, 1), blob), "has a NUL"},
 		"long folder":          {of(strings.Replace(good, `"WorkingDir":""`, fmt.Sprintf(`"WorkingDir":%q`, strings.Repeat("x", 5000)), 1), blob), "too long"},
-		"layer is no tar file": {make(files).setOne(t, raw, []byte("text")), "layer 1 of 1: it is no tar file"},
+		"layer is no tar file": {make(files).setOne(t, raw, []byte("text")), "layer 1 of 1: it is not a tar file"},
 		"too many layers":      {make(files).setOne(t, raw, slices.Repeat([][]byte{layer}, maxLayers+1)...), "1 to 1024"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -208,7 +208,7 @@ func TestBadImages(t *testing.T) {
 	}
 }
 
-// Folders and files that are no images are plain roots, if the user does not say otherwise.
+// Folders and files without an image are plain roots, if the user does not say otherwise.
 func TestNoImage(t *testing.T) {
 	dir := t.TempDir()
 	plain := written(t, tarOf(t, file("manifest.json", `[{"Config":"none"}]`), file("bin/p", "")))
@@ -230,7 +230,7 @@ func TestNoImage(t *testing.T) {
 	}
 }
 
-// Whatever a file says, what is read of it has its digest, and names of the tree stay in it.
+// No file makes the reader of images panic or take much memory.
 func FuzzOpen(f *testing.F) {
 	layer := tarOf(f, file("a", "1"), link("b", ".."), file(".wh.c", ""))
 	for _, seed := range []files{layout(f, layer, layer), docker(f, []string{"t"}, [][]byte{configOf(f, lower, layer)}, [][]byte{gzipped(f, layer)})} {

@@ -33,8 +33,7 @@ func openStore(name string) (store, error) {
 	return openTar(name)
 }
 
-// folderStore is the path of a folder with the files of an image. Names in it are constants, or
-// those of blobs.
+// folderStore is the path of a folder with the files of an image.
 type folderStore string
 
 func (s folderStore) has(name string) bool {
@@ -72,7 +71,7 @@ type member struct {
 	link     string // the name of the file that it is; older archives of docker save have links to layers
 }
 
-// openTar finds the files in a tar file. One that is no tar file has no files.
+// openTar finds the files in a tar file. A file of another format has none.
 func openTar(name string) (store, error) {
 	f, err := regular.Open(name)
 	if err != nil {

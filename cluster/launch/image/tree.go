@@ -16,13 +16,13 @@ import (
 	"margay/cluster/launch/regular"
 )
 
-// ErrNoTar reports a file that is no tar file, or is compressed.
-var ErrNoTar = errors.New("it is no tar file without compression")
+// ErrNoTar reports a file of another format, or a compressed one.
+var ErrNoTar = errors.New("it is not a tar file without compression")
 
-// Bounds of a root, far above those of real ones.
+// Bounds of a root, far above real ones.
 const (
 	maxFiles = 1_000_000 // files, folders and links
-	maxNames = 256 << 20 // bytes of their names, and of what links lead to
+	maxNames = 256 << 20 // bytes of their absolute names, and of links' targets
 	maxSteps = 500 << 20 // names that are looked up on the paths of entries, in all
 	maxPath  = 4095      // bytes, as in Linux
 	maxName  = 255       // bytes of one name
@@ -58,12 +58,13 @@ type Tree struct {
 // node is a place in the tree.
 type node struct {
 	Entry
+	length   int              // of its absolute name, in bytes
 	children map[string]*node // of a folder
 	layer    int              // that has put the entry there
 	hidden   int              // layer that has hidden what lower layers have put there
 }
 
-// AddTar adds what is in a tar file. What has been added before stays where the file has nothing.
+// AddTar adds the contents of a tar file. They replace files with the same names.
 func (t *Tree) AddTar(ctx context.Context, name string) error { return t.add(ctx, name, false) }
 
 // addLayer adds a layer of an image, in which names may be whiteouts.
@@ -107,7 +108,7 @@ func (t *Tree) addEntry(h *tar.Header, isLayer bool, data Entry) error {
 	}
 	dir, base := path.Split(name)
 	if len(name) > maxPath || len(base) > maxName || len(h.Linkname) > maxPath {
-		return errors.New("its name is too long")
+		return errLong
 	}
 	if isLayer && strings.HasPrefix(base, whiteout) {
 		t.hide(dir, base)
@@ -147,7 +148,10 @@ func (t *Tree) addEntry(h *tar.Header, isLayer bool, data Entry) error {
 	return t.put(parent, base, entry)
 }
 
-// errHoles reports a file whose data in the tar file are not those of the file.
+// errLong reports a name that Linux does not take.
+var errLong = errors.New("its name is too long")
+
+// errHoles reports a file whose data are in pieces in the tar file.
 var errHoles = errors.New("it has holes, which cannot be read from a tar file")
 
 // hasHoles reports whether a file is sparse, in the format of PAX.
@@ -174,7 +178,11 @@ func (t *Tree) linked(target string) (Entry, error) {
 
 // put adds an entry to a folder that has none of that name.
 func (t *Tree) put(parent *node, name string, entry Entry) error {
-	t.files, t.names = t.files+1, t.names+len(name)+len(entry.Link)
+	n := &node{Entry: entry, length: parent.length + len("/") + len(name), layer: t.layer}
+	t.files, t.names = t.files+1, t.names+n.length+len(n.Link)
+	if n.length > maxPath { // through links
+		return errLong
+	}
 	if t.files > maxFiles {
 		return fmt.Errorf("it has more than %d files and folders", maxFiles)
 	}
@@ -184,7 +192,7 @@ func (t *Tree) put(parent *node, name string, entry Entry) error {
 	if parent.children == nil {
 		parent.children = make(map[string]*node)
 	}
-	parent.children[name] = &node{Entry: entry, layer: t.layer}
+	parent.children[name] = n
 	return nil
 }
 
@@ -198,7 +206,7 @@ func (t *Tree) remove(parent *node, name string) {
 		t.remove(n, child)
 	}
 	delete(parent.children, name)
-	t.files, t.names = t.files-1, t.names-len(name)-len(n.Link)
+	t.files, t.names = t.files-1, t.names-n.length-len(n.Link)
 }
 
 // hide carries out a whiteout, which concerns what lower layers have put there. It may be nothing.
@@ -224,7 +232,7 @@ func (t *Tree) hideOne(parent *node, name string) {
 	}
 }
 
-// hideBelow hides once what is in a folder: nothing of lower layers comes there later.
+// hideBelow hides the files of lower layers in a folder. Once is enough: none comes there later.
 func (t *Tree) hideBelow(n *node) {
 	if n.hidden == t.layer {
 		return
@@ -284,7 +292,7 @@ func parts(name string) []string {
 	return slices.DeleteFunc(strings.Split(name, "/"), func(part string) bool { return part == "" || part == "." })
 }
 
-// All returns the entries and their absolute names, each folder before what is in it.
+// All returns the entries and their absolute names, each folder before its contents.
 func (t *Tree) All() iter.Seq2[string, Entry] {
 	return func(yield func(string, Entry) bool) { below(&t.top, "/", yield) }
 }

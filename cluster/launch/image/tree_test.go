@@ -58,16 +58,17 @@ func TestBadLayers(t *testing.T) {
 		headers []tar.Header
 		want    string
 	}{
-		"hard link to nothing":   {[]tar.Header{hard("a", "../../etc/shadow")}, `"a": it is another name of "../../etc/shadow", which does not come before it`},
-		"hard link to a folder":  {[]tar.Header{folder("d"), hard("a", "d")}, "does not come before it"},
-		"hard link out":          {[]tar.Header{link("l", "/etc"), hard("a", "l/shadow")}, "does not come before it"},
-		"below a file":           {[]tar.Header{file("a", ""), file("a/b", "")}, `it is below "a", which is a file`},
-		"loop":                   {[]tar.Header{link("a", "b"), link("b", "a"), file("a/x", "")}, "too many symbolic links"},
-		"long name":              {[]tar.Header{file(strings.Repeat("x", 256), "")}, "its name is too long"},
-		"long path":              {[]tar.Header{file(strings.Repeat("x/", 2048), "")}, "its name is too long"},
-		"long link":              {[]tar.Header{link("a", strings.Repeat("x", 4096))}, "its name is too long"},
-		"holes":                  {[]tar.Header{{Name: "a", Typeflag: tar.TypeGNUSparse}}, "it has holes"},
-		"too many steps (links)": {[]tar.Header{link("a", strings.Repeat("./", 2000)+"a"), file("a/b", "")}, "too many symbolic links"},
+		"hard link to nothing":    {[]tar.Header{hard("a", "../../etc/shadow")}, `"a": it is another name of "../../etc/shadow", which does not come before it`},
+		"hard link to a folder":   {[]tar.Header{folder("d"), hard("a", "d")}, "does not come before it"},
+		"hard link out":           {[]tar.Header{link("l", "/etc"), hard("a", "l/shadow")}, "does not come before it"},
+		"below a file":            {[]tar.Header{file("a", ""), file("a/b", "")}, `it is below "a", which is a file`},
+		"loop":                    {[]tar.Header{link("a", "b"), link("b", "a"), file("a/x", "")}, "too many symbolic links"},
+		"long name":               {[]tar.Header{file(strings.Repeat("x", 256), "")}, "its name is too long"},
+		"long path through links": {[]tar.Header{link("l", strings.Repeat("x/", 1500)), file("l/"+strings.Repeat("y/", 1500)+"z", "")}, "its name is too long"},
+		"long path":               {[]tar.Header{file(strings.Repeat("x/", 2048), "")}, "its name is too long"},
+		"long link":               {[]tar.Header{link("a", strings.Repeat("x", 4096))}, "its name is too long"},
+		"holes":                   {[]tar.Header{{Name: "a", Typeflag: tar.TypeGNUSparse}}, "it has holes"},
+		"too many steps (links)":  {[]tar.Header{link("a", strings.Repeat("./", 2000)+"a"), file("a/b", "")}, "too many symbolic links"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var data []byte
@@ -106,7 +107,7 @@ func TestPlainNames(t *testing.T) {
 	}
 }
 
-// model is a root as a list of paths: what layers mean, in the words of the OCI image specification.
+// model is a root as a list of paths, by the words of the OCI image specification.
 type model map[string]string
 
 func (m model) removeBelow(name string) {
@@ -179,8 +180,8 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// randomLayer returns a layer in which no name is both a file and a folder, and each folder is there
-// before what is in it, as in layers that tools make.
+// randomLayer returns a layer in which no name is both a file and a folder, and each folder comes
+// before its contents, as in layers that tools make.
 func randomLayer(random *rand.Rand) (layer []tar.Header) {
 	kinds := make(map[string]bool) // by name: whether it is a folder
 	for range random.IntN(8) {

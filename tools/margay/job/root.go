@@ -70,7 +70,7 @@ func pathOf(env []string) string {
 }
 
 // imageEnvironment adds the variables of an image to the environment of a job. A variable that the
-// job has keeps its value. PATH is the exception: this host's PATH names folders of this host, so the
+// job has keeps its value. PATH is the exception: this host's names folders of this host, so the
 // image's counts, unless the user has set one.
 func imageEnvironment(env, ofImage, set []string) []string {
 	has := func(list []string, name string) bool {
