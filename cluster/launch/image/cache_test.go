@@ -62,10 +62,14 @@ func nameOf(data []byte) string {
 	return strings.Replace(digestOf(data), ":", "-", 1) + layerEnding
 }
 
-// A layer is read from its image once, also if many want it at the same time.
+// A layer is read from its image once, also if many want it at the same time, and replaces the longer
+// rest that a killed process has left.
 func TestCacheOnce(t *testing.T) {
 	c := &Cache{Dir: t.TempDir(), Most: 1 << 20}
 	data := []byte("layer")
+	if err := os.WriteFile(filepath.Join(c.Dir, nameOf(data)+partEnding), make([]byte, 100), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	var lock sync.Mutex
 	opened := 0
 	var all sync.WaitGroup
@@ -91,6 +95,24 @@ func TestCacheOnce(t *testing.T) {
 	get(t, c, data, gone)
 	if got := names(t, c); !slices.Equal(got, []string{nameOf(data)}) {
 		t.Errorf("the cache has %q", got)
+	}
+}
+
+// A file that was removed or replaced before it was locked does not count.
+func TestCacheReplaced(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "layer")
+	for _, then := range []func() error{
+		func() error { return os.Remove(name) },
+		func() error { return errors.Join(os.Rename(name, name+"2"), os.WriteFile(name, nil, 0o600)) },
+	} {
+		f, err := os.Create(name)
+		if err := errors.Join(err, then()); err != nil {
+			t.Fatal(err)
+		}
+		if err := lock(f, name, unix.LOCK_SH); err != errInUse {
+			t.Error(err)
+		}
+		f.Close()
 	}
 }
 

@@ -145,7 +145,7 @@ func TestChanged(t *testing.T) {
 			}
 			for how, now := range map[string][]byte{
 				"changed": append(slices.Clone(data[:len(data)/2]), append([]byte{data[len(data)/2] ^ 1}, data[len(data)/2+1:]...)...),
-				"short":   data[:len(data)/2], "empty": {}, "longer": append(slices.Clone(data), data...), "missing": nil,
+				"short":   data[:len(data)/2], "empty": {}, "longer": append(slices.Clone(data), data...), "padded": append(slices.Clone(data), ' '), "missing": nil,
 			} {
 				bad := maps.Clone(f)
 				if bad[changed] = now; now == nil {
