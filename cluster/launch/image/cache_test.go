@@ -62,8 +62,8 @@ func nameOf(data []byte) string {
 	return strings.Replace(digestOf(data), ":", "-", 1) + layerEnding
 }
 
-// A layer is read from its image once, also if many want it at the same time, and replaces the longer
-// rest that a killed process has left.
+// A layer is read from its image once, also if many want it at the same time, and replaces the
+// longer rest that a killed process has left.
 func TestCacheOnce(t *testing.T) {
 	c := &Cache{Dir: t.TempDir(), Most: 1 << 20}
 	data := []byte("layer")
