@@ -111,7 +111,10 @@ var folders = []string{"/etc", "/tmp"}
 // addToRoot adds a file of the root. A later one with the same name replaces it.
 func (f *Files) addToRoot(file File) error {
 	kind := file.Mode.Type()
-	if kind != fs.ModeDir && slices.Contains(folders, file.As) || kind != 0 && kind != fs.ModeDir && kind != fs.ModeSymlink || slices.Contains(made, file.As) || notHidden(file.As) != nil || file.As == "/" {
+	switch {
+	case kind != 0 && kind != fs.ModeDir && kind != fs.ModeSymlink,
+		kind != fs.ModeDir && slices.Contains(folders, file.As),
+		slices.Contains(made, file.As), notHidden(file.As) != nil, file.As == "/":
 		return nil
 	}
 	if at, ok := f.root[file.As]; ok {
