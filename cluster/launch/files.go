@@ -64,13 +64,14 @@ type Files struct {
 	Parallel string
 	PMI1     bool
 
-	host   bool           // ranks see the folders of this host in which programs are: nothing in them goes along
-	root   map[string]int // by name: files of a root of its own, as indexes of List; nil: there is none
-	have   map[string]bool
-	elves  []string // the program, and the interpreters of scripts: all that the processor executes
-	loader string   // that they need; empty: none
-	search ldso.Search
-	most   int // files and folders
+	host     bool           // ranks see the folders of this host in which programs are: nothing in them goes along
+	root     map[string]int // by name: files of a root of its own, as indexes of List; nil: there is none
+	rootPath string         // where its programs are, before PATH of this host
+	have     map[string]bool
+	elves    []string // the program, and the interpreters of scripts: all that the processor executes
+	loader   string   // that they need; empty: none
+	search   ldso.Search
+	most     int // files and folders
 }
 
 // Errors about programs.
@@ -385,28 +386,49 @@ func size(info fs.FileInfo) int64 {
 	return info.Size()
 }
 
-// Contents returns the digests of the first files of the list that nodes may have already. A file
-// that cannot be read has none: Archive will say so.
+// Contents returns the digests of files that nodes may have already: of the largest, if there are
+// too many. A file that cannot be read has none: Archive will say so.
 func (f *Files) Contents() (digests [][]byte) {
-	left := int64(archive.MaxSize)
-	for i := range f.List {
-		file := &f.List[i]
-		file.content = nil
-		if !file.Mode.IsRegular() || file.Size < archive.MinSize || file.Size > left {
-			continue
-		}
-		if len(digests) == archive.MaxContents {
-			break
-		}
+	for _, file := range f.named() {
 		digest, err := digestOf(file)
 		if err != nil {
 			continue
 		}
 		file.content = &content{digest: digest, index: len(digests)}
 		digests = append(digests, digest[:])
-		left -= file.Size
 	}
 	return digests
+}
+
+// named returns the files of the list that digests shall name. The digests of all are forgotten.
+func (f *Files) named() (named []*File) {
+	for i := range f.List {
+		file := &f.List[i]
+		file.content = nil
+		if file.Mode.IsRegular() && file.Size >= archive.MinSize {
+			named = append(named, file)
+		}
+	}
+	if len(named) > archive.MaxContents {
+		slices.SortStableFunc(named, func(a, b *File) int {
+			switch {
+			case a.Code == b.Code:
+				return cmp.Compare(b.Size, a.Size)
+			case a.Code:
+				return -1
+			}
+			return 1
+		})
+	}
+	left := int64(archive.MaxSize)
+	named = slices.DeleteFunc(named, func(file *File) bool {
+		fits := file.Size <= left
+		if fits {
+			left -= file.Size
+		}
+		return !fits
+	})
+	return named[:min(len(named), archive.MaxContents)]
 }
 
 // digestOf reads a file.

@@ -1,8 +1,8 @@
 package launch
 
 import (
-	"archive/tar"
 	"cmp"
+	"context"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -14,24 +14,32 @@ import (
 	"slices"
 	"strings"
 
+	"margay/cluster/launch/image"
 	"margay/cluster/launch/regular"
 )
 
-// CollectRoot makes the files of a job whose root is a folder of this host, or is in a tar file.
+// Root is what the ranks of a job see as /.
+type Root struct {
+	Name string      // of a folder, a tar file or an image
+	Tree *image.Tree // of an image; nil: Name is a folder or a tar file
+	Path string      // where programs of the root are: the PATH of an image
+}
+
+// CollectRoot makes the files of a job whose root is a folder of this host, or is in tar files.
 // Each program is one of that root, found as a shell in it would, or a file of this host whose
 // libraries are in the root. Files of this host that with names come in addition, and replace files
 // of the root with the same names. Files that a node makes itself, and the contents of /dev, /proc
 // and /sys, are left out, as are devices, pipes and sockets.
-func CollectRoot(root string, programs, with []string) (*Files, error) {
-	f := &Files{have: make(map[string]bool), most: maxFiles, root: make(map[string]int)}
-	info, err := os.Stat(root)
-	if err == nil && info.IsDir() {
-		err = f.addFolderRoot(root)
-	} else if err == nil {
-		err = f.addTarRoot(root)
+func CollectRoot(root Root, programs, with []string) (*Files, error) {
+	f := &Files{have: make(map[string]bool), most: maxFiles, root: make(map[string]int), rootPath: root.Path}
+	var err error
+	if info, failed := os.Stat(root.Name); root.Tree == nil && failed == nil && info.IsDir() {
+		err = f.addFolderRoot(root.Name)
+	} else {
+		err = f.addTreeRoot(root)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("--root %s: %w", root, err)
+		return nil, fmt.Errorf("--root %s: %w", root.Name, err)
 	}
 	for _, program := range programs {
 		arch := f.Arch
@@ -76,61 +84,37 @@ func (f *Files) addFolderRoot(root string) error {
 	})
 }
 
-// errFormat reports a file that holds no root.
-var errFormat = errors.New("it is neither a folder nor a tar file without compression")
-
-// addTarRoot adds the contents of a tar file. Its data stay there until they are sent.
-func (f *Files) addTarRoot(name string) error {
-	in, err := regular.Open(name)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	entries := tar.NewReader(in)
-	for count := 0; ; count++ {
-		h, err := entries.Next()
-		switch {
-		case err == io.EOF && count > 0:
-			return nil
-		case err == io.EOF, count == 0 && (errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF)): // shorter than a header
-			return errFormat
-		case err != nil:
-			return err
-		}
-		file := File{Path: name, As: path.Clean("/" + h.Name), Mode: h.FileInfo().Mode(), Size: h.Size}
-		switch h.Typeflag {
-		case tar.TypeReg:
-			if file.at, err = in.Seek(0, io.SeekCurrent); err != nil {
-				return err
-			}
-			file.inside = true
-		case tar.TypeDir:
-			file.Size = 0
-		case tar.TypeSymlink:
-			file.Link, file.Size = h.Linkname, 0
-		case tar.TypeLink:
-			linked, ok := f.root[path.Clean("/"+h.Linkname)]
-			if !ok {
-				return fmt.Errorf("%s is another name of %s, which does not come before it", file.As, h.Linkname)
-			}
-			name := file.As
-			file = f.List[linked]
-			file.As = name
-		case tar.TypeGNUSparse:
-			return fmt.Errorf("%s has holes, which cannot be read from a tar file", file.As)
-		default:
-			continue
-		}
-		if err := f.addToRoot(file); err != nil {
+// addTreeRoot adds the contents of an image or a tar file. The data of files stay where they are
+// until they are sent.
+func (f *Files) addTreeRoot(root Root) error {
+	t := root.Tree
+	if t == nil {
+		t = new(image.Tree)
+		if err := t.AddTar(context.Background(), root.Name); errors.Is(err, image.ErrNoTar) {
+			return errors.New("it is neither a folder nor a tar file without compression")
+		} else if err != nil {
 			return err
 		}
 	}
+	for name, e := range t.All() {
+		if err := f.addToRoot(File{Path: e.Path, As: name, Link: e.Link, Mode: e.Mode, Size: e.Size, inside: e.Path != "", at: e.At}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
+
+// folders are the folders in which a node makes files for a job. If they are links in a root, they
+// are folders nevertheless.
+var folders = []string{"/etc", "/tmp"}
 
 // addToRoot adds a file of the root. A later one with the same name replaces it.
 func (f *Files) addToRoot(file File) error {
 	kind := file.Mode.Type()
-	if kind != 0 && kind != fs.ModeDir && kind != fs.ModeSymlink || slices.Contains(made, file.As) || notHidden(file.As) != nil || file.As == "/" {
+	switch {
+	case kind != 0 && kind != fs.ModeDir && kind != fs.ModeSymlink,
+		kind != fs.ModeDir && slices.Contains(folders, file.As),
+		slices.Contains(made, file.As), notHidden(file.As) != nil, file.As == "/":
 		return nil
 	}
 	if at, ok := f.root[file.As]; ok {
@@ -145,15 +129,15 @@ func (f *Files) addToRoot(file File) error {
 	return nil
 }
 
-// rootPath is where programs of a root are, if PATH does not say it.
-const rootPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+// usualPath is where programs of a root are, if no PATH says it.
+const usualPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // findProgram finds the program, in the root first.
 func (f *Files) findProgram(program string) error {
 	candidates := []string{program}
 	if !strings.Contains(program, "/") {
 		candidates = nil
-		for _, folder := range append(filepath.SplitList(os.Getenv("PATH")), filepath.SplitList(rootPath)...) {
+		for _, folder := range slices.Concat(filepath.SplitList(f.rootPath), filepath.SplitList(os.Getenv("PATH")), filepath.SplitList(usualPath)) {
 			candidates = append(candidates, path.Join("/", folder, program))
 		}
 	}
@@ -186,31 +170,49 @@ const mostLinks = 40
 
 // resolve finds a file of the root, through its symbolic links.
 func (f *Files) resolve(name string) (File, bool) {
+	at, ok := f.follow(name)
+	if !ok {
+		return File{}, false
+	}
+	index, ok := f.root[at]
+	if !ok {
+		return File{}, false
+	}
+	return f.List[index], true
+}
+
+// Dir returns the name of a folder that symbolic links of the root lead to by way of name. A node
+// makes it before there are links. A name that is not in the root stays as it is.
+func (f *Files) Dir(name string) string {
+	if at, ok := f.follow(name); ok && f.root != nil {
+		return at
+	}
+	return name
+}
+
+// follow returns where a name leads to through symbolic links of the root, or false if there are
+// too many of them.
+func (f *Files) follow(name string) (string, bool) {
 	links := 0
 	left, at := strings.Split(strings.TrimPrefix(path.Clean("/"+name), "/"), "/"), "/"
-	for {
+	for len(left) > 0 {
 		next := path.Join(at, left[0])
 		left = left[1:]
 		index, ok := f.root[next]
-		switch {
-		case ok && f.List[index].Link != "":
-			if links++; links > mostLinks {
-				return File{}, false
-			}
-			target := f.List[index].Link
-			if path.IsAbs(target) {
-				at = "/"
-			}
-			left = append(strings.Split(strings.Trim(target, "/"), "/"), left...)
+		if !ok || f.List[index].Link == "" {
+			at = next
 			continue
-		case len(left) == 0:
-			if !ok {
-				return File{}, false
-			}
-			return f.List[index], true
 		}
-		at = next
+		if links++; links > mostLinks {
+			return "", false
+		}
+		target := f.List[index].Link
+		if path.IsAbs(target) {
+			at = "/"
+		}
+		left = append(strings.Split(strings.Trim(target, "/"), "/"), left...)
 	}
+	return at, true
 }
 
 // describeProgram learns from a program of the root what it is for.

@@ -84,15 +84,15 @@ func TestHostileRoot(t *testing.T) {
 		tar.Header{Name: "proc/x"}, tar.Header{Name: "sys"}, tar.Header{Name: "d", Typeflag: tar.TypeChar}, tar.Header{Name: "f", Typeflag: tar.TypeFifo},
 		tar.Header{Name: "out", Typeflag: tar.TypeSymlink, Linkname: "/../../etc"}, tar.Header{Name: "loop", Typeflag: tar.TypeSymlink, Linkname: "loop"},
 		tar.Header{Name: "same"}, tar.Header{Name: "other", Typeflag: tar.TypeLink, Linkname: "./same"}, tar.Header{Name: "abs"})
-	f, err := CollectRoot(root, []string{"/out/../bin/p"}, nil)
+	f, err := CollectRoot(Root{Name: root}, []string{"/out/../bin/p"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := packedNames(t, f), []string{"abs=abs", "bin/p", "loop -> loop", "other=same", "out -> /../../etc", "same=same", "x=../../x"}; !slices.Equal(got, want) {
+	if got, want := packedNames(t, f), []string{"abs=abs", "bin", "bin/p", "etc", "loop -> loop", "other=same", "out -> /../../etc", "same=same", "x=../../x"}; !slices.Equal(got, want) {
 		t.Errorf("there go\n%q\nnot\n%q", got, want)
 	}
 	for _, program := range []string{"/loop", "/out/x", "/same", "/etc/passwd", "/x/y"} {
-		if _, err := CollectRoot(root, []string{program}, nil); err == nil {
+		if _, err := CollectRoot(Root{Name: root}, []string{program}, nil); err == nil {
 			t.Errorf("%s is a program of the root", program)
 		}
 	}
@@ -107,11 +107,11 @@ func TestProgramOfRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	for program, want := range map[string]string{"p": "/usr/bin/p", "/way/p": "/way/p", here: here} {
-		if f, err := CollectRoot(root, []string{program}, nil); err != nil || f.Program != want || f.Arch == "" {
+		if f, err := CollectRoot(Root{Name: root}, []string{program}, nil); err != nil || f.Program != want || f.Arch == "" {
 			t.Errorf("%s: %+v, %v", program, f, err)
 		}
 	}
-	if _, err := CollectRoot(root, []string{"none"}, nil); !errors.Is(err, ErrNotFound) {
+	if _, err := CollectRoot(Root{Name: root}, []string{"none"}, nil); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
 }
@@ -123,11 +123,11 @@ func TestNoRoot(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := CollectRoot(filepath.Join(dir, name), []string{"p"}, nil); err == nil || !strings.Contains(err.Error(), "neither a folder nor a tar file") {
+		if _, err := CollectRoot(Root{Name: filepath.Join(dir, name)}, []string{"p"}, nil); err == nil || !strings.Contains(err.Error(), "neither a folder nor a tar file") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := CollectRoot(filepath.Join(dir, "none"), []string{"p"}, nil); !errors.Is(err, os.ErrNotExist) {
+	if _, err := CollectRoot(Root{Name: filepath.Join(dir, "none")}, []string{"p"}, nil); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 }
@@ -145,7 +145,7 @@ func FuzzTarRoot(f *testing.F) {
 		if err := os.WriteFile(name, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if files, err := CollectRoot(name, []string{"/p"}, nil); err == nil {
+		if files, err := CollectRoot(Root{Name: name}, []string{"/p"}, nil); err == nil {
 			for _, file := range files.List {
 				if file.As != filepath.Clean(file.As) || !filepath.IsAbs(file.As) {
 					t.Errorf("name %q", file.As)

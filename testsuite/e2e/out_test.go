@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -257,7 +258,35 @@ func TestRoot(t *testing.T) {
 				t.Errorf("%q came back: %v", brought(t, back), r)
 			}
 		}
+		cache := t.TempDir()
+		for _, data := range []string{roots[0], os.DevNull} { // the second image lacks its layer, which is in the cache
+			r := start(t, func(c *exec.Cmd) { c.Env = append(os.Environ(), "MARGAY_CACHE="+cache) },
+				"-m", m.name, "run", "-n", "2", "--ppn", "1", "--root", savedImage(t, roots[0], data)).wait()
+			if r.code != 0 || strings.Count(r.stdout, ` env image args ["word"]`) != 2 || strings.Count(r.stdout, " dir /work/here ") != 2 || r.stderr != "" {
+				t.Errorf("the program of the image: %v", r)
+			}
+		}
 	})
+}
+
+// savedImage makes an archive as of docker save with one layer. Its data come from another file.
+func savedImage(t *testing.T, layer, data string) string {
+	t.Helper()
+	root, err := os.ReadFile(layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	config := fmt.Sprintf(`{"os":"linux","config":{"Env":["PROBE_ENV=image","PATH=/bin"],"WorkingDir":"/work/here","Entrypoint":["p","hello"],"Cmd":["word"]},
+		"rootfs":{"diff_ids":["sha256:%x"]}}`, sha256.Sum256(root))
+	manifest := `[{"Config":"config.json","Layers":["layer.tar"]}]`
+	saved, err := os.ReadFile(data)
+	if err := errors.Join(err, os.WriteFile(dir+"/config.json", []byte(config), 0o600), os.WriteFile(dir+"/manifest.json", []byte(manifest), 0o600),
+		os.WriteFile(dir+"/layer.tar", saved, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	output(t, "tar", "-C", dir, "-cf", dir+"/image.tar", "manifest.json", "config.json", "layer.tar")
+	return dir + "/image.tar"
 }
 
 // output runs a command of the host.

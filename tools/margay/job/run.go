@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,6 +19,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/launch"
+	"margay/cluster/launch/image"
 	"margay/cluster/roster"
 	"margay/cluster/serve"
 	"margay/internal/nodeset"
@@ -69,13 +71,16 @@ type Flags struct {
 	Chdir     string
 	Env       []string // NAME=VALUE
 	Export    string
-	Root      string   // of the ranks: host
+	Root      string   // of the ranks: host, a folder, a tar file or an image
+	RootLimit int      // of an image, unpacked, in MiB
 	Files     []string // folders that the ranks see
 	Out       []string
 	Overwrite bool   // by Out
 	Timing    string // how the phases are printed; empty: not at all
 	Array     string // the tasks; empty: it is one job
 	JSON      bool   // print the end of each task
+
+	image *image.Image // that Root names; nil: none
 }
 
 func (a commands) runCommand() *cobra.Command {
@@ -114,6 +119,11 @@ the job. Status 125 means that a file was lost, such as on a full disk.
 --root host gives ranks on hosted nodes the programs, libraries and configuration of the host: /usr, /bin, /sbin, /lib* and /etc,
 read-only. Nothing of these is copied. --root with a folder or a tar file makes its contents the root of the ranks, in memory; the
 program is then one of that root, or one of this host whose libraries are there.
+
+--root also takes an image of a container: oci:PATH[:TAG], docker-archive:FILE[:TAG], or the path alone. Nothing is pulled from a registry.
+Without a program on the command line the image's own runs (Entrypoint, Cmd), in its working directory unless --chdir names another.
+The image's variables are added to the environment; its PATH replaces the one of here. Layers are kept, unpacked, in the cache
+(~/.cache/margay/layers, 8 GiB at most). --root-limit bounds the size of an image, so that one made to fill the disk does not.
 
 Lines of several ranks stay whole, whatever their length, and an incomplete last line is completed. The output of a single rank is
 copied byte for byte. -o and -e write the output to files, which are created here before the ranks run. If the name contains %r, each
@@ -201,16 +211,20 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
   margay run -n 8 --huge-pages -v ./app       # and print the resources of each rank
   margay run -n 8 --out results ./app         # and bring back what they wrote in results
   margay run --root host ./script.py          # on hosted nodes, with the programs of the host
+  margay run --root oci:debian:12 -n 8 perl -v   # with the programs of an image
   margay run --array 0-9999%200 -o out-%a ./app   # 10,000 jobs, 200 at a time, with MARGAY_ARRAY_TASK_ID
   margay run --detach -n 8 ./app && margay ps`,
 		Args: func(c *cobra.Command, args []string) error {
-			if f.Loadfile != "" {
+			if f.Loadfile != "" || f.Root != "" && f.Root != rootHost && len(args) == 0 { // an image can name its program
 				return nil
 			}
 			return command.Arguments(1, -1)(c, args)
 		},
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := f.check(c, args); err != nil {
+				return err
+			}
+			if err := f.openRoot(); err != nil {
 				return err
 			}
 			parts, err := f.parts(args)
@@ -245,7 +259,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.StringVar(&f.Timing, "timing", "", "print, at the end, how long each phase of the job took: as a `table`, or with =json for programs")
 	fs.Lookup("timing").NoOptDefVal = timingTable
 	fs.IntVar(&f.Pids, "pids", 0, "processes and threads of the job on each node (default 1024)")
-	fs.StringVar(&f.Root, "root", "", "what the ranks see as /: a folder or a tar file, or the programs of the `host` (on hosted nodes)")
+	addRootFlags(fs, &f)
 	fs.StringArrayVar(&f.Files, "files", nil, "let the ranks see and change the folder `DIR[=DEST][:ro]` of this host (may be repeated)")
 	fs.StringArrayVar(&f.Out, "out", nil, "bring back what the ranks have written at `PATH[=DEST]`, a file or folder (may be repeated)")
 	fs.BoolVar(&f.Overwrite, "out-overwrite", false, "let --out replace files that are here already")
@@ -310,10 +324,12 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if f.Terminal {
 		f.With = append(f.With, terminfo(env)...)
 	}
-	files, err := f.collect(programsOf(parts))
+	status := &launch.Status{W: a.Stderr, Verbose: f.Verbose, Quiet: f.Quiet, Terminal: show.IsTerminal(a.Stderr) && !f.Quiet}
+	files, release, err := f.collect(ctx, status, programsOf(parts))
 	if err != nil {
 		return command.Failed(launch.ExitStatus(err), err)
 	}
+	defer release()
 	if asked.Mpi, err = f.interfaceOf(files); err != nil {
 		return fmt.Errorf("run %s: %w", parts[0].argv[0], err)
 	}
@@ -322,6 +338,7 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 		return err
 	}
 	describe(asked, files)
+	asked.Dir = []byte(files.Dir(string(asked.Dir)))
 	out, err := targets(f.Out, string(asked.Dir))
 	if err != nil {
 		return fmt.Errorf("run: %w", err)
@@ -340,7 +357,7 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 		Shared: shared, Out: out, Overwrite: f.Overwrite, OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output),
 		Stdin: command.Foreground(a.Stdin), Lines: !f.Terminal && command.IsTerminal(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr,
 		Signals: signals, Suspend: command.Suspend,
-		Status: &launch.Status{W: a.Stderr, Verbose: f.Verbose, Quiet: f.Quiet, Terminal: show.IsTerminal(a.Stderr) && !f.Quiet},
+		Status: status,
 	}
 	if f.Terminal {
 		if err := takeTerminal(a, &o); err != nil {
@@ -372,20 +389,6 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	return command.Failed(code, err)
 }
 
-// rootHost is the value of --root for the host's programs. A folder of that name is ./host.
-const rootHost = "host"
-
-// collect finds the files of the job.
-func (f *Flags) collect(programs []string) (*launch.Files, error) {
-	switch f.Root {
-	case "":
-		return launch.CollectAll(programs, f.With)
-	case rootHost:
-		return launch.CollectHost(programs, f.With)
-	}
-	return launch.CollectRoot(f.Root, programs, f.With)
-}
-
 // argumentsOf returns the arguments of all programs, but for names of files in shared folders.
 func argumentsOf(parts []part, shared []*control.SharedFolder) (args []string) {
 	for _, p := range parts {
@@ -402,6 +405,8 @@ func argumentsOf(parts []part, shared []*control.SharedFolder) (args []string) {
 // parts returns the programs of the job, and sets the number of its ranks to their sum.
 func (f *Flags) parts(args []string) (parts []part, err error) {
 	switch {
+	case f.Loadfile == "" && len(args) == 0:
+		parts, err = f.ownProgram()
 	case f.Loadfile == "":
 		parts, err = splitParts(f.Ranks, args)
 	case len(args) > 0:
@@ -446,6 +451,9 @@ func (f *Flags) environment() ([]string, error) {
 	env, err := environment(os.Environ(), f.Export, f.Env)
 	if err != nil {
 		return nil, fmt.Errorf("run: %w", err)
+	}
+	if f.image != nil {
+		env = imageEnvironment(env, f.image.Config.Env, append(strings.Split(f.Export, ","), f.Env...))
 	}
 	if f.CoresEach > 0 {
 		env = threads(env, f.CoresEach)
@@ -531,21 +539,10 @@ func (f *Flags) times(s *control.JobSpec) (err error) {
 	return nil
 }
 
-func (f *Flags) dir() ([]byte, error) {
-	dir, err := workingDir(f.Chdir)
-	if f.Chdir != "" && f.Root != "" && f.Root != rootHost { // a folder of the root, which may not be here
-		dir, err = filepath.Abs(f.Chdir)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("run: %w", err)
-	}
-	return []byte(dir), nil
-}
-
 // check refuses flags that exclude each other, and derives the number of ranks from -N. args are
 // the program and its arguments.
 func (f *Flags) check(c *cobra.Command, args []string) error {
-	if err := command.Positive(c, "ranks", "ppn", "per-core", "memory", "pids", "init-timeout", "nodes", "cpus-per-task", "time"); err != nil {
+	if err := command.Positive(c, "ranks", "ppn", "per-core", "memory", "pids", "init-timeout", "nodes", "cpus-per-task", "time", "root-limit"); err != nil {
 		return err
 	}
 	if err := command.Given(c, "nodelist", "exclude", "signal", "output", "error", "chdir", "wait", "export", "timing", "root", "file", "array"); err != nil {
