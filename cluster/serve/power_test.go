@@ -92,7 +92,7 @@ func TestRebootFails(t *testing.T) {
 		c := m.client()
 		m.playHolder(func(_ *playedClient, o *control.RebootNode) error {
 			if o.Node == 1 {
-				time.Sleep(2 * rebootTimeout)
+				time.Sleep(2 * holderTimeout)
 			}
 			return errors.New("it does not end")
 		})
@@ -104,6 +104,6 @@ func TestRebootFails(t *testing.T) {
 			t.Errorf("node0 is %v", n)
 		}
 		m.end(c, c.run(spec(1)), 1)
-		time.Sleep(rebootTimeout) // the holder's late answer has no receiver
+		time.Sleep(holderTimeout) // the holder's late answer has no receiver
 	})
 }
