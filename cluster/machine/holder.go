@@ -211,7 +211,8 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 	}
 }
 
-// obey carries out an order. The channel gets the end of the node, and is nil while it does not run.
+// obey carries out an order. The channel gets the end of the node, and is nil while it does not
+// run.
 func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, error) {
 	h.mu.Lock()
 	off := n.life.off != ""

@@ -12,7 +12,8 @@ import (
 // A node that ends before it has registered is started again at once, bootRetries times in a row. A
 // node that ends after it has registered is started again after a pause, but only mostEnds times
 // within endsWindow: a node that ends more often would keep ending. A node that turns itself off,
-// whose start fails, or that is switched off, stays off. Only an order starts a node that stays off.
+// whose start fails, or that is switched off, stays off. Only an order starts a node that stays
+// off.
 type life struct {
 	boots    uint32      // starts so far
 	up       bool        // it has registered since its last start

@@ -31,7 +31,7 @@ func (s State) String() string {
 	return "unknown"
 }
 
-// Action is what is done to the power of a node.
+// Action is an action on the power of a node.
 type Action string
 
 const (
@@ -56,9 +56,9 @@ var ErrUnsupported = errors.New("not supported")
 // pollPause is the time between two questions whether a node has the state that was asked for.
 const pollPause = time.Second
 
-// Carry carries out an action and returns the state of the node. It asks before, so that switching
-// on what is on changes nothing, and afterwards, until the node has the state that it should have.
-// Only a driver that cannot tell the state is believed; the state is then Unknown.
+// Carry carries out an action and returns the state of the node. It asks for the state before, so a
+// node that is on is not switched on, and afterwards, until the node has the right one. Without an
+// answer it succeeds only with a driver that cannot report the state, which is then Unknown.
 func Carry(ctx context.Context, d Driver, a Action) (State, error) {
 	before, err := d.Status(ctx)
 	blind := errors.Is(err, ErrUnsupported)

@@ -182,8 +182,8 @@ func because(reason string) string {
 	return ": " + reason
 }
 
-// outOfService names the drained, ill and switched off nodes that a job may use, as the end of a sentence; it is
-// empty if there are none. The caller holds Server.mu.
+// outOfService names the drained, ill and switched off nodes that a job may use, as the end of a
+// sentence; it is empty if there are none. The caller holds Server.mu.
 func (s *Server) outOfService(spec *control.JobSpec) (text string) {
 	shape := shapeOf(spec)
 	reasons := make(map[string][]uint32)

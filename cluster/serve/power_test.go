@@ -10,8 +10,8 @@ import (
 	"margay/cluster/control"
 )
 
-// playHolder connects a holder, which passes each order to reboot a node to obey, and answers with
-// its error.
+// playHolder connects a holder, which switches nodes off and on, passes each order to reboot a node
+// to obey, and answers with its error.
 func (m *machine) playHolder(obey func(h *playedClient, o *control.RebootNode) error) *playedClient {
 	m.t.Helper()
 	h := &playedClient{m: m, conn: control.NewConn(m.clients.Dial(m.t))}
@@ -21,8 +21,16 @@ func (m *machine) playHolder(obey func(h *playedClient, o *control.RebootNode) e
 	}
 	go h.conn.Serve(func(f *control.Frame) {
 		h.add(f.Message())
-		if o, ok := f.Message().(*control.RebootNode); ok {
+		switch o := f.Message().(type) {
+		case *control.RebootNode:
 			go func() { h.conn.Answer(f, &control.Done{}, obey(h, o)) }()
+		case *control.SwitchNode:
+			if o.On {
+				_ = h.conn.Send(&control.NodeBoot{Node: o.Node, Boots: 2})
+			} else {
+				_ = h.conn.Send(&control.NodeExit{Node: o.Node, Reason: o.Why, Off: true})
+			}
+			h.conn.Answer(f, &control.Done{}, nil)
 		}
 	})
 	synctest.Wait()
@@ -105,5 +113,91 @@ func TestRebootFails(t *testing.T) {
 		}
 		m.end(c, c.run(spec(1)), 1)
 		time.Sleep(holderTimeout) // the holder's late answer has no receiver
+	})
+}
+
+// switched is an order to switch nodes off or on.
+func switched(on, force bool, nodes ...uint32) *control.SwitchNodes {
+	return &control.SwitchNodes{Nodes: nodes, On: on, Force: force, User: "op"}
+}
+
+// A node that was switched off is not dead, but its jobs end as if it were. It stays off when serve
+// restarts and when others are rebooted, until it is switched on.
+func TestSwitchOff(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c, other := m.client(), m.client()
+		other.refused(switched(false, false, 1), control.Code_CODE_RESTARTED, "holder is not connected")
+		m.playHolder(nil)
+		c.run(on(spec(1), 1))
+		other.refused(switched(false, false, 0, 1), control.Code_CODE_REFUSED, "it has job 1: drain it and wait, or end them with --force")
+		if n := other.node(0); n.Health != control.NodeHealth_NODE_UP {
+			t.Errorf("node0 is %v, although node1 was refused", n)
+		}
+		must[*control.Done](other, switched(false, true, 1))
+		const remedy = "margay node power on -m m node1 starts it"
+		isOff := func() {
+			t.Helper()
+			n := other.node(1)
+			if n.Health != control.NodeHealth_NODE_OFF || n.Power != control.NodePower_POWER_OFF || n.Reason != "switched off by op" || n.Remedy != remedy {
+				t.Errorf("node1 is %v", n)
+			}
+			if s := must[*control.MachineStatus](other, &control.Status{}); s.Off != 1 || s.Up != 1 {
+				t.Errorf("the machine is %v", s)
+			}
+		}
+		isOff()
+		if s := c.ended(); s.Error == nil || s.Error.Text != "switched off by op; "+remedy || s.Error.Node != 1 {
+			t.Errorf("its job ends as %v", s)
+		}
+		time.Sleep(time.Hour) // a node that does not run cannot be late
+		m.played[0].connect()
+		isOff()
+		other.refused(reboots(true, 0, 1), control.Code_CODE_REFUSED, "it is switched off by op; "+remedy)
+		other.refused(&control.RunRequest{Spec: on(spec(1), 1)}, control.Code_CODE_NO_ROOM, "; node1 is switched off by op (1 of 2 nodes are up; see margay nodes)")
+		must[*control.Done](other, switched(false, false, 1))
+
+		m.restart()
+		other = m.client()
+		if n := other.node(1); n.Power != control.NodePower_POWER_UNKNOWN {
+			t.Errorf("without news of the holder node1 is %v", n)
+		}
+		m.played[0].connect()
+		h := m.playHolder(nil)
+		h.tell(&control.NodeExit{Node: 1, Reason: "switched off by op", Off: true})
+		isOff()
+		must[*control.Done](other, switched(true, false, 0, 1))
+		if n := other.node(1); n.Health != control.NodeHealth_NODE_BOOTING || n.Power != control.NodePower_POWER_ON || n.Reason != "" || n.Boots != 2 {
+			t.Errorf("then node1 is %v", n)
+		}
+		m.played[1].boot = "another boot"
+		m.played[1].connect()
+		if n := other.node(1); n.Health != control.NodeHealth_NODE_UP {
+			t.Errorf("then node1 is %v", n)
+		}
+	})
+}
+
+// A job that waits for a node that is off does not hold up the jobs behind it, and has its turn
+// when the node is on.
+func TestSwitchOffAndQueue(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		m.playHolder(nil)
+		operator, large, small := m.client(), m.client(), m.client()
+		first := m.client()
+		job := first.run(on(spec(1), 0))
+		four := large.begin(&control.RunRequest{Spec: patient(4)})
+		one := small.begin(&control.RunRequest{Spec: patient(1)})
+		waits(t, one)
+		must[*control.Done](operator, switched(false, false, 1))
+		started(t, one)
+		must[*control.Done](operator, switched(true, false, 1))
+		m.played[1].boot = "another boot"
+		m.played[1].connect()
+		waits(t, four)
+		late := m.client()
+		late.refused(&control.RunRequest{Spec: spec(1)}, control.Code_CODE_NO_ROOM, "1 job came first")
+		m.end(first, job, 1)
 	})
 }

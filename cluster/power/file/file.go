@@ -8,8 +8,9 @@
 //	    password-file: bmc.password
 //	    fingerprint: 4f1c...
 //
-// {number} stands for the number of the node. Paths are relative to the folder of the file. Passwords are not in the file: an entry names a file
-// that only its owner can read, or a variable of the environment.
+// {number} stands for the number of the node. Paths are relative to the folder of the file.
+// Passwords are not in it: an entry names a file that only its owner can read, or a variable of the
+// environment.
 package file
 
 import (

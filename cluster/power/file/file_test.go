@@ -112,7 +112,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// Errors name the entry and what is wrong with it, and no types of Go.
+// Errors name the entry and its defect, and no types of Go.
 func TestBadFiles(t *testing.T) {
 	bmc := "power: [{nodes: 1, driver: %s, address: %s, user: u, password-env: P%s}]"
 	entry := func(driver, address, more string) string {
@@ -126,7 +126,7 @@ func TestBadFiles(t *testing.T) {
 		"power: [":                            "line 1: ",
 		"nodes: 1":                            "line 1: there is no field nodes",
 		"power: [{node: 1}]":                  "line 1: there is no field node",
-		"power: [7]\n---\na: 1":                "the value is of the wrong kind",
+		"power: [7]\n---\na: 1":               "the value is of the wrong kind",
 		whole + "---\na: 1\n":                 "it has more than one document",
 		"power: [{driver: ipmi}]":             "entry 1 of power: nodes: it names no node",
 		"power: [{nodes: 1, driver: telnet}]": `driver is "telnet", not redfish, ipmi, wake-on-lan or command`,

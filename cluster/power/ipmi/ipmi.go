@@ -1,12 +1,12 @@
 // Package ipmi switches nodes by the management controllers that speak IPMI 2.0 over UDP (RMCP+),
-// with a user and a password. Section numbers in comments are those of the specification, version
+// with a user and a password. Section numbers in comments refer to the specification, version
 // 2.0, revision 1.1.
 //
-// Each action is a session of its own: its beginning, in which both sides prove that they know the
-// password, one command, and its end. Packets are encrypted with AES-CBC-128 and signed, with SHA-256
-// if the controller has that (cipher suite 17), else with SHA-1 (suite 3). Weaker suites are not
-// spoken. IPMI itself is weak: a controller gives everyone who knows a user's name a hash of the
-// password, which can be guessed at leisure.
+// Each action is a session of its own: its beginning, in which both sides prove that they know
+// the password, one command, and its end. Packets are encrypted with AES-CBC-128 and signed, with
+// SHA-256 if the controller has that (cipher suite 17), else with SHA-1 (suite 3). Weaker suites
+// are not used. IPMI itself is weak: a controller answers each question that names a user with a hash
+// that the password can be guessed from.
 package ipmi
 
 import (
@@ -53,7 +53,7 @@ const (
 const Port = "623"
 
 // closeWait bounds how long the end of a session waits for its answer. A controller ends a session
-// without requests by itself.
+// that has no requests.
 const closeWait = time.Second
 
 // Controller is the management controller of a node. It implements power.Driver.

@@ -141,7 +141,7 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// Errors say what is wrong.
+// Errors name the controller and the cause.
 func TestRefusals(t *testing.T) {
 	good := bmc{suite: suites[0], user: "operator", password: "secret"}
 	for name, c := range map[string]struct {
@@ -269,7 +269,7 @@ func TestKnownSession(t *testing.T) {
 	if data, err := r.answer(m); err != nil || !bytes.Equal(data, []byte{4}) {
 		t.Errorf("the answer is %x, %v", data, err)
 	}
-	for i := len(rmcp); i < len(sent); i++ { // each byte but those of RMCP is protected
+	for i := len(rmcp); i < len(sent); i++ { // each byte behind RMCP's is protected
 		sent[i] ^= 0x10
 		if _, _, err := k.open(sent, 2); err == nil {
 			t.Errorf("a packet with byte %d changed is accepted", i)

@@ -102,7 +102,7 @@ var rmcp = []byte{6, 0, 0xff, 7}
 
 const (
 	formatPlus   = 6  // authentication type of IPMI 2.0
-	headerLength = 16 // with that of RMCP
+	headerLength = 16 // including RMCP's
 	nextHeader   = 7
 )
 
@@ -183,7 +183,8 @@ const (
 	addressConsole = 0x81
 )
 
-// request is a command with its network function. number tells the answers apart, 0 to 63.
+// request is a command with its network function. number, 0 to 63, identifies the
+// answer.
 type request struct {
 	function, command, number byte
 	data                      []byte
@@ -196,7 +197,8 @@ func (r request) encode() []byte {
 	return append(append(m, body...), checksum(body))
 }
 
-// answer returns the data in an answer to r. Its addresses do not matter: controllers differ in them.
+// answer returns the data in an answer to r. Its addresses do not matter: controllers differ in
+// them.
 func (r request) answer(m []byte) ([]byte, error) {
 	if len(m) < 8 || checksum(m[:len(m)-1][3:]) != m[len(m)-1] || checksum(m[:2]) != m[2] {
 		return nil, errPacket

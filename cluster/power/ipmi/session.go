@@ -62,9 +62,9 @@ func (s *session) exchange(ctx context.Context, next func() []byte, take func([]
 	}
 }
 
-// greet sends a packet of the beginning of a session and returns the payload of the answer, at least
-// least bytes. Its second byte is its status; with one other than 0, a controller may send no more.
-// The first byte is a tag, which greet sets.
+// greet sends a packet of the beginning of a session and returns the payload of the answer, which
+// has least bytes or more. The first byte of both is a tag, which greet sets. The second byte of
+// the answer is a status; if that is not 0, nothing needs to follow.
 func (s *session) greet(ctx context.Context, ask, answer payloadType, payload []byte, least int) (got []byte, err error) {
 	s.tag++
 	payload[0] = s.tag
@@ -90,7 +90,7 @@ func (s *session) greet(ctx context.Context, ask, answer payloadType, payload []
 func (s *session) begin(ctx context.Context, u suite, user, password string) error {
 	var name [4]byte
 	rand.Read(name[:])
-	name[0] |= 1 // 0 is no session
+	name[0] |= 1 // 0 means none
 	s.own = binary.LittleEndian.Uint32(name[:])
 	open := append([]byte{0, operator, 0, 0}, name[:]...)
 	for i, algorithm := range []byte{u.authentication, u.integrity, aesCBC128} {

@@ -22,7 +22,7 @@ type Hardware struct {
 	resets int
 }
 
-// Do carries out an action as hardware does: what it is told, whatever its state is.
+// Do carries out an action, whatever the state of the hardware is.
 func (h *Hardware) Do(a power.Action) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -37,8 +37,8 @@ const (
 type Config struct {
 	Address        *url.URL // https, with a host and no path
 	User, Password string
-	// Fingerprint is the SHA-256 of the certificate that the controller must show; nil: an authority
-	// that this host trusts must have signed it.
+	// Fingerprint is the SHA-256 of the certificate that the controller must show; nil: an
+	// authority that this host trusts must have signed it.
 	Fingerprint []byte
 	System      string // the Id of the system; empty: the controller has one
 }

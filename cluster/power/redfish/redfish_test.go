@@ -87,7 +87,7 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// Errors say what is wrong, and whose it is.
+// Errors name the controller and the cause.
 func TestRefusals(t *testing.T) {
 	sends := func(text string) func(http.ResponseWriter, *http.Request) bool {
 		return func(w http.ResponseWriter, _ *http.Request) bool {

@@ -45,7 +45,7 @@ func (Card) Reset(context.Context) error { return unsupported("reset a node") }
 
 // Status implements power.Driver.
 func (Card) Status(context.Context) (power.State, error) {
-	return power.Unknown, unsupported("tell whether a node is on")
+	return power.Unknown, unsupported("show whether a node is on")
 }
 
 func unsupported(what string) error {

@@ -12,7 +12,7 @@ import (
 )
 
 func (a commands) nodeCommand() *cobra.Command {
-	c := &cobra.Command{Use: "node", Short: "Take nodes out of service, and into it again; reboot them; switch them off and on"}
+	c := &cobra.Command{Use: "node", Short: "Take nodes out of service and into it, reboot and switch them"}
 	c.AddCommand(a.drainCommand(), a.evictCommand(), a.resumeCommand(), a.rebootCommand(), a.powerCommand())
 	return c
 }

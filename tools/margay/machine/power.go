@@ -18,7 +18,7 @@ import (
 )
 
 func (a commands) powerCommand() *cobra.Command {
-	c := &cobra.Command{Use: "power", Short: "Switch nodes on and off, reset them, and tell which are on"}
+	c := &cobra.Command{Use: "power", Short: "Switch nodes on and off, reset them, and show which are on"}
 	c.AddCommand(
 		a.powerAction(power.SwitchOn, &cobra.Command{
 			Use:   "on NODE...",
@@ -47,8 +47,8 @@ jobs with --force. If one node is refused, none is touched. With --file no jobs 
 		}),
 		a.powerAction(power.Look, &cobra.Command{
 			Use:     "status NODE...",
-			Short:   "Tell which nodes are on",
-			Long:    "Tell which nodes are on: their virtual machine or their processes run, or their hardware has power.",
+			Short:   "Show which nodes are on",
+			Long:    "Show which nodes are on: their virtual machine or their processes run, or their hardware has power.",
 			Example: "  margay node power status 0..3\n  margay node power status 0..3 --file machine.yaml --json",
 		}))
 	return c
@@ -57,8 +57,8 @@ jobs with --force. If one node is refused, none is touched. With --file no jobs 
 // fileHelp ends the help of each command.
 const fileHelp = `
 
-With --file the nodes are those of a machine file, and no machine is needed: the file says for each node whether Redfish, IPMI,
-wake-on-LAN or a command of yours switches it (docs/power.md).
+With --file no machine is needed: a machine file lists the nodes, and says for each of them whether Redfish, IPMI, wake-on-LAN or a
+command of yours switches it (docs/power.md).
 
 Nodes are given by number, name and range: 2, node2, 1..4,10 or node[1-4,10].`
 
