@@ -21,7 +21,7 @@ import (
 	"margay/internal/printable"
 )
 
-// Bounds on what is kept and shown of a program's output, in bytes.
+// Bounds on the output of a program that is kept, and on its part in an error, in bytes.
 const (
 	mostOutput = 16 << 10
 	mostShown  = 300

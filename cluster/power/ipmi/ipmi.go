@@ -5,8 +5,8 @@
 // Each action is a session of its own: its beginning, in which both sides prove that they know
 // the password, one command, and its end. Packets are encrypted with AES-CBC-128 and signed, with
 // SHA-256 if the controller has that (cipher suite 17), else with SHA-1 (suite 3). Weaker suites
-// are not used. IPMI itself is weak: a controller answers each question that names a user with a hash
-// that the password can be guessed from.
+// are not used. IPMI itself is weak: a controller answers each question that names a user with a
+// hash that the password can be guessed from.
 package ipmi
 
 import (
