@@ -21,12 +21,11 @@ const holderTimeout = 30 * time.Second
 // or both.
 type powerOrder struct {
 	nodes []uint32
-	ends  bool // a node that runs ends
+	ends  bool // nodes that run end
+	again bool // and start again
 	force bool // nodes that have jobs, too
 	done  string
 	ask   func(node uint32) proto.Message
-	// refuses returns an error if a node cannot get the order; nil if any node can.
-	refuses func(n *node) error
 }
 
 // reboot makes the holder stop nodes and start them again. The holder reports these stops and
@@ -34,15 +33,9 @@ type powerOrder struct {
 func (s *Server) reboot(m *control.RebootNodes) error {
 	by := printable.Line(m.User)
 	return s.order(powerOrder{
-		nodes: m.Nodes, ends: true, force: m.Force, done: "rebooted",
+		nodes: m.Nodes, ends: true, again: true, force: m.Force, done: "rebooted",
 		ask: func(node uint32) proto.Message {
 			return &control.RebootNode{Node: node, Why: "ended by order of " + by}
-		},
-		refuses: func(n *node) error {
-			if n.health == control.NodeHealth_NODE_OFF {
-				return control.Failf(control.Code_CODE_REFUSED, "it is %s; %s", n.reason, n.remedy).At(n.number)
-			}
-			return nil
 		},
 	}, by)
 }
@@ -86,9 +79,11 @@ func (s *Server) order(o powerOrder, by string) error {
 		if _, err := asked[i].Answer(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("node%d is not %s: %w", number, o.done, err))
 		}
-		s.mu.Lock()
-		s.nodes[number].leaving = ""
-		s.mu.Unlock()
+		if o.ends {
+			s.mu.Lock()
+			s.nodes[number].leaving = ""
+			s.mu.Unlock()
+		}
 	}
 	if len(errs) > 0 {
 		return control.Failf(control.Code_CODE_NODE_LOST, "%v", errors.Join(errs...))
@@ -128,10 +123,8 @@ func (s *Server) refuses(o powerOrder, n *node) error {
 	if n.leaving != "" {
 		return control.Failf(control.Code_CODE_REFUSED, "it is being rebooted or switched off already").At(n.number)
 	}
-	if o.refuses != nil {
-		if err := o.refuses(n); err != nil {
-			return err
-		}
+	if o.again && n.health == control.NodeHealth_NODE_OFF {
+		return control.Failf(control.Code_CODE_REFUSED, "it is %s; %s", n.reason, n.remedy).At(n.number)
 	}
 	if jobs := s.liveJobs(n); len(jobs) > 0 && o.ends && !o.force {
 		return control.Failf(control.Code_CODE_REFUSED, "it has %s %s: drain it and wait, or end them with --force",

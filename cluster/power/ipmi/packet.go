@@ -122,17 +122,17 @@ func plain(t payloadType, payload []byte) []byte {
 	return append(appendHeader(nil, t, 0, 0, len(payload)), payload...)
 }
 
-// cut returns the header and the payload of a packet, and what follows.
-func cut(p []byte) (t payloadType, session, sequence uint32, payload, rest []byte, err error) {
+// cut returns the type, the session and the payload of a packet, and the bytes behind it.
+func cut(p []byte) (t payloadType, session uint32, payload, rest []byte, err error) {
 	if len(p) < headerLength || !bytes.Equal(p[:len(rmcp)], rmcp) || p[4] != formatPlus {
-		return 0, 0, 0, nil, nil, errPacket
+		return 0, 0, nil, nil, errPacket
 	}
 	length := int(binary.LittleEndian.Uint16(p[14:]))
 	if length > len(p)-headerLength {
-		return 0, 0, 0, nil, nil, errPacket
+		return 0, 0, nil, nil, errPacket
 	}
 	rest = p[headerLength:]
-	return payloadType(p[5]), binary.LittleEndian.Uint32(p[6:]), binary.LittleEndian.Uint32(p[10:]), rest[:length], rest[length:], nil
+	return payloadType(p[5]), binary.LittleEndian.Uint32(p[6:]), rest[:length], rest[length:], nil
 }
 
 // seal returns a packet of a session: encrypted, then signed.
@@ -156,25 +156,25 @@ func (k keys) seal(session, sequence uint32, message []byte) []byte {
 }
 
 // open returns the message in a packet that seal has made.
-func (k keys) open(p []byte, session uint32) (message []byte, sequence uint32, err error) {
-	t, to, sequence, payload, rest, err := cut(p)
+func (k keys) open(p []byte, session uint32) (message []byte, err error) {
+	t, to, payload, rest, err := cut(p)
 	if err != nil || t != typeMessage|encrypted|authenticated || to != session || len(rest) < k.suite.code {
-		return nil, 0, errPacket
+		return nil, errPacket
 	}
 	signed := len(p) - k.suite.code
 	if !hmac.Equal(p[signed:], k.suite.mac(k.sign, p[len(rmcp):signed])[:k.suite.code]) {
-		return nil, 0, errPacket
+		return nil, errPacket
 	}
 	if len(payload) < 2*aes.BlockSize || len(payload)%aes.BlockSize != 0 {
-		return nil, 0, errPacket
+		return nil, errPacket
 	}
 	text := append([]byte{}, payload[aes.BlockSize:]...)
 	cipher.NewCBCDecrypter(k.cipher, payload[:aes.BlockSize]).CryptBlocks(text, text)
 	pads := int(text[len(text)-1]) + 1
 	if pads > len(text) || pads > aes.BlockSize {
-		return nil, 0, errPacket
+		return nil, errPacket
 	}
-	return text[:len(text)-pads], sequence, nil
+	return text[:len(text)-pads], nil
 }
 
 // The addresses of the two sides in a message (section 5.5).

@@ -27,7 +27,6 @@ type session struct {
 	remote   uint32 // the controller's
 	keys     keys
 	sequence uint32 // of the last packet that was sent
-	seen     uint32 // of the last packet that was accepted
 	number   byte   // of the last request
 	tag      byte   // of the last packet of its beginning
 }
@@ -69,7 +68,7 @@ func (s *session) greet(ctx context.Context, ask, answer payloadType, payload []
 	s.tag++
 	payload[0] = s.tag
 	err = s.exchange(ctx, func() []byte { return plain(ask, payload) }, func(p []byte) error {
-		t, to, _, body, _, err := cut(p)
+		t, to, body, _, err := cut(p)
 		if err != nil || t != answer || to != 0 || len(body) < 2 || body[0] != s.tag {
 			return errPacket
 		}
@@ -135,19 +134,19 @@ func (s *session) begin(ctx context.Context, u suite, user, password string) err
 	return err
 }
 
-// ask sends a request over the session and returns the data of the answer.
+// ask sends a request over the session and returns the data of the answer. A session has fewer than
+// 64 requests, so the answer to an earlier one has another number.
 func (s *session) ask(ctx context.Context, function, command byte, data ...byte) (got []byte, err error) {
-	s.number = (s.number + 1) % 64
+	s.number++
 	r := request{function: function, command: command, number: s.number, data: data}
 	err = s.exchange(ctx, func() []byte {
 		s.sequence++
 		return s.keys.seal(s.remote, s.sequence, r.encode())
 	}, func(p []byte) error {
-		m, sequence, err := s.keys.open(p, s.own)
-		if err != nil || sequence <= s.seen {
-			return errPacket
+		m, err := s.keys.open(p, s.own)
+		if err != nil {
+			return err
 		}
-		s.seen = sequence
 		got, err = r.answer(m)
 		return err
 	})
