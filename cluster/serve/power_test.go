@@ -192,12 +192,13 @@ func TestSwitchOffAndQueue(t *testing.T) {
 		waits(t, one)
 		must[*control.Done](operator, switched(false, false, 1))
 		started(t, one)
+		m.end(first, job, 1)
 		must[*control.Done](operator, switched(true, false, 1))
+		late := m.client()
+		late.refused(&control.RunRequest{Spec: spec(1)}, control.Code_CODE_NO_ROOM, "1 job came first")
 		m.played[1].boot = "another boot"
 		m.played[1].connect()
 		waits(t, four)
-		late := m.client()
 		late.refused(&control.RunRequest{Spec: spec(1)}, control.Code_CODE_NO_ROOM, "1 job came first")
-		m.end(first, job, 1)
 	})
 }

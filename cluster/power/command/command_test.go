@@ -3,12 +3,17 @@ package command
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"margay/cluster/power"
+	"margay/cluster/power/powertest"
 )
 
 // script writes a program and returns its path.
@@ -65,17 +70,36 @@ func TestBadPrograms(t *testing.T) {
 	if err := (Program{Args: []string{"/nonexistent/power"}, Node: "node7"}).On(t.Context()); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Errorf("a program that is missing: %v", err)
 	}
+}
+
+// A program that does not end is killed at the end of the context, with its children.
+func TestKilled(t *testing.T) {
+	path := script(t, "sleep 600 >$(dirname $0)/fifo & wait\n")
+	fifo := filepath.Join(filepath.Dir(path), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	late := errors.New("timed out")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	path := script(t, "echo $$ >$(dirname $0)/pid; sleep 600\n")
+	dead := make(chan error, 1)
 	go func() {
-		for ctx.Err() == nil { // when it runs
-			if text, err := os.ReadFile(filepath.Join(filepath.Dir(path), "pid")); err == nil && len(text) > 0 {
-				cancel(late)
-			}
+		f, err := os.Open(fifo) // when the child has opened it
+		cancel(late)
+		if err == nil {
+			_, err = io.ReadAll(f) // until the child has ended
+			f.Close()
 		}
+		dead <- err
 	}()
 	if err := (Program{Args: []string{path}, Node: "node7"}).Off(ctx); !errors.Is(err, late) {
 		t.Errorf("a program that does not end: %v", err)
+	}
+	select {
+	case err := <-dead:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(powertest.Patience):
+		t.Error("its child is alive")
 	}
 }

@@ -206,26 +206,6 @@ func TestNonsense(t *testing.T) {
 	}
 }
 
-// The answer to an earlier request is not taken for the answer to this one.
-func TestReplay(t *testing.T) {
-	b := &bmc{suite: suites[0], user: "operator", password: "secret"}
-	var last []byte
-	b.spoil = func(p []byte) []byte {
-		if p[5] != byte(typeMessage|encrypted|authenticated) {
-			return p
-		}
-		if last == nil {
-			last = bytes.Clone(p)
-		}
-		return last
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if state, err := play(t, b).Status(ctx); err == nil {
-		t.Errorf("the answer to another question is taken for %v", state)
-	}
-}
-
 func unhex(t testing.TB, text string) []byte {
 	t.Helper()
 	b, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
@@ -269,6 +249,11 @@ func TestKnownSession(t *testing.T) {
 	}
 	if data, err := r.answer(m); err != nil || !bytes.Equal(data, []byte{4}) {
 		t.Errorf("the answer is %x, %v", data, err)
+	}
+	for _, other := range []request{{function: functionApp, command: commandSetPrivilege, number: 2}, {function: functionApp, number: 1}, {command: commandSetPrivilege, number: 1}} {
+		if _, err := other.answer(m); !errors.Is(err, errPacket) {
+			t.Errorf("it answers %v, too: %v", other, err)
+		}
 	}
 	for i := len(rmcp); i < len(sent); i++ { // each byte behind RMCP's is protected
 		sent[i] ^= 0x10
