@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
 	"margay/cluster/power"
@@ -89,7 +90,9 @@ func (a commands) powerAction(action power.Action, c *cobra.Command) *cobra.Comm
 		} else if force {
 			return fmt.Errorf("%s: --force has no meaning with --file, which knows no jobs", command.Called(c))
 		} else {
-			results, err = filePower(c.Context(), action, nodes, path)
+			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+			defer stop()
+			results, err = filePower(ctx, action, nodes, path)
 		}
 		if results == nil {
 			return err
@@ -183,7 +186,7 @@ func (a commands) machineStates(ctx context.Context, nodes []uint32) (results []
 const atOnce = 16
 
 // filePower carries out an action with the drivers of a machine file. One node that fails does not
-// keep the others.
+// keep the others. The end of ctx ends the programs of drivers as well.
 func filePower(ctx context.Context, action power.Action, nodes []uint32, path string) ([]nodePower, error) {
 	m, err := file.Read(path)
 	if err != nil {
@@ -218,5 +221,8 @@ func filePower(ctx context.Context, action power.Action, nodes []uint32, path st
 		})
 	}
 	all.Wait()
+	if ctx.Err() != nil {
+		return results, context.Cause(ctx)
+	}
 	return results, errors.Join(errs...)
 }
