@@ -500,6 +500,7 @@ const (
 	NodeHealth_NODE_LATE    NodeHealth = 2
 	NodeHealth_NODE_DEAD    NodeHealth = 3
 	NodeHealth_NODE_REFUSED NodeHealth = 4
+	NodeHealth_NODE_OFF     NodeHealth = 5 // it was switched off by an operator
 )
 
 // Enum value maps for NodeHealth.
@@ -510,6 +511,7 @@ var (
 		2: "NODE_LATE",
 		3: "NODE_DEAD",
 		4: "NODE_REFUSED",
+		5: "NODE_OFF",
 	}
 	NodeHealth_value = map[string]int32{
 		"NODE_BOOTING": 0,
@@ -517,6 +519,7 @@ var (
 		"NODE_LATE":    2,
 		"NODE_DEAD":    3,
 		"NODE_REFUSED": 4,
+		"NODE_OFF":     5,
 	}
 )
 
@@ -545,6 +548,55 @@ func (x NodeHealth) Number() protoreflect.EnumNumber {
 // Deprecated: Use NodeHealth.Descriptor instead.
 func (NodeHealth) EnumDescriptor() ([]byte, []int) {
 	return file_control_proto_rawDescGZIP(), []int{8}
+}
+
+type NodePower int32
+
+const (
+	NodePower_POWER_UNKNOWN NodePower = 0 // the holder has not connected to this serve yet
+	NodePower_POWER_ON      NodePower = 1 // the thing that the node runs on runs
+	NodePower_POWER_OFF     NodePower = 2 // it does not
+)
+
+// Enum value maps for NodePower.
+var (
+	NodePower_name = map[int32]string{
+		0: "POWER_UNKNOWN",
+		1: "POWER_ON",
+		2: "POWER_OFF",
+	}
+	NodePower_value = map[string]int32{
+		"POWER_UNKNOWN": 0,
+		"POWER_ON":      1,
+		"POWER_OFF":     2,
+	}
+)
+
+func (x NodePower) Enum() *NodePower {
+	p := new(NodePower)
+	*p = x
+	return p
+}
+
+func (x NodePower) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (NodePower) Descriptor() protoreflect.EnumDescriptor {
+	return file_control_proto_enumTypes[9].Descriptor()
+}
+
+func (NodePower) Type() protoreflect.EnumType {
+	return &file_control_proto_enumTypes[9]
+}
+
+func (x NodePower) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use NodePower.Descriptor instead.
+func (NodePower) EnumDescriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{9}
 }
 
 type Switch int32
@@ -580,11 +632,11 @@ func (x Switch) String() string {
 }
 
 func (Switch) Descriptor() protoreflect.EnumDescriptor {
-	return file_control_proto_enumTypes[9].Descriptor()
+	return file_control_proto_enumTypes[10].Descriptor()
 }
 
 func (Switch) Type() protoreflect.EnumType {
-	return &file_control_proto_enumTypes[9]
+	return &file_control_proto_enumTypes[10]
 }
 
 func (x Switch) Number() protoreflect.EnumNumber {
@@ -593,7 +645,7 @@ func (x Switch) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Switch.Descriptor instead.
 func (Switch) EnumDescriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{9}
+	return file_control_proto_rawDescGZIP(), []int{10}
 }
 
 type Frame struct {
@@ -678,6 +730,8 @@ type Frame struct {
 	//	*Frame_NodesEvicted
 	//	*Frame_RemoveNode
 	//	*Frame_Roster
+	//	*Frame_SwitchNodes
+	//	*Frame_SwitchNode
 	//	*Frame_ReadFiles
 	//	*Frame_FilesPiece
 	//	*Frame_FilesRead
@@ -1421,6 +1475,24 @@ func (x *Frame) GetRoster() *Roster {
 	return nil
 }
 
+func (x *Frame) GetSwitchNodes() *SwitchNodes {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_SwitchNodes); ok {
+			return x.SwitchNodes
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetSwitchNode() *SwitchNode {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_SwitchNode); ok {
+			return x.SwitchNode
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetReadFiles() *ReadFiles {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_ReadFiles); ok {
@@ -1763,6 +1835,15 @@ type Frame_Roster struct {
 	Roster *Roster `protobuf:"bytes,117,opt,name=roster,proto3,oneof"`
 }
 
+type Frame_SwitchNodes struct {
+	// Nodes that are switched off and on: clients ask serve, serve asks the holder.
+	SwitchNodes *SwitchNodes `protobuf:"bytes,170,opt,name=switch_nodes,json=switchNodes,proto3,oneof"`
+}
+
+type Frame_SwitchNode struct {
+	SwitchNode *SwitchNode `protobuf:"bytes,171,opt,name=switch_node,json=switchNode,proto3,oneof"`
+}
+
 type Frame_ReadFiles struct {
 	// The files that a job's ranks have written: its client asks serve, serve asks nodes.
 	ReadFiles *ReadFiles `protobuf:"bytes,146,opt,name=read_files,json=readFiles,proto3,oneof"`
@@ -1927,6 +2008,10 @@ func (*Frame_NodesEvicted) isFrame_Body() {}
 func (*Frame_RemoveNode) isFrame_Body() {}
 
 func (*Frame_Roster) isFrame_Body() {}
+
+func (*Frame_SwitchNodes) isFrame_Body() {}
+
+func (*Frame_SwitchNode) isFrame_Body() {}
 
 func (*Frame_ReadFiles) isFrame_Body() {}
 
@@ -6182,16 +6267,17 @@ type NodeState struct {
 	Cores         []*CoreUse             `protobuf:"bytes,5,rep,name=cores,proto3" json:"cores,omitempty"`
 	SilentMs      int64                  `protobuf:"varint,6,opt,name=silent_ms,json=silentMs,proto3" json:"silent_ms,omitempty"` // since it was last heard
 	FreeMemory    int64                  `protobuf:"varint,7,opt,name=free_memory,json=freeMemory,proto3" json:"free_memory,omitempty"`
-	UpMs          int64                  `protobuf:"varint,8,opt,name=up_ms,json=upMs,proto3" json:"up_ms,omitempty"` // since it registered
-	Boots         uint32                 `protobuf:"varint,9,opt,name=boots,proto3" json:"boots,omitempty"`           // boots it took to come up
-	Remedy        string                 `protobuf:"bytes,10,opt,name=remedy,proto3" json:"remedy,omitempty"`         // what brings it back, when it is dead and does not come back by itself
-	Retry         bool                   `protobuf:"varint,11,opt,name=retry,proto3" json:"retry,omitempty"`          // reason says how it ended, and it is started once more
-	Drain         *Drain                 `protobuf:"bytes,12,opt,name=drain,proto3" json:"drain,omitempty"`           // absent: the node is given jobs when it is up
-	Stage         string                 `protobuf:"bytes,13,opt,name=stage,proto3" json:"stage,omitempty"`           // what it does to boot over the network; empty: it is up, or does not boot so
-	Percent       uint32                 `protobuf:"varint,14,opt,name=percent,proto3" json:"percent,omitempty"`      // of the file that it fetches in this stage
-	Term          uint32                 `protobuf:"varint,110,opt,name=term,proto3" json:"term,omitempty"`           // how many nodes have had this number, this one included
-	Ill           string                 `protobuf:"bytes,111,opt,name=ill,proto3" json:"ill,omitempty"`              // why it gets no jobs until it is well; empty: it is well
-	Vitals        *Vitals                `protobuf:"bytes,112,opt,name=vitals,proto3" json:"vitals,omitempty"`        // when it was last heard
+	UpMs          int64                  `protobuf:"varint,8,opt,name=up_ms,json=upMs,proto3" json:"up_ms,omitempty"`                       // since it registered
+	Boots         uint32                 `protobuf:"varint,9,opt,name=boots,proto3" json:"boots,omitempty"`                                 // boots it took to come up
+	Remedy        string                 `protobuf:"bytes,10,opt,name=remedy,proto3" json:"remedy,omitempty"`                               // what brings it back, when it is dead and does not come back by itself
+	Retry         bool                   `protobuf:"varint,11,opt,name=retry,proto3" json:"retry,omitempty"`                                // reason says how it ended, and it is started once more
+	Drain         *Drain                 `protobuf:"bytes,12,opt,name=drain,proto3" json:"drain,omitempty"`                                 // absent: the node is given jobs when it is up
+	Stage         string                 `protobuf:"bytes,13,opt,name=stage,proto3" json:"stage,omitempty"`                                 // what it does to boot over the network; empty: it is up, or does not boot so
+	Percent       uint32                 `protobuf:"varint,14,opt,name=percent,proto3" json:"percent,omitempty"`                            // of the file that it fetches in this stage
+	Term          uint32                 `protobuf:"varint,110,opt,name=term,proto3" json:"term,omitempty"`                                 // how many nodes have had this number, this one included
+	Ill           string                 `protobuf:"bytes,111,opt,name=ill,proto3" json:"ill,omitempty"`                                    // why it gets no jobs until it is well; empty: it is well
+	Vitals        *Vitals                `protobuf:"bytes,112,opt,name=vitals,proto3" json:"vitals,omitempty"`                              // when it was last heard
+	Power         NodePower              `protobuf:"varint,170,opt,name=power,proto3,enum=margay.control.NodePower" json:"power,omitempty"` // as its holder has reported
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6343,6 +6429,13 @@ func (x *NodeState) GetVitals() *Vitals {
 		return x.Vitals
 	}
 	return nil
+}
+
+func (x *NodeState) GetPower() NodePower {
+	if x != nil {
+		return x.Power
+	}
+	return NodePower_POWER_UNKNOWN
 }
 
 // Drain is the state of a node that is given no jobs by order of an operator.
@@ -6694,6 +6787,76 @@ func (x *RebootNodes) GetUser() string {
 	return ""
 }
 
+// SwitchNodes has the things that nodes run on started, or ended without being started again. The jobs of nodes that are switched off
+// end. Nodes that are on or off already stay so. Answer: Done when that has happened, or Error; when one is refused, none is touched.
+type SwitchNodes struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []uint32               `protobuf:"varint,1,rep,packed,name=nodes,proto3" json:"nodes,omitempty"`
+	On            bool                   `protobuf:"varint,2,opt,name=on,proto3" json:"on,omitempty"`
+	Force         bool                   `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"` // switch off nodes that have jobs, too
+	User          string                 `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`    // who gives the order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwitchNodes) Reset() {
+	*x = SwitchNodes{}
+	mi := &file_control_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwitchNodes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwitchNodes) ProtoMessage() {}
+
+func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwitchNodes.ProtoReflect.Descriptor instead.
+func (*SwitchNodes) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *SwitchNodes) GetNodes() []uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *SwitchNodes) GetOn() bool {
+	if x != nil {
+		return x.On
+	}
+	return false
+}
+
+func (x *SwitchNodes) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *SwitchNodes) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
 // EvictNodes takes nodes out of service as DrainNodes does, and ends their jobs. Answer: NodesEvicted, or Error and nothing is
 // changed.
 type EvictNodes struct {
@@ -6707,7 +6870,7 @@ type EvictNodes struct {
 
 func (x *EvictNodes) Reset() {
 	*x = EvictNodes{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6719,7 +6882,7 @@ func (x *EvictNodes) String() string {
 func (*EvictNodes) ProtoMessage() {}
 
 func (x *EvictNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6732,7 +6895,7 @@ func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictNodes.ProtoReflect.Descriptor instead.
 func (*EvictNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *EvictNodes) GetNodes() []uint32 {
@@ -6765,7 +6928,7 @@ type NodesEvicted struct {
 
 func (x *NodesEvicted) Reset() {
 	*x = NodesEvicted{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6777,7 +6940,7 @@ func (x *NodesEvicted) String() string {
 func (*NodesEvicted) ProtoMessage() {}
 
 func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6790,7 +6953,7 @@ func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesEvicted.ProtoReflect.Descriptor instead.
 func (*NodesEvicted) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *NodesEvicted) GetJobs() []uint32 {
@@ -6813,7 +6976,7 @@ type GrowMachine struct {
 
 func (x *GrowMachine) Reset() {
 	*x = GrowMachine{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6825,7 +6988,7 @@ func (x *GrowMachine) String() string {
 func (*GrowMachine) ProtoMessage() {}
 
 func (x *GrowMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6838,7 +7001,7 @@ func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowMachine.ProtoReflect.Descriptor instead.
 func (*GrowMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *GrowMachine) GetCount() uint32 {
@@ -6871,7 +7034,7 @@ type NodesAdded struct {
 
 func (x *NodesAdded) Reset() {
 	*x = NodesAdded{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6883,7 +7046,7 @@ func (x *NodesAdded) String() string {
 func (*NodesAdded) ProtoMessage() {}
 
 func (x *NodesAdded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6896,7 +7059,7 @@ func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesAdded.ProtoReflect.Descriptor instead.
 func (*NodesAdded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *NodesAdded) GetNodes() []uint32 {
@@ -6919,7 +7082,7 @@ type ShrinkMachine struct {
 
 func (x *ShrinkMachine) Reset() {
 	*x = ShrinkMachine{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6931,7 +7094,7 @@ func (x *ShrinkMachine) String() string {
 func (*ShrinkMachine) ProtoMessage() {}
 
 func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6944,7 +7107,7 @@ func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShrinkMachine.ProtoReflect.Descriptor instead.
 func (*ShrinkMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ShrinkMachine) GetNodes() []uint32 {
@@ -6979,7 +7142,7 @@ type NodesLeaving struct {
 
 func (x *NodesLeaving) Reset() {
 	*x = NodesLeaving{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6991,7 +7154,7 @@ func (x *NodesLeaving) String() string {
 func (*NodesLeaving) ProtoMessage() {}
 
 func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7004,7 +7167,7 @@ func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesLeaving.ProtoReflect.Descriptor instead.
 func (*NodesLeaving) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *NodesLeaving) GetNodes() []uint32 {
@@ -7039,7 +7202,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7051,7 +7214,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7064,7 +7227,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RemoveNode) GetNode() uint32 {
@@ -7092,7 +7255,7 @@ type Roster struct {
 
 func (x *Roster) Reset() {
 	*x = Roster{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7104,7 +7267,7 @@ func (x *Roster) String() string {
 func (*Roster) ProtoMessage() {}
 
 func (x *Roster) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7117,7 +7280,7 @@ func (x *Roster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Roster.ProtoReflect.Descriptor instead.
 func (*Roster) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Roster) GetNodes() []uint32 {
@@ -7144,7 +7307,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7156,7 +7319,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7169,7 +7332,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -7196,7 +7359,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7208,7 +7371,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7221,7 +7384,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -7254,7 +7417,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7266,7 +7429,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7279,7 +7442,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -7356,7 +7519,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7368,7 +7531,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7381,7 +7544,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -7522,7 +7685,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7534,7 +7697,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7547,7 +7710,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -7633,7 +7796,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7645,7 +7808,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7658,7 +7821,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -7700,7 +7863,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7712,7 +7875,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7725,7 +7888,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -7751,7 +7914,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7763,7 +7926,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7776,7 +7939,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -7799,7 +7962,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7811,7 +7974,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7824,7 +7987,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -7872,7 +8035,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7884,7 +8047,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7897,7 +8060,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -7922,7 +8085,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7934,7 +8097,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7947,7 +8110,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 type MachineStatus struct {
@@ -7965,13 +8128,14 @@ type MachineStatus struct {
 	ServeStarts   uint32                 `protobuf:"varint,11,opt,name=serve_starts,json=serveStarts,proto3" json:"serve_starts,omitempty"` // how often it was started
 	Drained       uint32                 `protobuf:"varint,12,opt,name=drained,proto3" json:"drained,omitempty"`                            // nodes that are drained or draining, up or not; their cores are not free
 	Unwritten     uint32                 `protobuf:"varint,13,opt,name=unwritten,proto3" json:"unwritten,omitempty"`                        // ended jobs that the history lacks; most are tried again
+	Off           uint32                 `protobuf:"varint,170,opt,name=off,proto3" json:"off,omitempty"`                                   // nodes that were switched off
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7983,7 +8147,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7996,7 +8160,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -8090,6 +8254,13 @@ func (x *MachineStatus) GetUnwritten() uint32 {
 	return 0
 }
 
+func (x *MachineStatus) GetOff() uint32 {
+	if x != nil {
+		return x.Off
+	}
+	return 0
+}
+
 // ListExtensions asks for the extensions of a node, or of all. Answer: Extensions.
 type ListExtensions struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -8100,7 +8271,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8112,7 +8283,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8125,7 +8296,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -8144,7 +8315,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8156,7 +8327,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8169,7 +8340,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -8204,7 +8375,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8216,7 +8387,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8229,7 +8400,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -8368,7 +8539,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8380,7 +8551,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8393,7 +8564,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -8456,7 +8627,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8468,7 +8639,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8481,7 +8652,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -8509,7 +8680,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8521,7 +8692,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8534,7 +8705,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -8560,7 +8731,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8572,7 +8743,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8585,7 +8756,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -8610,7 +8781,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8622,7 +8793,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8635,7 +8806,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -8700,7 +8871,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8712,7 +8883,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8725,7 +8896,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -8767,7 +8938,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8779,7 +8950,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8792,7 +8963,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -8824,7 +8995,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8836,7 +9007,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8849,7 +9020,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -8910,7 +9081,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8922,7 +9093,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8935,7 +9106,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -9004,7 +9175,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9016,7 +9187,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9029,7 +9200,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -9048,7 +9219,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9060,7 +9231,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9073,7 +9244,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -9093,7 +9264,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9105,7 +9276,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9118,7 +9289,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -9138,7 +9309,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9150,7 +9321,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9163,7 +9334,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -9195,7 +9366,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9207,7 +9378,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9220,7 +9391,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -9279,7 +9450,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9291,7 +9462,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9304,7 +9475,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -9370,7 +9541,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9382,7 +9553,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9395,7 +9566,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -9496,13 +9667,14 @@ type NodeExit struct {
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	Console       []string               `protobuf:"bytes,3,rep,name=console,proto3" json:"console,omitempty"` // its last lines
 	Retry         bool                   `protobuf:"varint,4,opt,name=retry,proto3" json:"retry,omitempty"`    // it will be started once more
+	Off           bool                   `protobuf:"varint,170,opt,name=off,proto3" json:"off,omitempty"`      // it was switched off, for that reason
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9514,7 +9686,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9527,7 +9699,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{109}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -9558,6 +9730,13 @@ func (x *NodeExit) GetRetry() bool {
 	return false
 }
 
+func (x *NodeExit) GetOff() bool {
+	if x != nil {
+		return x.Off
+	}
+	return false
+}
+
 // NodeBoot reports that the thing a node runs on has been started.
 type NodeBoot struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -9570,7 +9749,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9582,7 +9761,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9595,7 +9774,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{110}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -9631,7 +9810,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9643,7 +9822,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9656,7 +9835,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{111}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -9690,7 +9869,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9702,7 +9881,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9715,7 +9894,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{112}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -9736,7 +9915,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9748,7 +9927,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9761,7 +9940,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{113}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -9772,6 +9951,68 @@ func (x *RebootNode) GetNode() uint32 {
 }
 
 func (x *RebootNode) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+// SwitchNode has the holder start a node, or end it and not start it again before it is asked to. Answer: Done when that has happened,
+// or Error.
+type SwitchNode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	On            bool                   `protobuf:"varint,2,opt,name=on,proto3" json:"on,omitempty"`
+	Why           string                 `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwitchNode) Reset() {
+	*x = SwitchNode{}
+	mi := &file_control_proto_msgTypes[115]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwitchNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwitchNode) ProtoMessage() {}
+
+func (x *SwitchNode) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[115]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
+func (*SwitchNode) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{115}
+}
+
+func (x *SwitchNode) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *SwitchNode) GetOn() bool {
+	if x != nil {
+		return x.On
+	}
+	return false
+}
+
+func (x *SwitchNode) GetWhy() string {
 	if x != nil {
 		return x.Why
 	}
@@ -9789,7 +10030,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9801,7 +10042,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9814,7 +10055,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{114}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -9837,7 +10078,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9849,7 +10090,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9862,7 +10103,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{115}
+	return file_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -9896,7 +10137,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9908,7 +10149,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9921,7 +10162,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{116}
+	return file_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -9935,7 +10176,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xc0$\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xc3%\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -10035,7 +10276,10 @@ const file_control_proto_rawDesc = "" +
 	"\rnodes_evicted\x18s \x01(\v2\x1c.margay.control.NodesEvictedH\x00R\fnodesEvicted\x12=\n" +
 	"\vremove_node\x18t \x01(\v2\x1a.margay.control.RemoveNodeH\x00R\n" +
 	"removeNode\x120\n" +
-	"\x06roster\x18u \x01(\v2\x16.margay.control.RosterH\x00R\x06roster\x12;\n" +
+	"\x06roster\x18u \x01(\v2\x16.margay.control.RosterH\x00R\x06roster\x12A\n" +
+	"\fswitch_nodes\x18\xaa\x01 \x01(\v2\x1b.margay.control.SwitchNodesH\x00R\vswitchNodes\x12>\n" +
+	"\vswitch_node\x18\xab\x01 \x01(\v2\x1a.margay.control.SwitchNodeH\x00R\n" +
+	"switchNode\x12;\n" +
 	"\n" +
 	"read_files\x18\x92\x01 \x01(\v2\x19.margay.control.ReadFilesH\x00R\treadFiles\x12>\n" +
 	"\vfiles_piece\x18\x93\x01 \x01(\v2\x1a.margay.control.FilesPieceH\x00R\n" +
@@ -10368,7 +10612,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04exit\x18\x05 \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"\v\n" +
 	"\tListNodes\"8\n" +
 	"\x05Nodes\x12/\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\"\x92\x04\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\"\xc4\x04\n" +
 	"\tNodeState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x122\n" +
 	"\x06health\x18\x02 \x01(\x0e2\x1a.margay.control.NodeHealthR\x06health\x12\x16\n" +
@@ -10388,7 +10632,8 @@ const file_control_proto_rawDesc = "" +
 	"\apercent\x18\x0e \x01(\rR\apercent\x12\x12\n" +
 	"\x04term\x18n \x01(\rR\x04term\x12\x10\n" +
 	"\x03ill\x18o \x01(\tR\x03ill\x12.\n" +
-	"\x06vitals\x18p \x01(\v2\x16.margay.control.VitalsR\x06vitals\"\x96\x01\n" +
+	"\x06vitals\x18p \x01(\v2\x16.margay.control.VitalsR\x06vitals\x120\n" +
+	"\x05power\x18\xaa\x01 \x01(\x0e2\x19.margay.control.NodePowerR\x05power\"\x96\x01\n" +
 	"\x05Drain\x120\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1a.margay.control.DrainStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
@@ -10411,7 +10656,12 @@ const file_control_proto_rawDesc = "" +
 	"\vRebootNodes\x12\x14\n" +
 	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\x12\x12\n" +
-	"\x04user\x18\x03 \x01(\tR\x04user\"N\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\"]\n" +
+	"\vSwitchNodes\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x0e\n" +
+	"\x02on\x18\x02 \x01(\bR\x02on\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\x12\x12\n" +
+	"\x04user\x18\x04 \x01(\tR\x04user\"N\n" +
 	"\n" +
 	"EvictNodes\x12\x14\n" +
 	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x16\n" +
@@ -10510,7 +10760,7 @@ const file_control_proto_rawDesc = "" +
 	"\fInterruptRow\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\"\b\n" +
-	"\x06Status\"\xe8\x02\n" +
+	"\x06Status\"\xfb\x02\n" +
 	"\rMachineStatus\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12\x1c\n" +
 	"\tsubstrate\x18\x02 \x01(\tR\tsubstrate\x12\x1b\n" +
@@ -10527,7 +10777,8 @@ const file_control_proto_rawDesc = "" +
 	" \x01(\x03R\asinceNs\x12!\n" +
 	"\fserve_starts\x18\v \x01(\rR\vserveStarts\x12\x18\n" +
 	"\adrained\x18\f \x01(\rR\adrained\x12\x1c\n" +
-	"\tunwritten\x18\r \x01(\rR\tunwritten\"$\n" +
+	"\tunwritten\x18\r \x01(\rR\tunwritten\x12\x11\n" +
+	"\x03off\x18\xaa\x01 \x01(\rR\x03off\"$\n" +
 	"\x0eListExtensions\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x05R\x04node\"L\n" +
 	"\n" +
@@ -10656,12 +10907,13 @@ const file_control_proto_rawDesc = "" +
 	" \x01(\x04R\x04sent\x12\x18\n" +
 	"\aarrived\x18\v \x01(\x04R\aarrived\x12!\n" +
 	"\fmajor_faults\x18\f \x01(\x04R\vmajorFaults\x12\x12\n" +
-	"\x04more\x18\r \x03(\rR\x04more\"f\n" +
+	"\x04more\x18\r \x03(\rR\x04more\"y\n" +
 	"\bNodeExit\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
 	"\aconsole\x18\x03 \x03(\tR\aconsole\x12\x14\n" +
-	"\x05retry\x18\x04 \x01(\bR\x05retry\"F\n" +
+	"\x05retry\x18\x04 \x01(\bR\x05retry\x12\x11\n" +
+	"\x03off\x18\xaa\x01 \x01(\bR\x03off\"F\n" +
 	"\bNodeBoot\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12\x14\n" +
@@ -10675,7 +10927,12 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"RebootNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x10\n" +
-	"\x03why\x18\x02 \x01(\tR\x03why\"#\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"B\n" +
+	"\n" +
+	"SwitchNode\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x0e\n" +
+	"\x02on\x18\x02 \x01(\bR\x02on\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\"#\n" +
 	"\rRestartKernel\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\"\x8f\x01\n" +
 	"\tSetDuties\x12\x12\n" +
@@ -10745,14 +11002,19 @@ const file_control_proto_rawDesc = "" +
 	"DrainState\x12\x11\n" +
 	"\rDRAIN_UNKNOWN\x10\x00\x12\x12\n" +
 	"\x0eDRAIN_DRAINING\x10\x01\x12\x11\n" +
-	"\rDRAIN_DRAINED\x10\x02*[\n" +
+	"\rDRAIN_DRAINED\x10\x02*i\n" +
 	"\n" +
 	"NodeHealth\x12\x10\n" +
 	"\fNODE_BOOTING\x10\x00\x12\v\n" +
 	"\aNODE_UP\x10\x01\x12\r\n" +
 	"\tNODE_LATE\x10\x02\x12\r\n" +
 	"\tNODE_DEAD\x10\x03\x12\x10\n" +
-	"\fNODE_REFUSED\x10\x04*8\n" +
+	"\fNODE_REFUSED\x10\x04\x12\f\n" +
+	"\bNODE_OFF\x10\x05*;\n" +
+	"\tNodePower\x12\x11\n" +
+	"\rPOWER_UNKNOWN\x10\x00\x12\f\n" +
+	"\bPOWER_ON\x10\x01\x12\r\n" +
+	"\tPOWER_OFF\x10\x02*8\n" +
 	"\x06Switch\x12\x0f\n" +
 	"\vSWITCH_KEEP\x10\x00\x12\r\n" +
 	"\tSWITCH_ON\x10\x01\x12\x0e\n" +
@@ -10771,8 +11033,8 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 118)
+var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 120)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -10783,288 +11045,294 @@ var file_control_proto_goTypes = []any{
 	(Phase)(0),               // 6: margay.control.Phase
 	(DrainState)(0),          // 7: margay.control.DrainState
 	(NodeHealth)(0),          // 8: margay.control.NodeHealth
-	(Switch)(0),              // 9: margay.control.Switch
-	(*Frame)(nil),            // 10: margay.control.Frame
-	(*Hello)(nil),            // 11: margay.control.Hello
-	(*Welcome)(nil),          // 12: margay.control.Welcome
-	(*Error)(nil),            // 13: margay.control.Error
-	(*Done)(nil),             // 14: margay.control.Done
-	(*Register)(nil),         // 15: margay.control.Register
-	(*Registered)(nil),       // 16: margay.control.Registered
-	(*NodeInfo)(nil),         // 17: margay.control.NodeInfo
-	(*HostedJob)(nil),        // 18: margay.control.HostedJob
-	(*Heartbeat)(nil),        // 19: margay.control.Heartbeat
-	(*Vitals)(nil),           // 20: margay.control.Vitals
-	(*LogLine)(nil),          // 21: margay.control.LogLine
-	(*Prepare)(nil),          // 22: margay.control.Prepare
-	(*JobSpec)(nil),          // 23: margay.control.JobSpec
-	(*SharedFolder)(nil),     // 24: margay.control.SharedFolder
-	(*Task)(nil),             // 25: margay.control.Task
-	(*Withdraw)(nil),         // 26: margay.control.Withdraw
-	(*Terminal)(nil),         // 27: margay.control.Terminal
-	(*Exec)(nil),             // 28: margay.control.Exec
-	(*Part)(nil),             // 29: margay.control.Part
-	(*Prepared)(nil),         // 30: margay.control.Prepared
-	(*Place)(nil),            // 31: margay.control.Place
-	(*Member)(nil),           // 32: margay.control.Member
-	(*Start)(nil),            // 33: margay.control.Start
-	(*Started)(nil),          // 34: margay.control.Started
-	(*Forget)(nil),           // 35: margay.control.Forget
-	(*Forgotten)(nil),        // 36: margay.control.Forgotten
-	(*Unkept)(nil),           // 37: margay.control.Unkept
-	(*Loaded)(nil),           // 38: margay.control.Loaded
-	(*JobFault)(nil),         // 39: margay.control.JobFault
-	(*Rewind)(nil),           // 40: margay.control.Rewind
-	(*Finish)(nil),           // 41: margay.control.Finish
-	(*FileChunk)(nil),        // 42: margay.control.FileChunk
-	(*FileTaken)(nil),        // 43: margay.control.FileTaken
-	(*ReadFiles)(nil),        // 44: margay.control.ReadFiles
-	(*FilesPiece)(nil),       // 45: margay.control.FilesPiece
-	(*FilesRead)(nil),        // 46: margay.control.FilesRead
-	(*Record)(nil),           // 47: margay.control.Record
-	(*ExitStatus)(nil),       // 48: margay.control.ExitStatus
-	(*RankFault)(nil),        // 49: margay.control.RankFault
-	(*CodeFile)(nil),         // 50: margay.control.CodeFile
-	(*CodeStack)(nil),        // 51: margay.control.CodeStack
-	(*ReadStacks)(nil),       // 52: margay.control.ReadStacks
-	(*GoLayout)(nil),         // 53: margay.control.GoLayout
-	(*Stacks)(nil),           // 54: margay.control.Stacks
-	(*StackGroup)(nil),       // 55: margay.control.StackGroup
-	(*UnreadRank)(nil),       // 56: margay.control.UnreadRank
-	(*Usage)(nil),            // 57: margay.control.Usage
-	(*Ack)(nil),              // 58: margay.control.Ack
-	(*Stdin)(nil),            // 59: margay.control.Stdin
-	(*StdinTaken)(nil),       // 60: margay.control.StdinTaken
-	(*Signal)(nil),           // 61: margay.control.Signal
-	(*Resize)(nil),           // 62: margay.control.Resize
-	(*RunRequest)(nil),       // 63: margay.control.RunRequest
-	(*RunReply)(nil),         // 64: margay.control.RunReply
-	(*Attach)(nil),           // 65: margay.control.Attach
-	(*RemoveOutput)(nil),     // 66: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 67: margay.control.OutputRemoved
-	(*JobState)(nil),         // 68: margay.control.JobState
-	(*PhaseTime)(nil),        // 69: margay.control.PhaseTime
-	(*RankState)(nil),        // 70: margay.control.RankState
-	(*ListNodes)(nil),        // 71: margay.control.ListNodes
-	(*Nodes)(nil),            // 72: margay.control.Nodes
-	(*NodeState)(nil),        // 73: margay.control.NodeState
-	(*Drain)(nil),            // 74: margay.control.Drain
-	(*CoreUse)(nil),          // 75: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 76: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 77: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 78: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 79: margay.control.RebootNodes
-	(*EvictNodes)(nil),       // 80: margay.control.EvictNodes
-	(*NodesEvicted)(nil),     // 81: margay.control.NodesEvicted
-	(*GrowMachine)(nil),      // 82: margay.control.GrowMachine
-	(*NodesAdded)(nil),       // 83: margay.control.NodesAdded
-	(*ShrinkMachine)(nil),    // 84: margay.control.ShrinkMachine
-	(*NodesLeaving)(nil),     // 85: margay.control.NodesLeaving
-	(*RemoveNode)(nil),       // 86: margay.control.RemoveNode
-	(*Roster)(nil),           // 87: margay.control.Roster
-	(*ListJobs)(nil),         // 88: margay.control.ListJobs
-	(*Jobs)(nil),             // 89: margay.control.Jobs
-	(*WaitingJob)(nil),       // 90: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 91: margay.control.JobSummary
-	(*StoredJob)(nil),        // 92: margay.control.StoredJob
-	(*Kill)(nil),             // 93: margay.control.Kill
-	(*Noise)(nil),            // 94: margay.control.Noise
-	(*NoiseReport)(nil),      // 95: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 96: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 97: margay.control.InterruptRow
-	(*Status)(nil),           // 98: margay.control.Status
-	(*MachineStatus)(nil),    // 99: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 100: margay.control.ListExtensions
-	(*Extensions)(nil),       // 101: margay.control.Extensions
-	(*ExtensionState)(nil),   // 102: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 103: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 104: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 105: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 106: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 107: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 108: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 109: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 110: margay.control.ReadEvents
-	(*Events)(nil),           // 111: margay.control.Events
-	(*ReadClock)(nil),        // 112: margay.control.ReadClock
-	(*Clock)(nil),            // 113: margay.control.Clock
-	(*TakeSamples)(nil),      // 114: margay.control.TakeSamples
-	(*Samples)(nil),          // 115: margay.control.Samples
-	(*NodeSample)(nil),       // 116: margay.control.NodeSample
-	(*CoreSample)(nil),       // 117: margay.control.CoreSample
-	(*RankSample)(nil),       // 118: margay.control.RankSample
-	(*NodeExit)(nil),         // 119: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 120: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 121: margay.control.NodeStage
-	(*NodeUp)(nil),           // 122: margay.control.NodeUp
-	(*RebootNode)(nil),       // 123: margay.control.RebootNode
-	(*RestartKernel)(nil),    // 124: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 125: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 126: margay.control.DutiesSet
-	nil,                      // 127: margay.control.ExtensionLog.AfterEntry
+	(NodePower)(0),           // 9: margay.control.NodePower
+	(Switch)(0),              // 10: margay.control.Switch
+	(*Frame)(nil),            // 11: margay.control.Frame
+	(*Hello)(nil),            // 12: margay.control.Hello
+	(*Welcome)(nil),          // 13: margay.control.Welcome
+	(*Error)(nil),            // 14: margay.control.Error
+	(*Done)(nil),             // 15: margay.control.Done
+	(*Register)(nil),         // 16: margay.control.Register
+	(*Registered)(nil),       // 17: margay.control.Registered
+	(*NodeInfo)(nil),         // 18: margay.control.NodeInfo
+	(*HostedJob)(nil),        // 19: margay.control.HostedJob
+	(*Heartbeat)(nil),        // 20: margay.control.Heartbeat
+	(*Vitals)(nil),           // 21: margay.control.Vitals
+	(*LogLine)(nil),          // 22: margay.control.LogLine
+	(*Prepare)(nil),          // 23: margay.control.Prepare
+	(*JobSpec)(nil),          // 24: margay.control.JobSpec
+	(*SharedFolder)(nil),     // 25: margay.control.SharedFolder
+	(*Task)(nil),             // 26: margay.control.Task
+	(*Withdraw)(nil),         // 27: margay.control.Withdraw
+	(*Terminal)(nil),         // 28: margay.control.Terminal
+	(*Exec)(nil),             // 29: margay.control.Exec
+	(*Part)(nil),             // 30: margay.control.Part
+	(*Prepared)(nil),         // 31: margay.control.Prepared
+	(*Place)(nil),            // 32: margay.control.Place
+	(*Member)(nil),           // 33: margay.control.Member
+	(*Start)(nil),            // 34: margay.control.Start
+	(*Started)(nil),          // 35: margay.control.Started
+	(*Forget)(nil),           // 36: margay.control.Forget
+	(*Forgotten)(nil),        // 37: margay.control.Forgotten
+	(*Unkept)(nil),           // 38: margay.control.Unkept
+	(*Loaded)(nil),           // 39: margay.control.Loaded
+	(*JobFault)(nil),         // 40: margay.control.JobFault
+	(*Rewind)(nil),           // 41: margay.control.Rewind
+	(*Finish)(nil),           // 42: margay.control.Finish
+	(*FileChunk)(nil),        // 43: margay.control.FileChunk
+	(*FileTaken)(nil),        // 44: margay.control.FileTaken
+	(*ReadFiles)(nil),        // 45: margay.control.ReadFiles
+	(*FilesPiece)(nil),       // 46: margay.control.FilesPiece
+	(*FilesRead)(nil),        // 47: margay.control.FilesRead
+	(*Record)(nil),           // 48: margay.control.Record
+	(*ExitStatus)(nil),       // 49: margay.control.ExitStatus
+	(*RankFault)(nil),        // 50: margay.control.RankFault
+	(*CodeFile)(nil),         // 51: margay.control.CodeFile
+	(*CodeStack)(nil),        // 52: margay.control.CodeStack
+	(*ReadStacks)(nil),       // 53: margay.control.ReadStacks
+	(*GoLayout)(nil),         // 54: margay.control.GoLayout
+	(*Stacks)(nil),           // 55: margay.control.Stacks
+	(*StackGroup)(nil),       // 56: margay.control.StackGroup
+	(*UnreadRank)(nil),       // 57: margay.control.UnreadRank
+	(*Usage)(nil),            // 58: margay.control.Usage
+	(*Ack)(nil),              // 59: margay.control.Ack
+	(*Stdin)(nil),            // 60: margay.control.Stdin
+	(*StdinTaken)(nil),       // 61: margay.control.StdinTaken
+	(*Signal)(nil),           // 62: margay.control.Signal
+	(*Resize)(nil),           // 63: margay.control.Resize
+	(*RunRequest)(nil),       // 64: margay.control.RunRequest
+	(*RunReply)(nil),         // 65: margay.control.RunReply
+	(*Attach)(nil),           // 66: margay.control.Attach
+	(*RemoveOutput)(nil),     // 67: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 68: margay.control.OutputRemoved
+	(*JobState)(nil),         // 69: margay.control.JobState
+	(*PhaseTime)(nil),        // 70: margay.control.PhaseTime
+	(*RankState)(nil),        // 71: margay.control.RankState
+	(*ListNodes)(nil),        // 72: margay.control.ListNodes
+	(*Nodes)(nil),            // 73: margay.control.Nodes
+	(*NodeState)(nil),        // 74: margay.control.NodeState
+	(*Drain)(nil),            // 75: margay.control.Drain
+	(*CoreUse)(nil),          // 76: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 77: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 78: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 79: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 80: margay.control.RebootNodes
+	(*SwitchNodes)(nil),      // 81: margay.control.SwitchNodes
+	(*EvictNodes)(nil),       // 82: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 83: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 84: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 85: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 86: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 87: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 88: margay.control.RemoveNode
+	(*Roster)(nil),           // 89: margay.control.Roster
+	(*ListJobs)(nil),         // 90: margay.control.ListJobs
+	(*Jobs)(nil),             // 91: margay.control.Jobs
+	(*WaitingJob)(nil),       // 92: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 93: margay.control.JobSummary
+	(*StoredJob)(nil),        // 94: margay.control.StoredJob
+	(*Kill)(nil),             // 95: margay.control.Kill
+	(*Noise)(nil),            // 96: margay.control.Noise
+	(*NoiseReport)(nil),      // 97: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 98: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 99: margay.control.InterruptRow
+	(*Status)(nil),           // 100: margay.control.Status
+	(*MachineStatus)(nil),    // 101: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 102: margay.control.ListExtensions
+	(*Extensions)(nil),       // 103: margay.control.Extensions
+	(*ExtensionState)(nil),   // 104: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 105: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 106: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 107: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 108: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 109: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 110: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 111: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 112: margay.control.ReadEvents
+	(*Events)(nil),           // 113: margay.control.Events
+	(*ReadClock)(nil),        // 114: margay.control.ReadClock
+	(*Clock)(nil),            // 115: margay.control.Clock
+	(*TakeSamples)(nil),      // 116: margay.control.TakeSamples
+	(*Samples)(nil),          // 117: margay.control.Samples
+	(*NodeSample)(nil),       // 118: margay.control.NodeSample
+	(*CoreSample)(nil),       // 119: margay.control.CoreSample
+	(*RankSample)(nil),       // 120: margay.control.RankSample
+	(*NodeExit)(nil),         // 121: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 122: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 123: margay.control.NodeStage
+	(*NodeUp)(nil),           // 124: margay.control.NodeUp
+	(*RebootNode)(nil),       // 125: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 126: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 127: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 128: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 129: margay.control.DutiesSet
+	nil,                      // 130: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
-	11,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
-	12,  // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
-	13,  // 2: margay.control.Frame.error:type_name -> margay.control.Error
-	14,  // 3: margay.control.Frame.done:type_name -> margay.control.Done
-	15,  // 4: margay.control.Frame.register:type_name -> margay.control.Register
-	16,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
-	19,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
-	21,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
-	22,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	33,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	35,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	38,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	39,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	40,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	41,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	36,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
-	30,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	34,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
-	42,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	47,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	58,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	59,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	60,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	61,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
-	43,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	62,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
-	63,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	64,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	65,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
-	68,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	71,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	72,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	88,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	89,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	93,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	94,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	95,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	98,  // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	99,  // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	66,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	67,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	76,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	77,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	78,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	79,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
-	26,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	100, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	101, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	103, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	109, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	105, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	106, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	110, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	111, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	112, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	113, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	114, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	115, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
-	52,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
-	54,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	119, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	120, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	122, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	121, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	123, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	124, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	125, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	126, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	82,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	83,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	84,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	85,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	80,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	81,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	86,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	87,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
-	44,  // 76: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	45,  // 77: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	46,  // 78: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	0,   // 79: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 80: margay.control.Error.code:type_name -> margay.control.Code
-	17,  // 81: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	18,  // 82: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 83: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	17,  // 84: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	20,  // 85: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	23,  // 86: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	31,  // 87: margay.control.Prepare.places:type_name -> margay.control.Place
-	32,  // 88: margay.control.Prepare.members:type_name -> margay.control.Member
-	28,  // 89: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 90: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 91: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	27,  // 92: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	25,  // 93: margay.control.JobSpec.task:type_name -> margay.control.Task
-	24,  // 94: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	29,  // 95: margay.control.Exec.parts:type_name -> margay.control.Part
-	37,  // 96: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	13,  // 97: margay.control.Loaded.error:type_name -> margay.control.Error
-	13,  // 98: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 99: margay.control.Record.stream:type_name -> margay.control.Stream
-	48,  // 100: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	37,  // 101: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	57,  // 102: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	49,  // 103: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	50,  // 104: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	51,  // 105: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	53,  // 106: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	50,  // 107: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	50,  // 108: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	55,  // 109: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	56,  // 110: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	51,  // 111: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	27,  // 112: margay.control.Resize.size:type_name -> margay.control.Terminal
-	23,  // 113: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	28,  // 114: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	31,  // 115: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 116: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 117: margay.control.JobState.error:type_name -> margay.control.Error
-	70,  // 118: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	37,  // 119: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	69,  // 120: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 121: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	48,  // 122: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	73,  // 123: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 124: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 125: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	75,  // 126: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	74,  // 127: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	20,  // 128: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	7,   // 129: margay.control.Drain.state:type_name -> margay.control.DrainState
-	91,  // 130: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	90,  // 131: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 132: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	70,  // 133: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	37,  // 134: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	25,  // 135: margay.control.JobSummary.task:type_name -> margay.control.Task
-	23,  // 136: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	31,  // 137: margay.control.StoredJob.places:type_name -> margay.control.Place
-	32,  // 138: margay.control.StoredJob.members:type_name -> margay.control.Member
-	91,  // 139: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	68,  // 140: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	96,  // 141: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	97,  // 142: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	102, // 143: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	104, // 144: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	127, // 145: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	107, // 146: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	103, // 147: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	102, // 148: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	116, // 149: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	117, // 150: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	118, // 151: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	102, // 152: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 153: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 154: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 155: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	156, // [156:156] is the sub-list for method output_type
-	156, // [156:156] is the sub-list for method input_type
-	156, // [156:156] is the sub-list for extension type_name
-	156, // [156:156] is the sub-list for extension extendee
-	0,   // [0:156] is the sub-list for field type_name
+	12,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
+	13,  // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
+	14,  // 2: margay.control.Frame.error:type_name -> margay.control.Error
+	15,  // 3: margay.control.Frame.done:type_name -> margay.control.Done
+	16,  // 4: margay.control.Frame.register:type_name -> margay.control.Register
+	17,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
+	20,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
+	22,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
+	23,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
+	34,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	36,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	39,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	40,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	41,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	42,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	37,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	31,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
+	35,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
+	43,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	48,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	59,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	60,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	61,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	62,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	44,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	63,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	64,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	65,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	66,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	69,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	72,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	73,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	90,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	91,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	95,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	96,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	97,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	100, // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	101, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	67,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	68,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	77,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	78,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	79,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	80,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	27,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
+	102, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	103, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	105, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	111, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	107, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	108, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	112, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	113, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	114, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	115, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	116, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	117, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	53,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
+	55,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
+	121, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	122, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	124, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	123, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	125, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	127, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	128, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	129, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	84,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	85,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	86,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	87,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	82,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	83,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	88,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	89,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
+	81,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
+	126, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	45,  // 78: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	46,  // 79: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	47,  // 80: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	0,   // 81: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 82: margay.control.Error.code:type_name -> margay.control.Code
+	18,  // 83: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	19,  // 84: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	2,   // 85: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	18,  // 86: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	21,  // 87: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	24,  // 88: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	32,  // 89: margay.control.Prepare.places:type_name -> margay.control.Place
+	33,  // 90: margay.control.Prepare.members:type_name -> margay.control.Member
+	29,  // 91: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 92: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 93: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	28,  // 94: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	26,  // 95: margay.control.JobSpec.task:type_name -> margay.control.Task
+	25,  // 96: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	30,  // 97: margay.control.Exec.parts:type_name -> margay.control.Part
+	38,  // 98: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	14,  // 99: margay.control.Loaded.error:type_name -> margay.control.Error
+	14,  // 100: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 101: margay.control.Record.stream:type_name -> margay.control.Stream
+	49,  // 102: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	38,  // 103: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	58,  // 104: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	50,  // 105: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	51,  // 106: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	52,  // 107: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	54,  // 108: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	51,  // 109: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	51,  // 110: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	56,  // 111: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	57,  // 112: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	52,  // 113: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	28,  // 114: margay.control.Resize.size:type_name -> margay.control.Terminal
+	24,  // 115: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	29,  // 116: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	32,  // 117: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 118: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	14,  // 119: margay.control.JobState.error:type_name -> margay.control.Error
+	71,  // 120: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	38,  // 121: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	70,  // 122: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 123: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	49,  // 124: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	74,  // 125: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 126: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	18,  // 127: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	76,  // 128: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	75,  // 129: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	21,  // 130: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 131: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 132: margay.control.Drain.state:type_name -> margay.control.DrainState
+	93,  // 133: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	92,  // 134: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 135: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	71,  // 136: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	38,  // 137: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	26,  // 138: margay.control.JobSummary.task:type_name -> margay.control.Task
+	24,  // 139: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	32,  // 140: margay.control.StoredJob.places:type_name -> margay.control.Place
+	33,  // 141: margay.control.StoredJob.members:type_name -> margay.control.Member
+	93,  // 142: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	69,  // 143: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	98,  // 144: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	99,  // 145: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	104, // 146: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	106, // 147: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	130, // 148: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	109, // 149: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	105, // 150: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	104, // 151: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	118, // 152: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	119, // 153: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	120, // 154: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	104, // 155: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 156: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 157: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	18,  // 158: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	159, // [159:159] is the sub-list for method output_type
+	159, // [159:159] is the sub-list for method input_type
+	159, // [159:159] is the sub-list for extension type_name
+	159, // [159:159] is the sub-list for extension extendee
+	0,   // [0:159] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -11149,6 +11417,8 @@ func file_control_proto_init() {
 		(*Frame_NodesEvicted)(nil),
 		(*Frame_RemoveNode)(nil),
 		(*Frame_Roster)(nil),
+		(*Frame_SwitchNodes)(nil),
+		(*Frame_SwitchNode)(nil),
 		(*Frame_ReadFiles)(nil),
 		(*Frame_FilesPiece)(nil),
 		(*Frame_FilesRead)(nil),
@@ -11158,8 +11428,8 @@ func file_control_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
-			NumEnums:      10,
-			NumMessages:   118,
+			NumEnums:      11,
+			NumMessages:   120,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -137,6 +137,8 @@ func (w *rising) look(list []*control.NodeState) (done bool, err error) {
 			}
 		case control.NodeHealth_NODE_REFUSED:
 			return false, fmt.Errorf("node%d was refused: %s", n.Node, n.Reason)
+		case control.NodeHealth_NODE_OFF:
+			return false, fmt.Errorf("node%d is off: %s", n.Node, n.Reason)
 		case control.NodeHealth_NODE_DEAD:
 			if !n.Retry {
 				return false, fmt.Errorf("node%d did not come up: %s", n.Node, n.Reason)

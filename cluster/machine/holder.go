@@ -59,7 +59,7 @@ type heldNode struct {
 	number id.Node
 	term   uint32 // of its number
 	life   life
-	orders chan order    // to reboot it, taken by keepNode
+	orders chan order    // taken by keepNode
 	leave  func()        // ends it for good
 	gone   chan struct{} // closed when it has ended for good
 
@@ -69,11 +69,20 @@ type heldNode struct {
 	exit  *control.NodeExit  // nil while it runs
 }
 
-// order requests a reboot of a node.
+// order requests a change of what a node runs on.
 type order struct {
+	kind   orderKind
 	why    string
-	obeyed chan error // gets nil when the node has been started; buffered for that
+	obeyed chan error // gets nil when that has happened; buffered for that
 }
+
+type orderKind int
+
+const (
+	reboot    orderKind = iota // end it if it runs, and start it
+	switchOn                   // start it unless it runs
+	switchOff                  // end it, and do not start it again
+)
 
 // held is the machine's lock that this process holds. It stays open until the process has ended, so
 // a free lock means that there is no holder.
@@ -192,10 +201,7 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 		case o := <-n.orders:
 			start.Stop()
 			var err error
-			if ended, err = h.stopNode(n, ended); err == nil {
-				h.nodeOrdered(n, o)
-				ended, err = h.startNode(n)
-			}
+			ended, err = h.obey(n, ended, o)
 			o.obeyed <- err
 		case <-ctx.Done():
 		}
@@ -203,6 +209,39 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 	if _, err := h.stopNode(n, ended); err != nil {
 		h.log("%v", err)
 	}
+}
+
+// obey carries out an order. The channel gets the end of the node, and is nil while it does not
+// run.
+func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, error) {
+	h.mu.Lock()
+	off := n.life.off != ""
+	h.mu.Unlock()
+	var err error
+	switch {
+	case o.kind == reboot && off:
+		return ended, control.Failf(control.Code_CODE_REFUSED, "it is switched off")
+	case o.kind == reboot:
+		if ended, err = h.stopNode(n, ended); err != nil {
+			return ended, err
+		}
+	case o.kind == switchOff:
+		h.mu.Lock()
+		n.life.switchOff(o.why) // it counts for a node that ends too late, too
+		h.mu.Unlock()
+		ran := ended != nil
+		if ended, err = h.stopNode(n, ended); err == nil && (ran || !off) {
+			h.nodeOff(n)
+		}
+		return ended, err
+	case ended != nil: // it is on, or has not ended after an order to switch it off
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		n.life.order()
+		return ended, nil
+	}
+	h.nodeOrdered(n, o)
+	return h.startNode(n)
 }
 
 // startNode starts a node and returns a channel that gets its end; nil with an error.
@@ -265,6 +304,10 @@ func (h *holder) nodeExited(n *heldNode, e exit) verdict {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	v := n.life.end(e.Off, time.Now())
+	if n.life.off != "" {
+		h.reportOff(n)
+		return v
+	}
 	reason := e.Reason
 	if v.Reason != "" {
 		reason += "; " + v.Reason
@@ -281,21 +324,38 @@ func (h *holder) nodeOrdered(n *heldNode, o order) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n.life.order()
+	if o.kind == switchOn { // it did not run
+		return
+	}
 	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: o.why, Retry: true}
 	h.tell(n, n.exit)
 }
 
-// reboot ends a node and starts it. It returns when the node has been started. ctx ends with the
-// holder.
-func (h *holder) reboot(ctx context.Context, m *control.RebootNode) error {
+// nodeOff reports to serve that a node has been switched off.
+func (h *holder) nodeOff(n *heldNode) {
 	h.mu.Lock()
-	n := h.nodes[id.Node(m.Node)]
+	defer h.mu.Unlock()
+	h.reportOff(n)
+}
+
+// reportOff is nodeOff for callers that hold h.mu.
+func (h *holder) reportOff(n *heldNode) {
+	h.log("node%d: %s", n.number, n.life.off)
+	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: n.life.off, Off: true}
+	h.tell(n, n.exit)
+}
+
+// order has an order carried out by the goroutine that keeps the node, and waits for that. ctx ends
+// with the holder.
+func (h *holder) order(ctx context.Context, node uint32, kind orderKind, why string) error {
+	h.mu.Lock()
+	n := h.nodes[id.Node(node)]
 	h.mu.Unlock()
-	none := control.Failf(control.Code_CODE_NOT_FOUND, "the holder has no node%d", m.Node)
+	none := control.Failf(control.Code_CODE_NOT_FOUND, "the holder has no node%d", node)
 	if n == nil {
 		return none
 	}
-	o := order{why: m.Why, obeyed: make(chan error, 1)}
+	o := order{kind: kind, why: why, obeyed: make(chan error, 1)}
 	select {
 	case n.orders <- o:
 	case <-n.gone:
@@ -411,7 +471,13 @@ func (h *holder) attend(ctx, served context.Context, conn *control.Conn) error {
 		case *control.NodeUp:
 			h.nodeUp(m)
 		case *control.RebootNode:
-			h.obeying.Go(func() { conn.Answer(f, &control.Done{}, h.reboot(ctx, m)) })
+			h.obeying.Go(func() { conn.Answer(f, &control.Done{}, h.order(ctx, m.Node, reboot, m.Why)) })
+		case *control.SwitchNode:
+			kind := switchOff
+			if m.On {
+				kind = switchOn
+			}
+			h.obeying.Go(func() { conn.Answer(f, &control.Done{}, h.order(ctx, m.Node, kind, m.Why)) })
 		case *control.GrowMachine:
 			h.obeying.Go(func() {
 				added, err := h.grow(ctx, served, m)

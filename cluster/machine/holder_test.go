@@ -124,6 +124,10 @@ func (s *playedServe) hear(m proto.Message) {
 	case *control.NodeStage:
 		s.got = append(s.got, fmt.Sprintf("node%d: %s, %d", m.Node, m.Stage, m.Percent))
 	case *control.NodeExit:
+		if m.Off {
+			s.got = append(s.got, fmt.Sprintf("node%d is off: %s", m.Node, m.Reason))
+			return
+		}
 		s.got = append(s.got, fmt.Sprintf("node%d exits: %s, %v, retry %v", m.Node, m.Reason, m.Console, m.Retry))
 	}
 }
@@ -220,7 +224,7 @@ func TestHolderKeepsNodes(t *testing.T) {
 	p := new(playedSubstrate)
 	t.Cleanup(func() {
 		slices.Sort(p.stopped[1:])
-		if !slices.Equal(p.stopped, []id.Node{1, 0, 1, 2}) { // node1 by an order, and all at the end
+		if !slices.Equal(p.stopped, []id.Node{1, 0, 1, 1, 2}) { // node1 by two orders, and all at the end
 			t.Errorf("stopped: %v", p.stopped)
 		}
 	})
@@ -276,10 +280,31 @@ func TestHolderKeepsNodes(t *testing.T) {
 		s.heard(t, fmt.Sprintf("node%d exits: somebody wants it, [], retry true", node))
 		s.heard(t, fmt.Sprintf("node%d boots 2", node))
 	}
+	switched := func(on bool, nodes ...uint32) {
+		t.Helper()
+		for _, node := range nodes {
+			if _, err := s.conn.Call(t.Context(), &control.SwitchNode{Node: node, On: on, Why: "switched by somebody"}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	// A node that is switched off is not started, not by a reboot either, until it is switched on.
+	switched(true, 1) // it is
+	switched(false, 1, 1)
+	s.heard(t, "node1 is off: switched by somebody")
+	if _, err := s.conn.Call(t.Context(), &control.RebootNode{Node: 1}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) {
+		t.Errorf("the reboot of a node that is off: %v", err)
+	}
+	s.end()
+	s = serveOn(t, d)
+	t.Cleanup(s.end)
+	s.heard(t, "node1 is off: switched by somebody")
+	switched(true, 1)
+	s.heard(t, "node1 boots 3")
 	if _, err := s.conn.Call(t.Context(), &control.RebootNode{Node: 77}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
 		t.Errorf("the order for a node that there is not: %v", err)
 	}
-	if p.started(0) != 3 || p.started(1) != 2 || p.started(2) != 2 {
+	if p.started(0) != 3 || p.started(1) != 3 || p.started(2) != 2 {
 		t.Errorf("started: %v", p.starts)
 	}
 }

@@ -12,12 +12,14 @@ import (
 // A node that ends before it has registered is started again at once, bootRetries times in a row. A
 // node that ends after it has registered is started again after a pause, but only mostEnds times
 // within endsWindow: a node that ends more often would keep ending. A node that turns itself off,
-// or whose start fails, stays off. Only an order starts a node that stays off.
+// whose start fails, or that is switched off, stays off. Only an order starts a node that stays
+// off.
 type life struct {
 	boots    uint32      // starts so far
 	up       bool        // it has registered since its last start
 	failures int         // ends in a row before it had registered
 	ends     []time.Time // the last ends after it had registered, within endsWindow
+	off      string      // why it was switched off; empty: it was not
 }
 
 const (
@@ -48,7 +50,7 @@ func (l *life) end(off bool, now time.Time) verdict {
 	was := l.up
 	l.up = false
 	switch {
-	case off:
+	case off || l.off != "":
 		return verdict{}
 	case !was:
 		l.failures++
@@ -65,4 +67,7 @@ func (l *life) end(off bool, now time.Time) verdict {
 }
 
 // order notes an order to start the node: earlier failures no longer count.
-func (l *life) order() { l.failures, l.ends = 0, nil }
+func (l *life) order() { l.failures, l.ends, l.off = 0, nil, "" }
+
+// switchOff notes an order to switch the node off, for a reason.
+func (l *life) switchOff(why string) { l.off = why }

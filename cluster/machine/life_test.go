@@ -55,6 +55,13 @@ func TestLife(t *testing.T) {
 		ends(false, verdict{Again: true, Pause: restPause})
 		now = now.Add(endsWindow)
 	}
+
+	starts(true)
+	l.switchOff("switched off by somebody")
+	ends(false, verdict{})
+	l.order()
+	starts(true)
+	ends(false, verdict{Again: true, Pause: restPause})
 }
 
 // Without orders, a node that does not stay up is not started for ever: in each window there are at

@@ -89,6 +89,8 @@ func (c *client) handle(f *control.Frame) {
 		})
 	case *control.RebootNodes:
 		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.reboot(m)) })
+	case *control.SwitchNodes:
+		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.switchNodes(m)) })
 	case *control.Status:
 		c.conn.Answer(f, s.status(), nil)
 	case *control.Noise:
@@ -342,9 +344,9 @@ func (s *Server) listNodes() *control.Nodes {
 		state := &control.NodeState{
 			Node: n.number, Health: n.health, Reason: n.reason, Retry: n.retry, Info: n.info, FreeMemory: n.free, Boots: n.boots,
 			SilentMs: time.Since(n.heard).Milliseconds(), Drain: n.drained(), Term: n.term,
-			Ill: n.fit.Ill(), Vitals: n.vitals,
+			Ill: n.fit.Ill(), Vitals: n.vitals, Power: n.power,
 		}
-		if n.health == control.NodeHealth_NODE_DEAD {
+		if n.gone() {
 			state.Remedy = n.remedy
 		}
 		if n.stage != nil && (n.health == control.NodeHealth_NODE_BOOTING || n.health == control.NodeHealth_NODE_DEAD) {
@@ -412,6 +414,9 @@ func (s *Server) status() *control.MachineStatus {
 	for n := range s.members() {
 		if n.drain != nil {
 			m.Drained++
+		}
+		if n.health == control.NodeHealth_NODE_OFF {
+			m.Off++
 		}
 		if n.up() {
 			m.Up++

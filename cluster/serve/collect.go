@@ -67,7 +67,7 @@ func (c *client) readFiles(f *control.Frame, m *control.ReadFiles) {
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_RESTARTED, "the files of job %d cannot be read yet", m.Job))
 		return
 	}
-	if n := s.nodes[m.Node]; n.health == control.NodeHealth_NODE_DEAD { // retrying is pointless
+	if n := s.nodes[m.Node]; n.gone() { // retrying is pointless
 		s.mu.Unlock()
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_FAILED, "%s", n.why()).At(m.Node))
 		return

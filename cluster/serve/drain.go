@@ -30,9 +30,11 @@ const maxReason = 256
 // inService reports whether the node can be given jobs. The caller holds Server.mu.
 func (n *node) inService() bool { return n.up() && !n.out() }
 
-// out reports whether the node gets no jobs even when it is up: it is drained, or ill. The caller
-// holds Server.mu.
-func (n *node) out() bool { return n.drain != nil || n.fit.Ill() != "" }
+// out reports whether the node gets no jobs until an operator changes that, or it is well again: it
+// is drained, switched off, or ill. The caller holds Server.mu.
+func (n *node) out() bool {
+	return n.drain != nil || n.health == control.NodeHealth_NODE_OFF || n.fit.Ill() != ""
+}
 
 // drained returns why the node is out of service, for a list of nodes; nil if it is in service. The
 // caller holds Server.mu.
@@ -180,8 +182,8 @@ func because(reason string) string {
 	return ": " + reason
 }
 
-// outOfService names the drained and ill nodes that a job may use, as the end of a sentence; it is
-// empty if there are none. The caller holds Server.mu.
+// outOfService names the drained, ill and switched off nodes that a job may use, as the end of a
+// sentence; it is empty if there are none. The caller holds Server.mu.
 func (s *Server) outOfService(spec *control.JobSpec) (text string) {
 	shape := shapeOf(spec)
 	reasons := make(map[string][]uint32)
@@ -191,7 +193,10 @@ func (s *Server) outOfService(spec *control.JobSpec) (text string) {
 			continue
 		}
 		reason := "ill: " + n.fit.Ill()
-		if n.drain != nil {
+		switch {
+		case n.health == control.NodeHealth_NODE_OFF:
+			reason = n.reason
+		case n.drain != nil:
 			reason = "drained" + because(n.drain.Reason)
 		}
 		if reasons[reason] == nil {
@@ -212,10 +217,10 @@ func (s *Server) outOfService(spec *control.JobSpec) (text string) {
 // shownReasons bounds how many drain reasons an error names.
 const shownReasons = 3
 
-// hinder marks the given queued jobs that do not fit as long as nodes are drained or ill, or as
-// long as the machine is smaller than it was. The result changes when a node is drained, is
-// resumed, becomes ill or well, describes itself, comes or leaves, but not when a job gets or frees
-// cores. The caller holds Server.mu.
+// hinder marks the given queued jobs that do not fit as long as nodes are drained, off or ill, or
+// as long as the machine is smaller than it was. The result changes when a node is drained, is
+// resumed, is switched off or on, becomes ill or well, describes itself, comes or leaves, but not
+// when a job gets or frees cores. The caller holds Server.mu.
 func (s *Server) hinder(jobs ...*waiting) {
 	for _, w := range jobs {
 		offers, known := s.whole(w.spec.Arch, func(n *node) bool { return !n.out() })

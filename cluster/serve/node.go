@@ -30,7 +30,7 @@ type node struct {
 	health   control.NodeHealth
 	reason   string // why it is not up
 	retry    bool   // reason says how it ended, and it is being started again
-	remedy   string // what brings it back when it is dead; empty when it comes back unaided
+	remedy   string // what brings it back when it is dead or off; empty when it comes back unaided
 	info     *control.NodeInfo
 	unsaved  bool // info has changed since it was recorded
 	boot     string
@@ -39,6 +39,7 @@ type node struct {
 	free     int64     // memory, in bytes
 	boots    uint32
 	started  time.Time          // when the holder started its substrate
+	power    control.NodePower  // whether its substrate runs
 	stage    *control.NodeStage // progress of its boot over the network; nil if it is up, or boots in another way
 	uses     map[uint32]use     // cores in use
 	drain    *control.Drain     // why it gets no jobs; nil if it is in service
@@ -81,6 +82,11 @@ func (n *node) closeLogs() {
 // up reports whether serve can send requests to the node. The caller holds Server.mu.
 func (n *node) up() bool { return n.conn != nil && n.health == control.NodeHealth_NODE_UP }
 
+// gone reports whether the node has no jobs, and none can come back. The caller holds Server.mu.
+func (n *node) gone() bool {
+	return n.health == control.NodeHealth_NODE_DEAD || n.health == control.NodeHealth_NODE_OFF
+}
+
 // late reports whether the node is away but may be back soon. The caller holds Server.mu.
 func (n *node) late() bool {
 	return n.health == control.NodeHealth_NODE_LATE || n.health == control.NodeHealth_NODE_UP && n.conn == nil
@@ -90,7 +96,7 @@ func (n *node) late() bool {
 func (n *node) why() string {
 	text := cmp.Or(n.reason, "it has not registered yet")
 	switch {
-	case n.health != control.NodeHealth_NODE_DEAD || n.remedy == "":
+	case !n.gone() || n.remedy == "":
 		return text
 	case strings.Contains(text, "\n"): // it ends with lines of the node's console
 		return text + "\n" + n.remedy
@@ -270,7 +276,7 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 		return nil, control.Failf(control.Code_CODE_REFUSED, "another node has registered with its join token and is up: a token admits one node").At(m.Node)
 	}
 	if n.leaving != "" && n.leaving == m.Boot {
-		return nil, control.Failf(control.Code_CODE_REFUSED, "it is being rebooted").At(m.Node)
+		return nil, control.Failf(control.Code_CODE_REFUSED, "it is being ended by order of an operator").At(m.Node)
 	}
 	if n.conn != nil && n.conn != conn {
 		n.disconnect()
@@ -619,9 +625,14 @@ func (n *node) turn(health control.NodeHealth, reason string) {
 
 // dead removes a node from the machine and ends its jobs. The caller holds Server.mu.
 func (s *Server) dead(n *node, reason, remedy string) {
-	n.turn(control.NodeHealth_NODE_DEAD, reason)
-	n.remedy = remedy
 	n.deeds.Printf("node%d is dead: %s", n.number, reason)
+	s.part(n, control.NodeHealth_NODE_DEAD, reason, remedy)
+}
+
+// part removes a node, which is dead or off, and ends its jobs. The caller holds Server.mu.
+func (s *Server) part(n *node, health control.NodeHealth, reason, remedy string) {
+	n.turn(health, reason)
+	n.remedy = remedy
 	n.disconnect()
 	s.accountedFor(n.number)
 	s.roomChanged()
@@ -673,12 +684,16 @@ func (s *Server) nodeBoot(m *control.NodeBoot) {
 		return
 	}
 	if n.conn == nil && n.health != control.NodeHealth_NODE_LATE {
-		if m.Boots <= 1 {
+		off := n.health == control.NodeHealth_NODE_OFF
+		if m.Boots <= 1 || off {
 			n.reason, n.retry = "", false // otherwise they say why the node boots again
 		}
 		n.health, n.heard = control.NodeHealth_NODE_BOOTING, time.Now()
+		if off {
+			s.hinder(s.queue...)
+		}
 	}
-	n.boots, n.stage, n.started = m.Boots, nil, time.Now()
+	n.boots, n.stage, n.started, n.power = m.Boots, nil, time.Now(), control.NodePower_POWER_ON
 }
 
 // bootExtension bounds the time of a boot over the network, in boot time-outs: a node that starts
@@ -704,6 +719,11 @@ func (s *Server) nodeExit(m *control.NodeExit) {
 	defer s.mu.Unlock()
 	n := s.member(m.Node)
 	if n == nil {
+		return
+	}
+	n.power = control.NodePower_POWER_OFF
+	if m.Off {
+		s.switchedOff(n, m.Reason)
 		return
 	}
 	reason, remedy := m.Reason, "it stays down: "+s.rebooted(m.Node)

@@ -27,7 +27,7 @@ func TestDocuments(t *testing.T) {
 		})
 	}
 	t.Parallel()
-	pages("hosted", "own", "README.md", "docs/programs.md", "docs/mpi.md", "docs/operating.md", "docs/observing.md", "ext/README.md",
+	pages("hosted", "own", "README.md", "docs/programs.md", "docs/mpi.md", "docs/operating.md", "docs/observing.md", "docs/power.md", "ext/README.md",
 		"CONTRIBUTING.md")
 	pages("qemu", "own virtual", "README.md", "docs/operating.md", "docs/netboot.md")
 }

@@ -584,7 +584,7 @@ func TestVMKilled(t *testing.T) {
 
 // A node that ends is restarted a few times, with a new root, RAM disk and connections to other
 // nodes. Then it stays dead until it is restarted by an order. An order for a node with a job needs
-// force, and ends the job.
+// force, and ends the job. A node that is switched off is not restarted at all.
 func TestReboot(t *testing.T) {
 	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 1)
@@ -620,6 +620,20 @@ func TestReboot(t *testing.T) {
 		t.Error(r)
 	}
 	if r := c.wait(); r.code != 125 || !strings.Contains(r.stderr, "ended by order of ") {
+		t.Error(r)
+	}
+	m.usable()
+
+	// A node that is switched off stays off when serve is killed, until it is switched on.
+	if r := m.margay("node", "power", "off", "1"); r.code != 0 || len(pids(t, m.file("nodes", "node1.json"))) > 0 {
+		t.Errorf("%v, and processes %v of node1", r, pids(t, m.file("nodes", "node1.json")))
+	}
+	_, serve := m.status()
+	kill(t, serve)
+	if n := m.awaitHealth(1, "off"); !strings.HasPrefix(n.Reason, "switched off by ") {
+		t.Errorf("node1 %+v", n)
+	}
+	if r := m.margay("node", "power", "on", "1"); r.code != 0 {
 		t.Error(r)
 	}
 	m.usable()

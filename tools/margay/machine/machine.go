@@ -74,19 +74,22 @@ func (a commands) statusCommand() *cobra.Command {
 			}
 			_, err = fmt.Fprintf(a.Stdout, "machine %s (%s): %d of %d nodes up%s, %d of %d application cores free, %d jobs\n"+
 				"holder: process %d; serve: process %d, started %d times, last %s ago\nlogs: %s\n",
-				status.Machine, status.Substrate, status.Up, status.Nodes, drained(status), status.FreeCores, status.Cores, status.Jobs,
+				status.Machine, status.Substrate, status.Up, status.Nodes, out(status), status.FreeCores, status.Cores, status.Jobs,
 				pid, status.ServePid, status.ServeStarts, time.Since(time.Unix(0, status.SinceNs)).Round(time.Second), filepath.Dir(d.Log("serve")))
 			return err
 		},
 	})
 }
 
-// drained says how many nodes are out of service, if any are.
-func drained(m *control.MachineStatus) string {
-	if m.Drained == 0 {
-		return ""
+// out says how many nodes are out of service, if any are.
+func out(m *control.MachineStatus) (text string) {
+	if m.Off > 0 {
+		text = fmt.Sprintf(", %d off", m.Off)
 	}
-	return fmt.Sprintf(", %d drained", m.Drained)
+	if m.Drained > 0 {
+		text += fmt.Sprintf(", %d drained", m.Drained)
+	}
+	return text
 }
 
 // restartWait is longer than serve waits for a kernel that was started again.

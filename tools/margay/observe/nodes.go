@@ -85,6 +85,7 @@ var healthNames = map[control.NodeHealth]string{
 	control.NodeHealth_NODE_LATE:    "late",
 	control.NodeHealth_NODE_DEAD:    "dead",
 	control.NodeHealth_NODE_REFUSED: "refused",
+	control.NodeHealth_NODE_OFF:     "off",
 }
 
 // drainNames are the states of nodes that are out of service, in words.
@@ -113,7 +114,7 @@ func state(n *control.NodeState) show.State {
 		if n.Drain != nil || n.Ill != "" {
 			s.Color = show.Passing
 		}
-	case control.NodeHealth_NODE_BOOTING, control.NodeHealth_NODE_LATE:
+	case control.NodeHealth_NODE_BOOTING, control.NodeHealth_NODE_LATE, control.NodeHealth_NODE_OFF:
 		s.Color = show.Passing
 	}
 	return s

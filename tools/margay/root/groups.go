@@ -40,7 +40,14 @@ var otherNames = map[string]map[string][]string{
 	"margay node": {
 		"drain":  {"down", "offline", "disable", "out"},
 		"resume": {"undrain", "up", "online", "enable", "in"},
-		"reboot": {"reset", "restart", "start", "power", "replace"},
+		"reboot": {"reset", "restart", "start", "replace"},
+		"power":  {"ipmi", "poweron", "poweroff"},
+	},
+	"margay node power": {
+		"on":     {"up", "start", "wake"},
+		"off":    {"down", "stop", "fence", "kill", "shutdown"},
+		"reset":  {"cycle", "reboot", "restart"},
+		"status": {"show", "list", "state", "stat"},
 	},
 	"margay ext": {
 		"list":   {"ls", "ps", "show"},

@@ -1,0 +1,108 @@
+package machine_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+	"margay/tools/margay/command"
+	"margay/tools/margay/margaytest"
+)
+
+// The requests have all nodes that the arguments name. The states are those that serve reports.
+func TestPower(t *testing.T) {
+	list := &control.Nodes{Nodes: []*control.NodeState{
+		{Node: 0, Power: control.NodePower_POWER_ON}, {Node: 1, Power: control.NodePower_POWER_OFF}, {Node: 2},
+	}}
+	user := command.UserName()
+	for args, c := range map[string]struct {
+		want   proto.Message
+		output string
+	}{
+		"node power off 1-2":             {&control.SwitchNodes{Nodes: []uint32{1, 2}, User: user}, ""},
+		"node power off -v --force 1":    {&control.SwitchNodes{Nodes: []uint32{1}, Force: true, User: user}, "margay: node1: off\n"},
+		"node power on --json 0":         {&control.SwitchNodes{Nodes: []uint32{0}, On: true, User: user}, "[\n  {\n    \"node\": \"node0\",\n    \"power\": \"on\"\n  }\n]\n"},
+		"node power reset 2 --force -v":  {&control.RebootNodes{Nodes: []uint32{2}, Force: true, User: user}, "margay: node2: on\n"},
+		"node power status node[0-1],2":  {&control.ListNodes{}, "NODE   POWER\nnode0  on\nnode1  off\nnode2  unknown\n"},
+		"node power status --json node1": {&control.ListNodes{}, "[\n  {\n    \"node\": \"node1\",\n    \"power\": \"off\"\n  }\n]\n"},
+	} {
+		status, stdout, stderr := margaytest.Played(t, func(question proto.Message) (proto.Message, error) {
+			if !proto.Equal(question, c.want) {
+				t.Errorf("%s: serve is asked %v", args, question)
+			}
+			if _, ok := question.(*control.ListNodes); ok {
+				return list, nil
+			}
+			return &control.Done{}, nil
+		}, strings.Fields(args)...)
+		if status != 0 || stdout+stderr != c.output {
+			t.Errorf("%s: status %d, %q, %q", args, status, stdout, stderr)
+		}
+	}
+	status, _, stderr := margaytest.Played(t, func(proto.Message) (proto.Message, error) { return list, nil }, "node", "power", "status", "2..3")
+	margaytest.Wants(t, status, 125, stderr, "margay: the machine has no node3: its nodes are node0-2 (margay nodes)\n")
+	for args, want := range map[string]string{
+		"node power":                         "node power needs a command: off, on, reset, status (margay node power --help)",
+		"node power cycle 1":                 "did you mean margay node power reset?",
+		"node power on":                      "node power on: NODE is missing: ",
+		"node power on --force 1":            "node power on has no --force",
+		"node power off x":                   `"x" is not a node`,
+		"node power off 1 --file=":           "node power off: --file is empty",
+		"node power off 1 --force --file x":  "node power off: --force has no meaning with --file, which knows no jobs",
+		"node power status 1 --file /absent": "open /absent: no such file or directory",
+	} {
+		status, _, stderr := margaytest.Margay("", strings.Fields(args)...)
+		margaytest.Wants(t, status, 125, stderr, "margay: ", want)
+	}
+}
+
+// With a file no machine is needed. A node that fails keeps no other one from its turn.
+func TestPowerByFile(t *testing.T) {
+	t.Setenv("MARGAY_DIR", t.TempDir())
+	folder := t.TempDir()
+	path := filepath.Join(folder, "machine.yaml")
+	for name, text := range map[string]string{
+		path: "power: [{nodes: 0-19, driver: command, command: [./power]}, {nodes: 20, driver: wake-on-lan, mac: '52:54:00:12:34:56'}]",
+		filepath.Join(folder, "power"): `#!/bin/sh
+state=$(dirname $0)/$2
+case $1-$2 in
+*-node7) echo "the cable is cut" >&2; exit 1;;
+on-*) echo on >$state;;
+off-*) rm -f $state;;
+status-*) cat $state 2>/dev/null || echo off;;
+esac
+`,
+	} {
+		if err := os.WriteFile(name, []byte(text), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	power := func(args ...string) (int, string, string) {
+		return margaytest.Margay("", append([]string{"node", "power", "--file", path}, args...)...)
+	}
+	for _, step := range []struct {
+		args   string
+		status int
+		stdout string
+		stderr string
+	}{
+		{"on 0-6,8..19", 0, "", ""},
+		{"off 1", 0, "", ""},
+		{"status 0..2", 0, "NODE   POWER\nnode0  on\nnode1  off\nnode2  on\n", ""},
+		{"status 6-7", 125, "NODE   POWER\nnode6  on\nnode7  unknown\n", "node7: " + filepath.Join(folder, "power") + " status node7: exit status 1: the cable is cut\n"},
+		{"off 6-7 -v", 125, "", "margay: node6: off\nmargay: node7: "},
+		{"reset 6", 125, "", "node6: it is off, so it cannot be reset"},
+		{"reset 0 --json", 0, "\"power\": \"on\"", ""},
+		{"off 20", 125, "", "node20: wake-on-LAN cannot switch a node off: not supported"},
+		{"on 0,21", 125, "", "machine.yaml: node21: the file has no node21: its nodes are node0-20"},
+	} {
+		status, stdout, stderr := power(strings.Fields(step.args)...)
+		if status != step.status || !strings.Contains(stdout, step.stdout) || !strings.Contains(stderr, step.stderr) {
+			t.Errorf("%s: status %d, %q, %q", step.args, status, stdout, stderr)
+		}
+	}
+}
