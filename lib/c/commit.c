@@ -1,5 +1,6 @@
-/* Operations that change a window of all ranks of a group, or of none. The Go package lib/commit has
- * the same state machine and explains it; wire.Commit in kernel/abi/wire describes the messages. */
+/* Operations that change a window of all ranks of a group, or of none. The Go package lib/commit
+ * has the same state machine and explains it; wire.Commit in kernel/abi/wire describes the
+ * messages. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +9,7 @@
 #include "internal.h"
 #include "wire.h"
 
-#define NOBODY (-1)
+#define NOWHERE (-1)
 #define NO_OFFSET UINT64_MAX
 
 /* How long a rank waits for another before it probes whether that has ended, in milliseconds. It
@@ -49,7 +50,7 @@ struct child {
 /* The part of this rank in the operation under way. */
 struct run {
 	uint64_t number;
-	int root, parent; /* places; NOBODY: this rank is the root */
+	int root, parent; /* places; NOWHERE: this rank is the root */
 	int count;
 	struct child children[32];
 	struct wire_commit_op op;
@@ -199,7 +200,7 @@ static void begin_run(struct part *p, uint64_t number, int root, const struct wi
 {
 	struct run *r = &p->run;
 	int size = p->team.size, own = (p->team.own - root + size) % size; /* places are counted from the root */
-	*r = (struct run){.number = number, .root = root, .parent = NOBODY, .op = *op, .place = p->team.own};
+	*r = (struct run){.number = number, .root = root, .parent = NOWHERE, .op = *op, .place = p->team.own};
 	p->runs = 1;
 	p->number = number;
 	if (own)
@@ -221,8 +222,8 @@ static int all_children(const struct run *r, size_t flag)
 
 #define ALL(r, flag) all_children(r, offsetof(struct child, flag))
 
-/* feed sends the operation, and the data that are there, to a child, and returns 1 if there was room
- * for something, 0, or -1. */
+/* feed sends the operation, and the data that are there, to a child, and returns 1 if there was
+ * room for something, 0, or -1. */
 static int feed(struct part *p, struct child *c)
 {
 	struct run *r = &p->run;
@@ -261,7 +262,7 @@ static int is_known(const struct run *r)
 {
 	int voted = ALL(r, voted);
 	if (r->status)
-		return voted || !reads_only(&r->op); /* the decision tells the others */
+		return voted || !reads_only(&r->op); /* the decision reaches the others */
 	for (int i = 0; i < r->count; i++)
 		voted &= r->children[i].begun;
 	return voted && r->got == length_of(&r->op);
@@ -271,7 +272,7 @@ static int is_known(const struct run *r)
 static int vote(struct part *p)
 {
 	struct run *r = &p->run;
-	if (r->parent == NOBODY) {
+	if (r->parent == NOWHERE) {
 		r->voted = r->decided = 1;
 		r->commits = !r->status;
 		r->applied = reads_only(&r->op);
@@ -286,12 +287,12 @@ static int vote(struct part *p)
 	return 1;
 }
 
-/* tell passes the decision on, and returns 1 if no rank is left that must be told, 0, or -1. */
-static int tell(struct part *p)
+/* pass sends the decision, and returns 1 when all have it that this rank sends it to, 0, or -1. */
+static int pass(struct part *p)
 {
 	struct run *r = &p->run;
 	int all = 1;
-	for (; r->commits && r->parent == NOBODY && r->told < p->team.size; r->told++) {
+	for (; r->commits && r->parent == NOWHERE && r->told < p->team.size; r->told++) {
 		int sent = r->told == p->team.own ? 1 : post(p, r->told, (struct message){0, WIRE_COMMIT_DECIDE, 0, r->number}, NULL, 0);
 		if (sent <= 0)
 			return sent;
@@ -341,7 +342,7 @@ static int release(struct part *p, uint64_t number)
 {
 	int sent = 1;
 	if (p->team.own == 0)
-		p->holder = NOBODY;
+		p->holder = NOWHERE;
 	else
 		sent = post(p, 0, (struct message){0, WIRE_COMMIT_RELEASE, 0, number}, NULL, 0);
 	if (sent > 0)
@@ -373,14 +374,14 @@ static int close_run(struct part *p)
 {
 	struct run *r = &p->run;
 	if (!r->applied) {
-		int told = tell(p);
+		int told = pass(p);
 		if (told <= 0)
 			return told;
 		apply(r);
 	}
 	if (!reads_only(&r->op) && !ALL(r, done))
 		return 0;
-	if (r->parent == NOBODY)
+	if (r->parent == NOWHERE)
 		return finish(p);
 	int sent = post(p, r->parent, (struct message){0, WIRE_COMMIT_DONE, 0, r->number}, NULL, 0);
 	if (sent > 0)
@@ -388,7 +389,7 @@ static int close_run(struct part *p)
 	return sent;
 }
 
-/* step_run does what is possible, and returns 1 if that was something, 0, or -1. */
+/* step_run makes the next steps, and returns 1 if there were any, 0, or -1. */
 static int step_run(struct part *p)
 {
 	struct run *r = &p->run;
@@ -441,7 +442,7 @@ static int ask(struct part *p)
 /* grant_next grants the next turn, and returns 1 if it has, 0, or -1. */
 static int grant_next(struct part *p)
 {
-	if (p->holder != NOBODY || !p->waiters)
+	if (p->holder != NOWHERE || !p->waiters)
 		return 0;
 	int place = p->waiting[0], sent = 1;
 	if (place)
@@ -456,7 +457,7 @@ static int grant_next(struct part *p)
 	return 1;
 }
 
-/* step does what is possible, and returns 1 if that was something, 0, or -1. */
+/* step makes the next steps, and returns 1 if there were any, 0, or -1. */
 static int step(struct part *p)
 {
 	int gave = p->vain ? release(p, p->vain) : 0, asked = gave < 0 ? -1 : ask(p), granted = asked < 0 ? -1 : grant_next(p);
@@ -470,7 +471,7 @@ static void fail(struct part *p)
 	snprintf(p->broken, sizeof p->broken, "%s", margay_error());
 	p->is_broken = 1;
 	end_run(p);
-	p->holder = NOBODY;
+	p->holder = NOWHERE;
 	p->asked = p->vain = p->waiters = 0;
 	for (struct commit *o = p->first, *next; o; o = next) {
 		next = o->next;
@@ -480,7 +481,7 @@ static void fail(struct part *p)
 	p->first = p->last = NULL;
 }
 
-static int is_busy(const struct part *p) { return p->runs || p->asked || p->first || p->vain || p->holder != NOBODY || p->waiters; }
+static int is_busy(const struct part *p) { return p->runs || p->asked || p->first || p->vain || p->holder != NOWHERE || p->waiters; }
 
 static void enlist(struct part *p)
 {
@@ -596,7 +597,7 @@ static struct part *part_of(const struct team *t)
 		return NULL;
 	}
 	p->team = *t;
-	p->holder = NOBODY;
+	p->holder = NOWHERE;
 	p->waiting = waiting;
 	return *t->part = p;
 }
@@ -687,7 +688,7 @@ static int take_data(struct run *r, int place, const void *payload, size_t lengt
 /* take_decision takes the decision: from the root, or that nothing happens from the rank above. */
 static int take_decision(struct run *r, int place, int commits)
 {
-	if (place != (commits ? r->root : r->parent) || r->parent == NOBODY || r->decided || reads_only(&r->op))
+	if (place != (commits ? r->root : r->parent) || r->parent == NOWHERE || r->decided || reads_only(&r->op))
 		return -1;
 	if (commits && (!r->voted || r->status))
 		return -1;
@@ -738,7 +739,7 @@ static int arrive(struct part *p, int place, const struct message *m, const stru
 	case WIRE_COMMIT_RELEASE:
 		if (place != p->holder || m->number != p->granted)
 			return -1;
-		p->holder = NOBODY;
+		p->holder = NOWHERE;
 		return 0;
 	case WIRE_COMMIT_GRANT:
 		return take_grant(p, place, m);
@@ -807,7 +808,7 @@ static void start(struct part *p, struct commit *o)
 	margay_in_commit();
 }
 
-/* abandon ends an operation without waiting, and reports whether it takes effect all the same. */
+/* abandon ends an operation without waiting, and reports whether it takes effect nevertheless. */
 static int abandon(struct part *p, struct commit *o)
 {
 	struct run *r = &p->run;

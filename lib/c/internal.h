@@ -95,13 +95,13 @@ struct team {
 	struct part **part; /* NULL there: it has none yet */
 };
 
-/* margay_in_team describes a group, or fails. margay_in_team_of does so by its number, and returns 0
- * if this rank has freed it. */
+/* margay_in_team describes a group, or fails. margay_in_team_of does so by its number, and returns
+ * 0 if this rank has freed it. */
 int margay_in_team(margay_group group, struct team *team);
 int margay_in_team_of(uint64_t id, struct team *team);
 
-/* margay_in_part_is_busy reports whether operations are under way, and margay_in_free_part frees
- * what has none. The part may be NULL. */
+/* margay_in_part_is_busy reports whether operations are under way, and margay_in_free_part frees a
+ * part that has none. It may be NULL. */
 int margay_in_part_is_busy(const struct part *part);
 void margay_in_free_part(struct part *part);
 

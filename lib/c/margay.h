@@ -352,27 +352,27 @@ int margay_request_abandon(margay_request *request);
 
 /* Operations on the windows of a group.
  *
- * margay_xfer_and_signal and margay_compare_and_write, with margay_event_test and margay_event_wait,
- * are the three primitives of STORM. An operation changes the windows of all ranks of a group, or of
- * none. The caller is one of them. Operations of a group are carried out one after the other, in one
- * order at all of its ranks; nothing orders them with operations of other groups, puts, and stores
- * of the windows' own ranks. A handler must not call them.
+ * margay_xfer_and_signal and margay_compare_and_write, with margay_event_test and
+ * margay_event_wait, are the three primitives of STORM. An operation changes the windows of all
+ * ranks of a group, or of none. The caller is one of them. Operations of a group are carried out
+ * one after the other, in one order at all of its ranks; nothing orders them with operations of
+ * other groups, puts, and stores of the windows' own ranks. A handler must not call them.
  *
  * A rank takes part in calls of this library that poll or wait, so its window changes nowhere else:
- * the program sees all of a block or nothing of it. Gets of other ranks may see a part; wait for the
- * event. For some time, some ranks have the new value and others do not. When the operation is
+ * the program sees all of a block or nothing of it. Gets of other ranks may see a part; wait for
+ * the event. For some time, some ranks have the new value and others do not. When the operation is
  * complete, all have it. So the operations are linearisable, and loads are sequentially consistent
  * with them: no rank sees writes in another order.
  *
- * If a rank refuses the operation, since it has no such window or the place is not all in it, or the
- * caller gives up before all ranks have agreed, no window changes. If a rank or a node dies in the
- * middle, the job ends. Until it has ended, the other ranks see the change at all of them or at
+ * If a rank refuses the operation, since it has no such window or the place is not all in it, or
+ * the caller gives up before all ranks have agreed, no window changes. If a rank or a node dies in
+ * the middle, the job ends. Until it has ended, the other ranks see the change at all of them or at
  * none, unless the caller dies, or a node, while the decision is being sent. */
 #define MARGAY_NO_EVENT ((size_t)-1)
 #define MARGAY_NO_WORD ((size_t)-1)
 
-/* margay_xfer_and_signal starts to copy length bytes to the same place in a window of all ranks of a
- * group. When the data are there, it adds 1 to the event at the offset remote of each of these
+/* margay_xfer_and_signal starts to copy length bytes to the same place in a window of all ranks of
+ * a group. When the data are there, it adds 1 to the event at the offset remote of each of these
  * windows, and when they are there at all ranks, to the event at the offset local of this rank's;
  * MARGAY_NO_EVENT: none. The source belongs to the library until the request is complete, which is
  * tested and waited for like any other (margay_request_test and so on). If it fails, no data are

@@ -34,7 +34,7 @@ type world struct {
 	pending [][]mail
 	now     int
 	begun   map[uint64]*action // by number of the action
-	dead    int                // rank that has died, nobody
+	dead    int                // rank that has died; nowhere: none
 }
 
 type mail struct {
@@ -70,7 +70,7 @@ type action struct {
 func id(group int) wire.GroupID { return wire.NewGroupID(uint32(group), uint16(group)) }
 
 func newWorld(t *testing.T, random *rand.Rand, size int) *world {
-	w := &world{t: t, random: random, pending: make([][]mail, size*size), begun: make(map[uint64]*action), dead: nobody}
+	w := &world{t: t, random: random, pending: make([][]mail, size*size), begun: make(map[uint64]*action), dead: nowhere}
 	w.groups = append(w.groups, make([]int, size))
 	for rank := range size {
 		w.groups[0][rank] = rank
@@ -203,7 +203,7 @@ func (m *member) act() {
 	m.now++
 	m.desk.Advance(m)
 	m.see()
-	if len(m.actions) < 3 && len(m.begun) < 60 && m.dead == nobody && m.random.IntN(3) == 0 {
+	if len(m.actions) < 3 && len(m.begun) < 60 && m.dead == nowhere && m.random.IntN(3) == 0 {
 		m.start()
 	}
 	if len(m.actions) > 0 && m.random.IntN(60) == 0 {
@@ -215,7 +215,7 @@ func (m *member) act() {
 	}
 }
 
-// see notes what is over.
+// see notes the operations that are over.
 func (m *member) see() {
 	m.actions = slices.DeleteFunc(m.actions, func(a *action) bool {
 		if !a.call.Over() {
@@ -274,7 +274,7 @@ func (w *world) play(dies int) {
 			w.dead = w.random.IntN(len(w.ranks))
 		}
 		idle++
-		if !w.quiet() || len(w.begun) < 60 && w.dead == nobody || dies > 0 {
+		if !w.quiet() || len(w.begun) < 60 && w.dead == nowhere || dies > 0 {
 			idle = 0
 		}
 	}
@@ -352,8 +352,8 @@ func rounds(short int) int {
 }
 
 // Operations of several groups at a time, which callers start and abandon in any order, take effect
-// at all ranks or at none, in one order everywhere, which no caller can tell from a sequential
-// program; messages arrive in any order that the system allows, and find no room.
+// at all ranks or at none, in one order everywhere, and their results are a sequential program's;
+// messages arrive in any order that the system allows, and find no room.
 func TestModel(t *testing.T) {
 	seed := check.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -366,8 +366,9 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// A rank dies in the middle. What it has sent still arrives. An operation has taken effect at all of
-// the ranks that are left or at none, unless the dead one was its root and was sending the decision.
+// A rank dies in the middle. What it has sent still arrives. An operation has taken effect at all
+// of the ranks that are left or at none, unless the dead one was its root and was sending the
+// decision.
 func TestRankDies(t *testing.T) {
 	seed := check.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 1))
@@ -382,7 +383,7 @@ func TestRankDies(t *testing.T) {
 			}
 			least, most := w.spread(group)
 			p := w.ranks[w.dead].desk.parts[id(group)]
-			holds := p != nil && p.running != nil && p.running.parent == nobody && p.running.told > 0 && !p.running.applied
+			holds := p != nil && p.running != nil && p.running.parent == nowhere && p.running.told > 0 && !p.running.applied
 			if most-least > 1 || most != least && !holds {
 				t.Fatalf("rank %d of %v has died, and the others have %d to %d operations", w.dead, ranks, least, most)
 			}
@@ -434,10 +435,10 @@ func TestOneWinner(t *testing.T) {
 			m := w.ranks[w.random.IntN(size)]
 			m.desk.Advance(m)
 		}
-		winner := nobody
+		winner := nowhere
 		for rank, c := range calls {
 			status, _ := c.Status()
-			if status == wire.CommitOK && winner != nobody || status != wire.CommitOK && status != wire.CommitFalse {
+			if status == wire.CommitOK && winner != nowhere || status != wire.CommitOK && status != wire.CommitFalse {
 				t.Fatalf("round %d: rank %d has status %d, rank %d has won", round, rank, status, winner)
 			}
 			if status == wire.CommitOK {
@@ -446,7 +447,7 @@ func TestOneWinner(t *testing.T) {
 		}
 		was = uint64(round*size + winner + 1)
 		for rank, m := range w.ranks {
-			if got := word(m.windows[0], 0); winner == nobody || got != was {
+			if got := word(m.windows[0], 0); winner == nowhere || got != was {
 				t.Fatalf("round %d: rank %d has %d, rank %d has won with %d", round, rank, got, winner, was)
 			}
 		}

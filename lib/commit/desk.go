@@ -34,8 +34,8 @@ import (
 
 // Sender sends messages without waiting.
 type Sender interface {
-	// Post sends a message of wire.HandlerCommit, and reports whether there was room for it. If not,
-	// Desk.Advance is called again when there may be.
+	// Post sends a message of wire.HandlerCommit, and reports whether there was room for it. If
+	// not, Desk.Advance is called again when there may be.
 	Post(rank int, args [2]uint64, payload []byte) (bool, error)
 	// Probe sends an empty message, which ends the job if the rank has ended.
 	Probe(rank int) error
@@ -43,10 +43,11 @@ type Sender interface {
 
 // Memory is the windows of this rank.
 type Memory interface {
-	// Prepare returns whether an operation is possible, or wire.CommitFalse if the comparison is false.
+	// Prepare returns whether an operation is possible, or wire.CommitFalse if the comparison
+	// is false.
 	Prepare(op *wire.CommitOp) wire.CommitStatus
-	// Apply carries out an operation that is possible: it copies the data and counts the event, or
-	// writes the word.
+	// Apply carries out an operation that is possible: it copies the data and counts the event,
+	// or writes the word.
 	Apply(op *wire.CommitOp, data []byte)
 	// Count counts an event of the caller.
 	Count(window uint8, offset uint64)
@@ -98,8 +99,8 @@ func (c *Call) Status() (status wire.CommitStatus, rank int) { return c.status, 
 // Err returns the error of sending, if that has failed.
 func (c *Call) Err() error { return c.err }
 
-// Start starts an operation of a group. data are those of a transfer; they belong to the call until
-// it is over. When it is complete, the event of this rank at the offset local is counted, unless
+// Start starts an operation of a group. data are a transfer's; they belong to the call until it is
+// over. When it is complete, the event of this rank at the offset local is counted, unless
 // that is wire.NoOffset. Advance must follow.
 func (d *Desk) Start(team *collective.Group, op wire.CommitOp, data []byte, local uint64) *Call {
 	c := &Call{op: op, data: data, local: local}
@@ -117,7 +118,7 @@ func (d *Desk) Start(team *collective.Group, op wire.CommitOp, data []byte, loca
 func (d *Desk) part(team *collective.Group) *part {
 	p := d.parts[team.ID()]
 	if p == nil || p.team != team {
-		p = &part{desk: d, team: team, holder: nobody}
+		p = &part{desk: d, team: team, holder: nowhere}
 		d.parts[team.ID()] = p
 	}
 	return p
@@ -168,7 +169,7 @@ func (d *Desk) decline(rank int, m wire.Commit) {
 	}
 }
 
-// Advance does what is possible, and reports whether that was anything.
+// Advance makes all possible steps, and reports whether there were any.
 func (d *Desk) Advance(s Sender) (some bool) {
 	if len(d.letters) > 0 {
 		some, _ = flush(&d.letters, s) // an error is one of the parts, too
@@ -210,7 +211,7 @@ func (d *Desk) Settled() bool {
 func (d *Desk) Forget(id wire.GroupID) { delete(d.parts, id) }
 
 // Abandon ends a call without waiting: its data are the caller's again. It reports whether the
-// operation takes effect all the same, because that was decided. Otherwise it takes effect nowhere.
+// operation takes effect nevertheless, because it was decided. Otherwise it takes effect nowhere.
 func (d *Desk) Abandon(team *collective.Group, c *Call) (decided bool) {
 	p := d.part(team)
 	if c.over {

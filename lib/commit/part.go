@@ -9,8 +9,8 @@ import (
 	"margay/lib/collective"
 )
 
-// nobody is no place.
-const nobody = -1
+// nowhere is not a place.
+const nowhere = -1
 
 // part is a rank's part in the operations of a group.
 type part struct {
@@ -25,7 +25,7 @@ type part struct {
 
 	calls   []*Call // of this rank that are not over, in the order of starting
 	asked   bool    // this rank has asked for a turn, and has not given it back
-	vain    uint64  // turn for which there is no call any more; 0: none
+	vain    uint64  // a turn that came after its call was abandoned; 0: none
 	running *run    // the operation under way; nil: none that this rank knows
 	last    uint64  // number of the last one
 
@@ -34,7 +34,7 @@ type part struct {
 }
 
 func (p *part) isBusy() bool {
-	return p.running != nil || p.asked || len(p.calls) > 0 || p.holder != nobody || len(p.waiting) > 0
+	return p.running != nil || p.asked || len(p.calls) > 0 || p.holder != nowhere || len(p.waiting) > 0
 }
 
 // post sends a message to a place.
@@ -60,7 +60,7 @@ func (p *part) arrive(place int, m wire.Commit, payload []byte) error {
 		if place != p.holder || m.Number != p.granted {
 			return nonsense("place %d does not have the turn", place)
 		}
-		p.holder = nobody
+		p.holder = nowhere
 		return nil
 	case wire.CommitGrant:
 		return p.grant(place, m)
@@ -107,7 +107,7 @@ func (p *part) take(number uint64) {
 // release gives the turn back, and reports whether there was room for that.
 func (p *part) release(s Sender, number uint64) (ok bool, err error) {
 	if p.team.Place() == 0 {
-		p.holder, ok = nobody, true
+		p.holder, ok = nowhere, true
 	} else {
 		ok, err = p.post(s, 0, wire.Commit{Number: number, Kind: wire.CommitRelease}, nil)
 	}
@@ -139,7 +139,7 @@ func (p *part) begin(place int, m wire.Commit, payload []byte) error {
 	return nil
 }
 
-// advance does what is possible, and reports whether that was anything.
+// advance makes all possible steps, and reports whether there were any.
 func (p *part) advance(s Sender) (some bool) {
 	for {
 		moved, err := p.step(s)
@@ -169,7 +169,7 @@ func (p *part) step(s Sender) (some bool, err error) {
 	return some || moved, err
 }
 
-// giveBack gives a turn back for which there is no call any more.
+// giveBack gives a turn back whose call is abandoned.
 func (p *part) giveBack(s Sender) (some bool, err error) {
 	if p.vain == 0 {
 		return false, nil
@@ -192,7 +192,7 @@ func (p *part) ask(s Sender) (some bool, err error) {
 
 // grantNext grants the next turn.
 func (p *part) grantNext(s Sender) (some bool, err error) {
-	if p.holder != nobody || len(p.waiting) == 0 {
+	if p.holder != nowhere || len(p.waiting) == 0 {
 		return false, nil
 	}
 	place, number := p.waiting[0], p.granted+1
@@ -213,7 +213,7 @@ func (p *part) fail(err error) {
 	for _, c := range p.calls {
 		c.over, c.err = true, err
 	}
-	*p = part{desk: p.desk, team: p.team, holder: nobody, broken: err}
+	*p = part{desk: p.desk, team: p.team, holder: nowhere, broken: err}
 }
 
 // awaited returns the places that this rank awaits.

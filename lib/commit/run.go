@@ -11,7 +11,7 @@ type run struct {
 	part     *part
 	number   uint64
 	root     int // a place
-	parent   int // nobody: this rank is the root
+	parent   int // nowhere: this rank is the root
 	children []child
 	op       wire.CommitOp
 	call     *Call  // of the root; nil: it is abandoned
@@ -41,7 +41,7 @@ type child struct {
 func (p *part) newRun(number uint64, root int, op wire.CommitOp) *run {
 	size := p.team.Size()
 	own := (p.team.Place() - root + size) % size // places are counted from the root
-	r := &run{part: p, number: number, root: root, parent: nobody, op: op, place: p.team.Place()}
+	r := &run{part: p, number: number, root: root, parent: nowhere, op: op, place: p.team.Place()}
 	if own != 0 {
 		r.parent = (own&(own-1) + root) % size
 	}
@@ -63,14 +63,14 @@ func (r *run) arrive(place int, m wire.Commit, payload []byte) error {
 	if m.Kind == wire.CommitVote || m.Kind == wire.CommitDone {
 		for i := range r.children {
 			if c := &r.children[i]; c.place == place && c.begun {
-				return r.hear(c, m)
+				return r.fromChild(c, m)
 			}
 		}
 		return nonsense("place %d is not asked", place)
 	}
 	switch {
 	case m.Kind == wire.CommitDecide:
-		return r.hearDecision(place, m.Status == wire.CommitOK)
+		return r.takeDecision(place, m.Status == wire.CommitOK)
 	case place != r.parent || r.decided:
 		return nonsense("place %d sends data", place)
 	case uint64(len(payload)) > r.op.Length()-r.got:
@@ -84,21 +84,21 @@ func (r *run) arrive(place int, m wire.Commit, payload []byte) error {
 	return nil
 }
 
-// hearDecision takes the decision: from the root, or that nothing happens from the rank above.
-func (r *run) hearDecision(place int, commits bool) error {
+// takeDecision takes the decision: from the root, or that nothing happens from the rank above.
+func (r *run) takeDecision(place int, commits bool) error {
 	source := r.parent
 	if commits {
 		source = r.root
 	}
-	if place != source || r.parent == nobody || r.decided || r.op.ReadsOnly() || commits && (!r.voted || r.status != wire.CommitOK) {
+	if place != source || r.parent == nowhere || r.decided || r.op.ReadsOnly() || commits && (!r.voted || r.status != wire.CommitOK) {
 		return nonsense("place %d decides", place)
 	}
 	r.decided, r.commits = true, commits
 	return nil
 }
 
-// hear takes a message of a child, which may have heard of the decision before this rank.
-func (r *run) hear(c *child, m wire.Commit) error {
+// fromChild takes a message of a child, which may have the decision before this rank.
+func (r *run) fromChild(c *child, m wire.Commit) error {
 	if m.Kind == wire.CommitDone {
 		if c.done || !c.told && (!c.voted || !r.voted || r.op.ReadsOnly()) {
 			return nonsense("place %d has nothing to do", c.place)
@@ -129,7 +129,7 @@ func (r *run) all(is func(*child) bool) bool {
 	return true
 }
 
-// step does what is possible.
+// step makes the next steps.
 func (r *run) step(s Sender) (some bool, err error) {
 	if r.status == wire.CommitOK && !r.decided {
 		if some, err = r.spread(s); err != nil {
@@ -182,7 +182,7 @@ func (r *run) spread(s Sender) (some bool, err error) {
 func (r *run) isKnown() bool {
 	voted := r.all(func(c *child) bool { return c.voted })
 	if r.status != wire.CommitOK {
-		return voted || !r.op.ReadsOnly() // the decision tells the others
+		return voted || !r.op.ReadsOnly() // the decision reaches the others
 	}
 	for i := range r.children {
 		voted = voted && r.children[i].begun
@@ -193,7 +193,7 @@ func (r *run) isKnown() bool {
 // vote votes, or decides at the root, and reports whether there was room for that. Where nothing is
 // changed, the vote is the end.
 func (r *run) vote(s Sender) (ok bool, err error) {
-	if r.parent == nobody {
+	if r.parent == nowhere {
 		r.voted, r.decided, r.commits, r.applied = true, true, r.status == wire.CommitOK, r.op.ReadsOnly()
 		return true, nil
 	}
@@ -209,7 +209,7 @@ func (r *run) vote(s Sender) (ok bool, err error) {
 // close passes the decision on, then carries it out, and ends the operation when all below have.
 func (r *run) close(s Sender) (some bool, err error) {
 	if !r.applied {
-		all, some, err := r.tell(s)
+		all, some, err := r.pass(s)
 		if !all || err != nil {
 			return some, err
 		}
@@ -218,7 +218,7 @@ func (r *run) close(s Sender) (some bool, err error) {
 	if !r.op.ReadsOnly() && !r.all(func(c *child) bool { return c.done }) {
 		return false, nil
 	}
-	if r.parent == nobody {
+	if r.parent == nowhere {
 		return r.finish(s)
 	}
 	ok, err := r.part.post(s, r.parent, r.message(wire.CommitDone), nil)
@@ -228,12 +228,12 @@ func (r *run) close(s Sender) (some bool, err error) {
 	return ok, err
 }
 
-// tell passes the decision on, and reports whether no rank is left that must be told.
-func (r *run) tell(s Sender) (all, some bool, err error) {
+// pass sends the decision, and reports whether all have it that this rank sends it to.
+func (r *run) pass(s Sender) (all, some bool, err error) {
 	switch {
 	case !r.commits:
 		return r.cancel(s)
-	case r.parent != nobody:
+	case r.parent != nowhere:
 		return true, false, nil
 	}
 	for team := r.part.team; r.told < team.Size(); r.told++ {
@@ -249,7 +249,7 @@ func (r *run) tell(s Sender) (all, some bool, err error) {
 	return true, some, nil
 }
 
-// cancel is tell for the decision that nothing happens.
+// cancel is pass for the decision that nothing happens.
 func (r *run) cancel(s Sender) (all, some bool, err error) {
 	m := r.message(wire.CommitDecide)
 	m.Status, all = wire.CommitAbandoned, true

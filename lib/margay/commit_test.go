@@ -174,7 +174,7 @@ func (c *committer) transfer(n int) error {
 	return c.whole()
 }
 
-// refused makes operations that one rank refuses, and that are no operations.
+// refused makes operations that one rank or the library refuses.
 func (c *committer) refused(int) error {
 	r, err := margay.XferAndSignal(c.job, 4, 16, make([]byte, 24), 8, margay.NoEvent)
 	if err != nil {

@@ -14,24 +14,25 @@ import (
 
 // Operations on the windows of a group
 //
-// XferAndSignal and CompareAndWrite, with EventTest and EventWait, are the three primitives of STORM.
-// An operation changes the windows of all ranks of a group, or of none. The calling rank is one of
-// them. Operations of a group are carried out one after the other, in one order at all of its ranks;
-// nothing orders them with operations of other groups, puts, and stores of the windows' own ranks.
+// XferAndSignal and CompareAndWrite, with EventTest and EventWait, are the three primitives of
+// STORM. An operation changes the windows of all ranks of a group, or of none. The calling rank is
+// one of them. Operations of a group are carried out one after the other, in one order at all of
+// its ranks; nothing orders them with operations of other groups, puts, and stores of the windows'
+// own ranks.
 //
-// A rank takes part in calls of this package that poll or wait, so its window changes nowhere else: a
-// goroutine that is the only one of its rank to use this package sees all of a block or nothing of
-// it. Other goroutines, and gets of other ranks, may see a part; wait for the event. For some time,
-// some ranks have the new value and others do not. When the operation is complete, all have it. So
-// the operations are linearisable, and loads are sequentially consistent with them: no rank sees
-// writes in another order.
+// A rank takes part in calls of this package that poll or wait, so its window changes nowhere else:
+// a goroutine that is the only one of its rank to use this package sees all of a block or nothing
+// of it. Other goroutines, and gets of other ranks, may see a part; wait for the event. For some
+// time, some ranks have the new value and others do not. When the operation is complete, all have
+// it. So the operations are linearisable, and loads are sequentially consistent with them: no rank
+// sees writes in another order.
 //
-// If a rank refuses the operation, since it has no such window or the place is not all in it, or the
-// caller gives up before all ranks have agreed, no window changes. If a rank or a node dies in the
-// middle, the job ends. Until it has ended, the other ranks see the change at all of them or at
+// If a rank refuses the operation, since it has no such window or the place is not all in it, or
+// the caller gives up before all ranks have agreed, no window changes. If a rank or a node dies in
+// the middle, the job ends. Until it has ended, the other ranks see the change at all of them or at
 // none, unless the caller dies, or a node, while the decision is being sent.
 
-// NoEvent and NoWord are no offsets of an event and of a word.
+// NoEvent and NoWord are the offsets of no event and no word.
 const (
 	NoEvent = -1
 	NoWord  = -1
@@ -50,8 +51,8 @@ const (
 	GreaterEqual = Comparison(wire.GreaterEqual)
 )
 
-// XferAndSignal starts to copy data to the same place in a window of all ranks of on, this one among
-// them. When the data are there, it adds 1 to the event at the offset remote of each of these
+// XferAndSignal starts to copy data to the same place in a window of all ranks of on, this one
+// among them. When the data are there, it adds 1 to the event at the offset remote of each of these
 // windows, and when they are there at all ranks, to the event at the offset local of this rank's;
 // NoEvent: none. If it fails, no data are copied and no event counts; the request's error says why.
 // A request that is abandoned may take effect, at all ranks, or not.
@@ -78,8 +79,8 @@ func XferAndSignal(on Ranks, window, offset int, data []byte, remote, local int)
 
 // CompareAndWrite compares the uint64 at an offset of a window, a multiple of 8, of all ranks of on
 // with value: word <comparison> value. If that is true at all of them, it stores word at the offset
-// write of all of these windows, NoWord: nowhere, and reports true. If ctx ends before all ranks have
-// agreed, nothing is stored.
+// write of all of these windows, NoWord: nowhere, and reports true. If ctx ends before all ranks
+// have agreed, nothing is stored.
 func CompareAndWrite(ctx context.Context, on Ranks, window, offset int, c Comparison, value uint64, write int, word uint64) (bool, error) {
 	j, team := on.team()
 	if c < Equal || c > GreaterEqual {
@@ -192,7 +193,8 @@ func (j *Job) settleCommits(ctx context.Context) error {
 	return j.waitCalls(ctx, j.desk.Settled)
 }
 
-// clerk posts messages of operations on the windows of a group (commit.Sender). Job.handling is held.
+// clerk posts messages of operations on the windows of a group (commit.Sender). Job.handling is
+// held.
 type clerk struct{ *Job }
 
 func (c clerk) Post(rank int, args [2]uint64, payload []byte) (bool, error) {

@@ -20,12 +20,12 @@ const MaxRequests = 256
 var errAbandoned = errors.New("a request of a collective operation was abandoned")
 
 // Request is an operation that was started: a collective one (StartBroadcast and so on), one on the
-// windows of a group (XferAndSignal), or one on a window, by StartPut, StartPutEvent, StartGet, StartFetchAdd or StartCompareSwap. The
-// latter never wait. They fail at once for wrong arguments, for a refusal of a window of this
-// node, and with ErrRequests. Operations on one rank take effect in the order in which they were
-// started, with or without a request. Every call of this package that polls or waits advances
-// them. Barrier sends all that were started before it, so it completes started puts as it
-// completes Put.
+// windows of a group (XferAndSignal), or one on a window, by StartPut, StartPutEvent, StartGet,
+// StartFetchAdd or StartCompareSwap. The latter never wait. They fail at once for wrong arguments,
+// for a refusal of a window of this node, and with ErrRequests. Operations on one rank take effect
+// in the order in which they were started, with or without a request. Every call of this package
+// that polls or waits advances them. Barrier sends all that were started before it, so it completes
+// started puts as it completes Put.
 //
 // Until the request is complete, its memory belongs to the library: the source of a put must not
 // be changed, and the memory for a get or an old value must not be used. A put with a request is

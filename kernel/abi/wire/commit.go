@@ -62,8 +62,8 @@ func (c Commit) Args() [2]uint64 {
 // ErrCommit reports a message of HandlerCommit that makes no sense.
 var ErrCommit = errors.New("message of an operation on a group makes no sense")
 
-// ParseCommit reads the arguments of a message of HandlerCommit with so much payload. The sender may
-// have written anything. The error wraps ErrCommit.
+// ParseCommit reads the arguments of a message of HandlerCommit with so much payload. The sender
+// may have written anything. The error wraps ErrCommit.
 func ParseCommit(args [2]uint64, payload int) (Commit, error) {
 	c := Commit{
 		Group: GroupID(args[0] & (1<<40 - 1)), Place: uint32(args[0] >> 40),
@@ -143,8 +143,8 @@ func (o CommitOp) Encode() []byte {
 	return b
 }
 
-// ParseCommitOp reads an encoding of CommitOpSize bytes, which may have any content. The error wraps
-// ErrCommit.
+// ParseCommitOp reads an encoding of CommitOpSize bytes, which may have any content. The error
+// wraps ErrCommit.
 func ParseCommitOp(b []byte) (CommitOp, error) {
 	compare, window := binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:])
 	if compare > uint32(GreaterEqual) || window >= MaxWindows {
