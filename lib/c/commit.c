@@ -714,7 +714,7 @@ static int take_of_child(struct part *p, int place, const struct message *m)
 		return 0;
 	}
 	int where = m->place == WIRE_NO_PLACE ? place : m->place;
-	if (c->voted || where >= p->team.size)
+	if (c->voted || where >= p->team.size || m->status == WIRE_COMMIT_ABANDONED || (m->status == WIRE_COMMIT_FALSE && !r->op.compare))
 		return -1;
 	c->voted = 1;
 	if (!r->status && m->status && !r->decided) {

@@ -109,7 +109,7 @@ func (r *run) fromChild(c *child, m wire.Commit) error {
 	if m.Place == wire.NoPlace {
 		m.Place = uint32(c.place)
 	}
-	if c.voted || int(m.Place) >= r.part.team.Size() {
+	if c.voted || int(m.Place) >= r.part.team.Size() || m.Status == wire.CommitAbandoned || m.Status == wire.CommitFalse && r.op.Compare == 0 {
 		return nonsense("place %d votes", c.place)
 	}
 	c.voted = true

@@ -53,7 +53,7 @@ func commits(ctx context.Context, job *margay.Job, count string) error {
 	if err := job.Barrier(ctx); err != nil {
 		return err
 	}
-	for _, f := range []func(int) error{c.compare, c.race, c.transfer, c.refused} {
+	for _, f := range []func(int) error{c.compare, c.race, c.transfer, c.refused, c.freed} {
 		if err := f(n); err != nil {
 			return err
 		}
@@ -197,6 +197,33 @@ func (c *committer) refused(int) error {
 	}
 	if _, err := margay.XferAndSignal(c.job, 3, 0, nil, margay.NoEvent, 4); !errors.Is(err, margay.ErrWindow) {
 		return fmt.Errorf("a local event that is half a word: %w", err)
+	}
+	return nil
+}
+
+// freed makes operations of a group that the last rank, or the first, has freed.
+func (c *committer) freed(int) error {
+	for _, freed := range []int{c.job.Size() - 1, 0} {
+		g, err := margay.Split(c.ctx, c.job, 0, 0)
+		if err != nil {
+			return err
+		}
+		if g.Rank() == freed {
+			err = g.Free()
+		}
+		if err := errors.Join(err, c.job.Barrier(c.ctx)); err != nil {
+			return err
+		}
+		if _, err := margay.CompareAndWrite(c.ctx, g, 3, 0, margay.GreaterEqual, 0, 0, 1); !errors.Is(err, margay.ErrFreed) {
+			return fmt.Errorf("a comparison of a group that rank %d has freed: %w", freed, err)
+		}
+		if g.Rank() != freed {
+			if err := errors.Join(c.job.Barrier(c.ctx), g.Free()); err != nil {
+				return err
+			}
+		} else if err := c.job.Barrier(c.ctx); err != nil {
+			return err
+		}
 	}
 	return nil
 }

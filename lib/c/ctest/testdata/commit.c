@@ -136,6 +136,20 @@ static void refused(void)
 	refuses("a local event that is half a word", margay_xfer_and_signal(MARGAY_WORLD, 3, 0, NULL, 0, MARGAY_NO_EVENT, 4, &request), "not aligned");
 }
 
+static void freed(int rank)
+{
+	margay_group group, old;
+	check(margay_group_split(MARGAY_WORLD, 0, 0, &group, WAIT));
+	old = group;
+	if (margay_rank() == rank)
+		check(margay_group_free(&group));
+	check(margay_barrier(WAIT));
+	refuses("a comparison of a freed group", margay_compare_and_write(old, 3, 0, MARGAY_GE, 0, 0, 1, WAIT), margay_rank() == rank ? "there is no group" : "it has freed the group");
+	check(margay_barrier(WAIT));
+	if (margay_rank() != rank)
+		check(margay_group_free(&group));
+}
+
 void commits(const char *count, const char *dies)
 {
 	int n = atoi(count);
@@ -151,6 +165,9 @@ void commits(const char *count, const char *dies)
 	transfer(n, dies ? atoi(dies) : 0);
 	check(margay_barrier(WAIT));
 	refused();
+	check(margay_barrier(WAIT));
+	freed(margay_size() - 1);
+	freed(0);
 	check(margay_barrier(WAIT));
 	puts("whole");
 	check(margay_finalize(WAIT));
