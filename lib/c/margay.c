@@ -1701,7 +1701,7 @@ int margay_barrier(int timeout_ms) { return synchronise(timeout_ms) != 0 ? -1 : 
 
 int margay_finalize(int timeout_ms)
 {
-	if (margay_in_settle_commits(timeout_ms) != 0 || synchronise(timeout_ms) != 0 || margay_upcalls(0) != 0)
+	if (no_job() != 0 || margay_in_settle_commits(timeout_ms) != 0 || synchronise(timeout_ms) != 0 || margay_upcalls(0) != 0)
 		return -1;
 	self.finalized = 1;
 	return margay_in_refused();
