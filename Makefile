@@ -143,11 +143,11 @@ bin/offload: FORCE
 bin/plain: FORCE
 	@$(GO_STATIC) build -o $@ ./examples/histogram/plain
 
-bin/margay.o bin/collective.o bin/group.o bin/window.o: bin/%.o: lib/c/%.c lib/c/margay.h lib/c/internal.h lib/c/steps.h lib/c/channel.h lib/c/piece.h lib/c/far.h lib/c/barrier.h lib/c/direct.h lib/c/trip.h lib/c/pace.h kernel/abi/wire/wire.h kernel/abi/mirror/mirror.h kernel/abi/onesided/onesided.h
+bin/margay.o bin/collective.o bin/group.o bin/window.o bin/commit.o: bin/%.o: lib/c/%.c lib/c/margay.h lib/c/internal.h lib/c/steps.h lib/c/channel.h lib/c/piece.h lib/c/far.h lib/c/barrier.h lib/c/direct.h lib/c/trip.h lib/c/pace.h kernel/abi/wire/wire.h kernel/abi/mirror/mirror.h kernel/abi/onesided/onesided.h
 	@mkdir -p bin
 	$(CC) $(CFLAGS) -I kernel/abi/wire -I kernel/abi/mirror -I kernel/abi/onesided -c $< -o $@
 
-bin/libmargay.a: bin/margay.o bin/collective.o bin/group.o bin/window.o
+bin/libmargay.a: bin/margay.o bin/collective.o bin/group.o bin/window.o bin/commit.o
 	rm -f $@
 	$(AR) rcs $@ $^
 

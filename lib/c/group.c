@@ -47,6 +47,7 @@ struct group {
 	uint32_t number;     /* of the last call */
 	struct call *first, *last; /* calls that are not over, in the order of starting */
 	struct group *next;        /* with calls that are not over */
+	struct part *part;         /* of commit.c */
 	int is_broken;
 	char broken[512]; /* why no call is possible any more */
 	int patience;     /* ms; 0: the first call has done a step since margay_in_probe looked */
@@ -446,6 +447,24 @@ static int is_over(int n, uint64_t arg)
 	return ((const struct call *)(uintptr_t)arg)->over;
 }
 
+static void describe_team(struct group *g, struct team *t) { *t = (struct team){g->id, g->size, g->own, g->ranks, g->places, &g->part}; }
+
+int margay_in_team(margay_group handle, struct team *team)
+{
+	struct group *g = with_handle(handle);
+	if (g)
+		describe_team(g, team);
+	return g ? 0 : -1;
+}
+
+int margay_in_team_of(uint64_t id, struct team *team)
+{
+	struct group *g = with_id(id);
+	if (g)
+		describe_team(g, team);
+	return g != NULL;
+}
+
 int margay_in_call(struct call *c, margay_group handle, int timeout_ms)
 {
 	struct group *g = check(c, handle);
@@ -526,6 +545,7 @@ static uint16_t draw(void)
 
 static void discard(struct group *g)
 {
+	margay_in_free_part(g->part);
 	for (int place = 0; g->peers && place < g->size; place++)
 		free(g->peers[place]);
 	free(g->peers);
@@ -705,7 +725,7 @@ int margay_group_free(margay_group *group)
 		return -1;
 	if (g == &state.world)
 		return margay_in_fail("free a group: the group of all ranks stays");
-	if (g->first)
+	if (g->first || margay_in_part_is_busy(g->part))
 		return margay_in_fail("free a group: a call of it is under way");
 	leave(g);
 	*group = MARGAY_NO_GROUP;

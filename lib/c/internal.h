@@ -85,6 +85,48 @@ void margay_in_leave(struct call *c);
  * sense. The sender may have written anything. */
 int margay_in_arrive(const struct margay_am *message);
 
+/* A group, as commit.c knows it, and the place of the part of this rank in its operations. */
+struct part;
+struct team {
+	uint64_t id;
+	int size, own;	    /* own: place of this rank */
+	const int *ranks;   /* by place; NULL: as in the job */
+	const int *places;  /* by rank, -1: it is not in the group; NULL: as in the job */
+	struct part **part; /* NULL there: it has none yet */
+};
+
+/* margay_in_team describes a group, or fails. margay_in_team_of does so by its number, and returns
+ * 0 if this rank has freed it. */
+int margay_in_team(margay_group group, struct team *team);
+int margay_in_team_of(uint64_t id, struct team *team);
+
+/* margay_in_part_is_busy reports whether operations are under way, and margay_in_free_part frees a
+ * part that has none. It may be NULL. */
+int margay_in_part_is_busy(const struct part *part);
+void margay_in_free_part(struct part *part);
+
+/* margay_in_commit advances operations on windows of groups. No handler calls it.
+ * margay_in_probe_commits is as margay_in_probe. margay_in_settle_commits waits until no operation
+ * of this rank is under way. */
+void margay_in_commit(void);
+int64_t margay_in_probe_commits(void);
+int margay_in_settle_commits(int timeout_ms);
+
+/* margay_in_open_commit makes a request of such an operation, and margay_in_close_commit completes
+ * it. why is NULL unless it has failed. margay_in_abandon_commit ends the operation of a request
+ * that is abandoned, and frees it. */
+struct commit;
+int margay_in_open_commit(struct commit *c, margay_group group, margay_request *request);
+void margay_in_close_commit(margay_request request, const char *why);
+void margay_in_abandon_commit(struct commit *c, margay_group group);
+
+/* margay_in_window returns the memory and the size of a window of this rank, NULL if there is
+ * none. */
+char *margay_in_window(int number, size_t *size);
+
+/* margay_in_take_commit takes a message of WIRE_HANDLER_COMMIT, as margay_in_arrive does. */
+int margay_in_take_commit(const struct margay_am *message);
+
 /* margay_in_answer takes a message of WIRE_HANDLER_REMOTE, as margay_in_arrive does. */
 int margay_in_answer(const struct margay_am *message);
 

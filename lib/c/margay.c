@@ -1041,8 +1041,8 @@ static int take_piece(const struct margay_am *message)
 /* handle runs the handler of a message with upcalls masked, and leaves them masked. */
 static void handle(const struct margay_am *message)
 {
-	if (message->handler >= WIRE_HANDLER_COLLECTIVE && message->handler <= WIRE_HANDLER_PIECE) {
-		static int (*const take[])(const struct margay_am *) = {margay_in_arrive, margay_in_answer, take_note, take_piece};
+	if (message->handler >= WIRE_HANDLER_COLLECTIVE && message->handler <= WIRE_HANDLER_COMMIT) {
+		static int (*const take[])(const struct margay_am *) = {margay_in_arrive, margay_in_answer, take_note, take_piece, margay_in_take_commit};
 		if (self.depth > 0 || take[message->handler - WIRE_HANDLER_COLLECTIVE](message) != 0)
 			die("margay: rank %d got a message for handler %d from rank %d, which makes no sense\n", margay_rank(), message->handler,
 			    message->source);
@@ -1171,6 +1171,7 @@ static int poll_all(void)
 	}
 	margay_in_progress();
 	margay_in_collect();
+	margay_in_commit();
 	unmask(was);
 	return n;
 }
@@ -1359,7 +1360,9 @@ static int hush(void)
  * never. */
 static int64_t next_due(void)
 {
-	int64_t next = margay_in_probe();
+	int64_t next = margay_in_probe(), commits = margay_in_probe_commits();
+	if (commits >= 0 && (next < 0 || commits < next))
+		next = commits;
 	for (uint32_t i = 0; i < self.end_count; i++) {
 		int64_t due = far_due(self.ends[i]), ask = direct_due(&self.ends[i]->direct);
 		if (due && (next < 0 || due < next))
@@ -1417,6 +1420,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 		n += more - (int)(self.parts - parts);
 		margay_in_progress();
 		margay_in_collect();
+		margay_in_commit();
 		if (done(n, arg))
 			break;
 		if (!rung) {
@@ -1697,7 +1701,7 @@ int margay_barrier(int timeout_ms) { return synchronise(timeout_ms) != 0 ? -1 : 
 
 int margay_finalize(int timeout_ms)
 {
-	if (synchronise(timeout_ms) != 0 || margay_upcalls(0) != 0)
+	if (no_job() != 0 || margay_in_settle_commits(timeout_ms) != 0 || synchronise(timeout_ms) != 0 || margay_upcalls(0) != 0)
 		return -1;
 	self.finalized = 1;
 	return margay_in_refused();

@@ -294,9 +294,9 @@ int margay_compare_swap(int rank, int window, size_t offset, uint64_t expected, 
  * event at the offset event when the data are there. */
 int margay_put_event(int rank, int window, size_t offset, const void *from, size_t length, size_t event);
 
-/* margay_event_test reports whether an event in a window of this rank has counted up to count, and
- * margay_event_wait handles messages until it has. margay_fetch_add and margay_compare_swap wake
- * it, too. */
+/* margay_event_test reports whether an event in a window of this rank has counted up to count; if
+ * not, it handles messages and looks again. margay_event_wait handles messages until it has.
+ * margay_fetch_add and margay_compare_swap wake it, too. */
 int margay_event_test(int window, size_t event, uint64_t count);
 int margay_event_wait(int window, size_t event, uint64_t count, int timeout_ms);
 
@@ -349,6 +349,47 @@ int margay_request_wait_any(margay_request *requests, int count, int *index, int
  * application's again. What was not sent is not sent any more; what was sent takes effect. A
  * collective operation that was not complete has then failed. */
 int margay_request_abandon(margay_request *request);
+
+/* Operations on the windows of a group.
+ *
+ * margay_xfer_and_signal and margay_compare_and_write, with margay_event_test and
+ * margay_event_wait, are the three primitives of STORM. An operation changes the windows of all
+ * ranks of a group, or of none. The caller is one of them. Operations of a group are carried out
+ * one after the other, in one order at all of its ranks; nothing orders them with operations of
+ * other groups, puts, and stores of the windows' own ranks. A handler must not call them.
+ *
+ * A rank takes part in calls of this library that poll or wait, so its window changes nowhere else:
+ * the program sees all of a block or nothing of it. Gets of other ranks may see a part; wait for
+ * the event. For some time, some ranks have the new value and others do not. When the operation is
+ * complete, all have it. So the operations are linearisable, and loads are sequentially consistent
+ * with them: no rank sees writes in another order.
+ *
+ * If a rank refuses the operation, since it has no such window or the place is not all in it, or
+ * the caller gives up before all ranks have agreed, no window changes. If a rank or a node dies in
+ * the middle, the job ends. Until it has ended, the other ranks see the change at all of them or at
+ * none, unless the caller dies, or a node, while the decision is being sent. */
+#define MARGAY_NO_EVENT ((size_t)-1)
+#define MARGAY_NO_WORD ((size_t)-1)
+
+/* margay_xfer_and_signal starts to copy length bytes to the same place in a window of all ranks of
+ * a group. When the data are there, it adds 1 to the event at the offset remote of each of these
+ * windows, and when they are there at all ranks, to the event at the offset local of this rank's;
+ * MARGAY_NO_EVENT: none. The source belongs to the library until the request is complete, which is
+ * tested and waited for like any other (margay_request_test and so on). If it fails, no data are
+ * copied and no event counts. A request that is abandoned may take effect, at all ranks, or not. */
+int margay_xfer_and_signal(margay_group group, int window, size_t offset, const void *from, size_t length, size_t remote, size_t local,
+			   margay_request *request);
+
+/* Comparisons of words as unsigned numbers: ==, !=, <, <=, >, >=. */
+enum margay_comparison { MARGAY_EQ = 1, MARGAY_NE, MARGAY_LT, MARGAY_LE, MARGAY_GT, MARGAY_GE };
+
+/* margay_compare_and_write compares the uint64_t at an offset of a window, a multiple of 8, of all
+ * ranks of a group with value: word <comparison> value. If that is true at all of them, it stores
+ * word at the offset write of all of these windows, MARGAY_NO_WORD: nowhere, and returns 1.
+ * Otherwise it returns 0. If the time-out ends it before all ranks have agreed, nothing is stored;
+ * margay_error says so. */
+int margay_compare_and_write(margay_group group, int window, size_t offset, enum margay_comparison comparison, uint64_t value, size_t write,
+			     uint64_t word, int timeout_ms);
 
 /* Upcalls: messages with the verdict MARGAY_UPCALL.
  *

@@ -40,10 +40,12 @@ struct access {
 	uint64_t offset;
 };
 
-/* An access that was started. Its messages leave in the order of starting. Or a collective
- * operation that was started, which has only the first answer of own, and call. */
+/* An access that was started. Its messages leave in the order of starting. Or an operation of a
+ * group that was started, which has only the first answer of own, and call, or commit and group. */
 struct request {
-	struct call *call; /* NULL: an access, or it is over */
+	struct call *call;	   /* NULL: another one, or it is over */
+	struct commit *commit;	   /* the same */
+	margay_group group;
 	struct request *next;      /* in the queue */
 	struct operation *answers; /* own, or state.puts */
 	struct operation own;
@@ -341,6 +343,9 @@ static void withdraw(struct request *r)
 {
 	if (r->call)
 		margay_in_leave(r->call);
+	if (r->commit)
+		margay_in_abandon_commit(r->commit, r->group);
+	r->commit = NULL;
 	dequeue(r);
 	abandon(&r->own);
 }
@@ -503,24 +508,50 @@ static int start(const struct request *what, margay_request *handle)
 	return 0;
 }
 
-int margay_in_open_request(struct call *c, margay_request *handle)
+/* open makes a request that others complete. */
+static int open(const struct request *what, margay_request *handle)
 {
 	struct request *r = free_entry();
 	if (!r)
 		return -1;
-	*r = (struct request){.call = c, .own.left = 1};
+	*r = *what;
 	*handle = take_entry(r);
 	return 0;
 }
 
-void margay_in_close_request(margay_request handle, int kind, const char *why)
+/* close_request completes such a request. why is NULL unless it has failed. */
+static void close_request(margay_request handle, const char *name, const char *why)
 {
 	struct request *r = &state.table[handle % MARGAY_MAX_REQUESTS];
 	r->call = NULL;
+	r->commit = NULL;
 	r->own.left = 0;
 	r->own.failed = why != NULL;
 	if (why)
-		snprintf(r->own.why, sizeof r->own.why, "%s: %s", margay_in_kind(kind), why);
+		snprintf(r->own.why, sizeof r->own.why, "%s: %s", name, why);
+}
+
+int margay_in_open_request(struct call *c, margay_request *handle)
+{
+	return open(&(struct request){.call = c, .own.left = 1}, handle);
+}
+
+void margay_in_close_request(margay_request handle, int kind, const char *why) { close_request(handle, margay_in_kind(kind), why); }
+
+int margay_in_open_commit(struct commit *c, margay_group group, margay_request *handle)
+{
+	return open(&(struct request){.commit = c, .group = group, .own.left = 1}, handle);
+}
+
+void margay_in_close_commit(margay_request handle, const char *why) { close_request(handle, "xfer and signal", why); }
+
+char *margay_in_window(int number, size_t *size)
+{
+	struct window *w = find(number, margay_rank());
+	if (!w && !(w = map_window(number, margay_rank(), 0)))
+		return NULL;
+	*size = w->size;
+	return w->memory;
 }
 
 /* run makes an access and waits until it is sent, for a put, or complete. */
@@ -818,7 +849,11 @@ static int own_event(int window, size_t offset, uint64_t count, struct event *e)
 int margay_event_test(int window, size_t event, uint64_t count)
 {
 	struct event e;
-	return own_event(window, event, count, &e) != 0 ? -1 : has_come(0, (uintptr_t)&e);
+	if (own_event(window, event, count, &e) != 0)
+		return -1;
+	if (!has_come(0, (uintptr_t)&e))
+		margay_poll();
+	return has_come(0, (uintptr_t)&e);
 }
 
 int margay_event_wait(int window, size_t event, uint64_t count, int timeout_ms)

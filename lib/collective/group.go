@@ -84,18 +84,24 @@ func (g *Group) Rank(place int) int {
 	return g.ranks[place]
 }
 
+// PlaceOf returns the place of a rank, and false if it is not in the group.
+func (g *Group) PlaceOf(rank int) (place int, ok bool) {
+	if g.ranks == nil {
+		return rank, rank < g.Size()
+	}
+	place, ok = g.places[rank]
+	return place, ok
+}
+
 // Busy reports whether calls are not over.
 func (g *Group) Busy() bool { return len(g.queue) > 0 }
 
 // Arrive takes a chunk or a credit of the group. The payload is copied. The sender may have written
 // anything; the error wraps wire.ErrChunk.
 func (g *Group) Arrive(rank int, call wire.Call, payload []byte) error {
-	place := rank
-	if g.ranks != nil {
-		var ok bool
-		if place, ok = g.places[rank]; !ok {
-			return fmt.Errorf("%w: rank %d is not in the group", wire.ErrChunk, rank)
-		}
+	place, ok := g.PlaceOf(rank)
+	if !ok {
+		return fmt.Errorf("%w: rank %d is not in the group", wire.ErrChunk, rank)
 	}
 	return g.streams.arrive(place, call, payload)
 }

@@ -17,6 +17,7 @@ type calls struct {
 	busy   []*collective.Group                // those with calls under way
 	vain   uint                               // looks at them, one after the other, that have advanced none
 	drawn  uint16                             // number that was drawn last for a new group
+	probed bool                               // another rank waits for this one
 }
 
 // looks is the number of vain looks at calls after which time is taken, to probe ranks that have
@@ -27,9 +28,14 @@ const looks = 256
 type courier struct{ *Job }
 
 func (c courier) Post(rank int, args [2]uint64, payload []byte) (bool, error) {
+	return c.postSoon(rank, wire.HandlerCollective, args, payload)
+}
+
+// postSoon is post, but if there is no room, this rank is woken when there is.
+func (j *Job) postSoon(rank, handler int, args [2]uint64, payload []byte) (bool, error) {
 	for {
-		ok, err := c.post(rank, wire.HandlerCollective, args, payload)
-		if ok || err != nil || c.awaitsRoom(rank, wire.HandlerCollective, len(payload)) {
+		ok, err := j.post(rank, handler, args, payload)
+		if ok || err != nil || j.awaitsRoom(rank, uint16(handler), len(payload)) {
 			return ok, err
 		}
 	}
@@ -43,6 +49,7 @@ func (j *Job) collected(r *wire.Record) error {
 	}
 	c, err := wire.ParseCall(r.Args, len(r.Payload), j.Size())
 	if err != nil || c.Kind == wire.CallProbe {
+		j.calls.probed = true
 		return err
 	}
 	if g := j.calls.groups[c.Group]; g != nil {
@@ -51,28 +58,33 @@ func (j *Job) collected(r *wire.Record) error {
 	return nil
 }
 
-// advanceCalls advances collective operations, and reports whether it has advanced any. The caller
+// advanceCalls advances operations of groups, and reports whether it has advanced any. The caller
 // holds Job.handling.
 func (j *Job) advanceCalls() (some bool) {
-	if len(j.calls.busy) == 0 {
+	if len(j.calls.busy) == 0 && !j.desk.Busy() {
 		return false
 	}
 	for _, g := range j.calls.busy {
 		some = g.Advance(courier{j}) || some
 	}
+	some = j.desk.Advance(clerk{j}) || some
 	j.calls.busy = slices.DeleteFunc(j.calls.busy, func(g *collective.Group) bool { return !g.Busy() })
 	if some {
 		j.calls.vain = 0
-	} else if j.calls.vain++; j.calls.vain%looks == 0 {
-		j.probe()
+	} else if j.calls.vain++; j.calls.vain%looks == 0 || j.calls.probed {
+		j.calls.probed = false
+		j.probe() // the rank that this one waits for
 	}
 	return some
 }
 
-// probe probes the ranks that collective operations have awaited for long, and returns the time
+// probe probes the ranks that operations of groups have awaited for long, and returns the time
 // until it must be called again, 0 if none is under way. The caller holds Job.handling.
 func (j *Job) probe() (after time.Duration) {
 	now := j.mirrors.now()
+	if due := j.desk.Due(now, clerk{j}); due != 0 {
+		after = due - now
+	}
 	for _, g := range j.calls.busy {
 		if !g.Busy() {
 			continue
@@ -88,7 +100,7 @@ func (j *Job) probe() (after time.Duration) {
 	return after
 }
 
-// waitCalls is wait for a condition of collective operations, which is called with Job.handling
+// waitCalls is wait for a condition of operations of groups, which is called with Job.handling
 // held. In between it probes the ranks that they await.
 func (j *Job) waitCalls(ctx context.Context, done func() bool) error {
 	locked, handled := j.locked(done), 0

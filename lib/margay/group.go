@@ -61,11 +61,12 @@ func (g *Group) Free() error {
 	j := g.job
 	j.handling.Lock()
 	defer j.handling.Unlock()
-	if g.part.Busy() {
+	if g.part.Busy() || j.desk.BusyIn(g.part.ID()) {
 		return errors.New("margay: free a group: a call of it is under way")
 	}
 	if j.calls.groups[g.part.ID()] == g.part {
 		delete(j.calls.groups, g.part.ID())
+		j.desk.Forget(g.part.ID())
 	}
 	return nil
 }

@@ -27,7 +27,8 @@
 //
 // Broadcast, Reduce, AllReduce, Gather, AllGather, AllToAll and Scan are the collective operations,
 // of all ranks or of a group of them (NewGroup, Split). Put, Get, FetchAdd and CompareSwap reach
-// memory of other ranks, which they have opened by Window.
+// memory of other ranks, which they have opened by Window. XferAndSignal and CompareAndWrite change
+// the windows of all ranks of a group, or of none.
 //
 // Locks, outermost first: Job.meeting (one barrier at a time), Job.handling (held while messages
 // are taken, their handlers run, which may send and ask, and collective operations advance),
@@ -51,6 +52,7 @@ import (
 	"margay/kernel/abi/pace"
 	"margay/kernel/abi/wire"
 	"margay/lib/collective"
+	"margay/lib/commit"
 )
 
 // Bounds of the payload of a message, in bytes.
@@ -105,6 +107,7 @@ type Job struct {
 	handlers [wire.MaxHandlers]func(Message)
 	world    *collective.Group // all ranks; guarded by handling
 	calls    calls             // the same
+	desk     *commit.Desk      // the same
 	pieces   wire.Assembler    // of long messages; the same
 	remote   remote            // the same
 
@@ -218,6 +221,7 @@ func (j *Job) openMemory(area, board *os.File) error {
 	j.initBarriers()
 	j.world = collective.NewJob(j.Rank(), j.Size(), j.Nodes() == 1)
 	j.calls.groups = map[wire.GroupID]*collective.Group{0: j.world}
+	j.desk = commit.NewDesk(ownWindows{j}, func(id wire.GroupID) *collective.Group { return j.calls.groups[id] })
 	j.peerDoorbells = slices.Repeat([]int{-1}, j.LocalSize())
 	return nil
 }
@@ -364,6 +368,8 @@ func (j *Job) dispatch(r *wire.Record) (whole bool) {
 		err = j.noted(r)
 	case wire.HandlerPiece:
 		whole, err = j.assemble(r)
+	case wire.HandlerCommit:
+		err = j.committed(r)
 	default:
 		j.run(r)
 	}
@@ -435,6 +441,9 @@ func (j *Job) Wait(ctx context.Context) (n int, err error) {
 // process may continue: the functions that return its place, and mapped memory, work as before. If
 // it fails, the job is not finalized; only after the error of a refused put, it is.
 func (j *Job) Finalize(ctx context.Context) error {
+	if err := j.settleCommits(ctx); err != nil {
+		return err
+	}
 	if err := j.synchronise(ctx); err != nil {
 		return err
 	}

@@ -108,6 +108,10 @@ func rank(mode []string) error {
 		return tests(ctx, job)
 	case "windows":
 		return windows(ctx, job, mode[1], mode[2])
+	case "commit":
+		return commits(ctx, job, mode[1])
+	case "giveup":
+		return giveUp(ctx, job)
 	case "unharmed":
 		return unharmed(context.Background(), job, mode[1], mode[2])
 	case "storm":

@@ -10,6 +10,7 @@ import (
 
 	"margay/kernel/abi/wire"
 	"margay/lib/collective"
+	"margay/lib/commit"
 )
 
 // MaxRequests is how many requests may be outstanding.
@@ -18,13 +19,13 @@ const MaxRequests = 256
 // errAbandoned is why a collective operation fails behind one that was abandoned.
 var errAbandoned = errors.New("a request of a collective operation was abandoned")
 
-// Request is an operation that was started: a collective one (StartBroadcast and so on), or one
-// on a window, by StartPut, StartPutEvent, StartGet, StartFetchAdd or StartCompareSwap. The
-// latter never wait. They fail at once for wrong arguments, for a refusal of a window of this
-// node, and with ErrRequests. Operations on one rank take effect in the order in which they were
-// started, with or without a request. Every call of this package that polls or waits advances
-// them. Barrier sends all that were started before it, so it completes started puts as it
-// completes Put.
+// Request is an operation that was started: a collective one (StartBroadcast and so on), one on the
+// windows of a group (XferAndSignal), or one on a window, by StartPut, StartPutEvent, StartGet,
+// StartFetchAdd or StartCompareSwap. The latter never wait. They fail at once for wrong arguments,
+// for a refusal of a window of this node, and with ErrRequests. Operations on one rank take effect
+// in the order in which they were started, with or without a request. Every call of this package
+// that polls or waits advances them. Barrier sends all that were started before it, so it completes
+// started puts as it completes Put.
 //
 // Until the request is complete, its memory belongs to the library: the source of a put must not
 // be changed, and the memory for a get or an old value must not be used. A put with a request is
@@ -41,8 +42,9 @@ type Request struct {
 	queued  bool // in the queue: not all of it is sent
 	counted bool // it is outstanding
 
-	// Of a collective operation.
+	// Of a collective operation, or of XferAndSignal.
 	group *collective.Group
+	xfer  *commit.Call     // nil: the request is of another one
 	call  *collective.Call // nil: the request is of another one
 	name  wire.CallKind
 
@@ -266,8 +268,11 @@ func (r *Request) post(slot int) (bool, error) {
 
 // complete reports whether the request is complete. The caller holds Job.handling.
 func (r *Request) complete() bool {
-	if r.call != nil {
+	switch {
+	case r.call != nil:
 		return r.call.Over()
+	case r.xfer != nil:
+		return r.xfer.Over()
 	}
 	return !r.queued && r.own.left == 0
 }
@@ -278,8 +283,11 @@ func (r *Request) collect() error {
 		r.counted = false
 		r.job.remote.outstanding--
 	}
-	if r.call != nil {
+	switch {
+	case r.call != nil:
 		return callError(r.name, r.call.Err())
+	case r.xfer != nil:
+		return commitError("xfer and signal", r.xfer, r.place)
 	}
 	return r.own.failed
 }
@@ -317,7 +325,11 @@ func (r *Request) Abandon() {
 
 // withdraw ends the use of the request's memory. The caller holds Job.handling.
 func (j *Job) withdraw(r *Request) {
-	if r.call != nil {
+	switch {
+	case r.xfer != nil:
+		j.desk.Abandon(r.group, r.xfer)
+		return
+	case r.call != nil:
 		if !r.call.Over() {
 			r.group.Break(errAbandoned)
 		}
@@ -386,7 +398,7 @@ func WaitAny(ctx context.Context, requests ...*Request) (index int, err error) {
 // waitRequests is waitRemote for a condition of requests of the application.
 func (j *Job) waitRequests(ctx context.Context, done func() bool) error {
 	j.handling.Lock()
-	over, calls := done(), len(j.calls.busy) > 0
+	over, calls := done(), len(j.calls.busy) > 0 || j.desk.Busy()
 	j.handling.Unlock()
 	switch {
 	case over:

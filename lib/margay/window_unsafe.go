@@ -147,9 +147,13 @@ func (j *Job) CompareSwap(ctx context.Context, rank, window, offset int, expecte
 	return j.atomic(ctx, wire.RemoteSwap, place{rank, window, offset}, [2]uint64{expected, value})
 }
 
-// EventTest reports whether an event in a window of this rank has counted up to count.
+// EventTest handles messages if an event in a window of this rank has not counted up to count, and
+// reports whether it has.
 func (j *Job) EventTest(window, event int, count uint64) (bool, error) {
 	word, err := j.nearWord(place{j.Rank(), window, event})
+	if err == nil && word.Load() < count {
+		j.Poll()
+	}
 	return err == nil && word.Load() >= count, err
 }
 

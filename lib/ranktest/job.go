@@ -276,6 +276,10 @@ func nonsense(t *testing.T, program Program) {
 		"credit": {Handler: wire.HandlerCollective, Args: wire.Call{Kind: wire.CallCredit, Length: 1}.Args()},
 		"source": {Handler: wire.HandlerCollective, Peer: 3, Args: wire.Call{Kind: wire.CallProbe}.Args()},
 		"number": {Handler: wire.HandlerCollective + 99},
+		// A decision about nothing, a turn for a rank that has not asked, and no kind.
+		"decision":  {Handler: wire.HandlerCommit, Args: wire.Commit{Kind: wire.CommitDecide, Number: 1}.Args()},
+		"turn":      {Handler: wire.HandlerCommit, Args: wire.Commit{Kind: wire.CommitGrant, Number: 1}.Args()},
+		"no commit": {Handler: wire.HandlerCommit},
 		// Answers about windows: to no request, and from another rank; and a request, which is the
 		// node kernel's.
 		"answer":   {Handler: wire.HandlerRemote, Peer: 1, Args: wire.Remote{Kind: wire.RemoteReply}.Args()},

@@ -395,6 +395,9 @@ func payload(i int) []byte {
 //	            finalizes, which must fail; prints the two errors, and that of a barrier from then on
 //	collect     see Collectives
 //	windows     see Windows
+//	commit      see Commits
+//	giveup      makes window 0 of 8 bytes; twice compares its first word with 0, by ==, in all ranks, and writes 1 there, with a time-out of
+//	            500 ms, prints the error, and waits for a message; and ends
 //	pending     starts a get of 8 bytes from window 0 of rank 0, waits for it 50 ms in vain, starts puts there until that is
 //	            refused, prints the error, abandons the get, starts another put, prints "abandoned", waits for all puts, and
 //	            finalizes if the memory of the get is as it was
@@ -494,6 +497,8 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 	t.Run("nonsense", func(t *testing.T) { nonsense(t, program) })
 	t.Run("pending", func(t *testing.T) { pending(t, program) })
 	t.Run("refused", func(t *testing.T) { refused(t, program) })
+	t.Run("given up", func(t *testing.T) { givenUp(t, program) })
+	t.Run("commits", func(t *testing.T) { Commits(t, program) })
 	t.Run("tests", func(t *testing.T) { tests(t, program) })
 	t.Run("split", func(t *testing.T) { split(t, program) })
 	t.Run("windows", func(t *testing.T) { Windows(t, seed, program) })

@@ -21,7 +21,7 @@ func operationPrograms(t *testing.T) (inC, inGo string) {
 	build := exec.Command("go", "test", "-c", "-ldflags=-s -w", "-o", inGo, "margay/lib/margay")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	for _, c := range []*exec.Cmd{
-		exec.Command("gcc", "-O2", "-static", "-I", "../../lib/c", source+"rank.c", source+"collect.c", source+"windows.c", filepath.Join(bin, "libmargay.a"), "-lm", "-o", inC),
+		exec.Command("gcc", "-O2", "-static", "-I", "../../lib/c", source+"rank.c", source+"collect.c", source+"windows.c", source+"commit.c", filepath.Join(bin, "libmargay.a"), "-lm", "-o", inC),
 		build,
 	} {
 		if out, err := c.CombinedOutput(); err != nil {
@@ -54,6 +54,22 @@ func (o operations) check(calls, accesses int) {
 	}
 	if r = o.run(0, "windows", accesses, ":"); r.stdout != strings.Repeat("whole\n", 4) {
 		o.t.Errorf("the windows are not whole: %v", r)
+	}
+}
+
+// commits makes operations on the windows of all ranks. When a rank is killed in the middle of one,
+// no other rank sees a part of a block, and the job ends and reports it.
+func (o operations) commits(n int) {
+	o.t.Helper()
+	script := func(more string) string {
+		return fmt.Sprintf("case $MARGAY_RANK in 0|3) exec %s commit %d %s ;; *) exec %s rank commit %[2]d ;; esac", o.inC, n, more, o.inGo)
+	}
+	args := []string{"-n", "4", "--with", o.inC, "--with", o.inGo, "sh", "-c"}
+	if r := o.machine.run(0, append(args, script(""))...); r.stdout != strings.Repeat("whole\n", 4) {
+		o.t.Errorf("the windows are not whole: %v", r)
+	}
+	if r := o.machine.run(128+9, append(args, script(strconv.Itoa(1+n/2)))...); !strings.Contains(r.stderr, "rank 3") || strings.Contains(r.stderr, "torn") {
+		o.t.Errorf("the job does not say that rank 3 was killed: %v", r)
 	}
 }
 
@@ -96,8 +112,7 @@ func TestOperations(t *testing.T) {
 		if !strings.Contains(r.stderr, "to rank 3") || !strings.Contains(r.stderr, "which has ended") {
 			t.Errorf("the job does not say that rank 3 has ended: %v", r)
 		}
-		if m.hosted() {
-			o.outlive(6)
-		}
+		o.commits(6)
+		o.outlive(6)
 	})
 }

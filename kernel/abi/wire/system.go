@@ -14,6 +14,7 @@ const (
 	HandlerRemote     = MaxHandlers + 1 // Remote
 	HandlerBarrier    = MaxHandlers + 2 // Note
 	HandlerPiece      = MaxHandlers + 3 // Piece
+	HandlerCommit     = MaxHandlers + 4 // Commit
 )
 
 // CollectiveWindow is how many chunks of collective operations a rank may have sent to another that

@@ -149,6 +149,38 @@ struct wire_record {
 #define WIRE_HANDLER_PIECE 259
 #define WIRE_PIECE_ARGS 16
 
+/* The same, Commit. */
+#define WIRE_HANDLER_COMMIT 260
+#define WIRE_MAX_COMMIT_NUMBER ((UINT64_C(1) << 48) - 1)
+#define WIRE_NO_PLACE ((1 << 24) - 1)
+
+#define WIRE_COMMIT_ASK 1
+#define WIRE_COMMIT_GRANT 2
+#define WIRE_COMMIT_RELEASE 3
+#define WIRE_COMMIT_BEGIN 4
+#define WIRE_COMMIT_DATA 5
+#define WIRE_COMMIT_VOTE 6
+#define WIRE_COMMIT_DECIDE 7
+#define WIRE_COMMIT_DONE 8
+
+#define WIRE_COMMIT_OK 0
+#define WIRE_COMMIT_NO_WINDOW 1
+#define WIRE_COMMIT_BEYOND 2
+#define WIRE_COMMIT_NO_MEMORY 3
+#define WIRE_COMMIT_FREED 4
+#define WIRE_COMMIT_FALSE 5
+#define WIRE_COMMIT_ABANDONED 6
+
+/* The same, CommitOp. */
+struct wire_commit_op {
+	uint32_t compare;
+	uint32_t window;
+	uint64_t offset;
+	uint64_t value;
+	uint64_t second;
+	uint64_t word;
+};
+
 /* Requests. */
 #define WIRE_HELLO 1
 #define WIRE_INSERT 2

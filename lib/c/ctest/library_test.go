@@ -12,14 +12,14 @@ import (
 )
 
 // library is the source of the library.
-var library = []string{"../margay.c", "../collective.c", "../group.c", "../window.c"}
+var library = []string{"../margay.c", "../collective.c", "../group.c", "../window.c", "../commit.c"}
 
 func TestContract(t *testing.T) {
 	source, err := os.ReadFile("testdata/rank.c")
 	if err != nil {
 		t.Fatal(err)
 	}
-	program := command(build(t, string(source), append([]string{"testdata/collect.c", "testdata/windows.c"}, library...)...))
+	program := command(build(t, string(source), append([]string{"testdata/collect.c", "testdata/windows.c", "testdata/commit.c"}, library...)...))
 	ranktest.Suite(t, check.Seed(t), program)
 	t.Run("forked", func(t *testing.T) {
 		k := ranktest.Start(t, program, "forked")
@@ -41,7 +41,7 @@ func TestMixed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inC := build(t, string(source), append([]string{"testdata/collect.c", "testdata/windows.c"}, library...)...)
+	inC := build(t, string(source), append([]string{"testdata/collect.c", "testdata/windows.c", "testdata/commit.c"}, library...)...)
 	inGo := filepath.Join(t.TempDir(), "rank")
 	if out, err := exec.Command("go", "test", "-c", "-o", inGo, "margay/lib/margay").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -50,6 +50,7 @@ func TestMixed(t *testing.T) {
 		return exec.CommandContext(ctx, inGo, append([]string{"rank"}, mode...)...)
 	}
 	t.Run("collectives", func(t *testing.T) { ranktest.Collectives(t, seed, command(inC), goes) })
+	t.Run("commits", func(t *testing.T) { ranktest.Commits(t, command(inC), goes) })
 	t.Run("windows", func(t *testing.T) { ranktest.Windows(t, seed, command(inC), goes) })
 }
 

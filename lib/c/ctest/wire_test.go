@@ -67,6 +67,14 @@ var same = map[string]string{
 	"RemoteReply": "WIRE_REMOTE_REPLY", "RemoteOK": "WIRE_REMOTE_OK", "RemoteNoWindow": "WIRE_REMOTE_NO_WINDOW",
 	"RemoteOutside": "WIRE_REMOTE_OUTSIDE",
 
+	"HandlerCommit": "WIRE_HANDLER_COMMIT", "MaxCommitNumber": "WIRE_MAX_COMMIT_NUMBER", "NoPlace": "WIRE_NO_PLACE",
+	"CommitAsk": "WIRE_COMMIT_ASK", "CommitGrant": "WIRE_COMMIT_GRANT", "CommitRelease": "WIRE_COMMIT_RELEASE", "CommitBegin": "WIRE_COMMIT_BEGIN",
+	"CommitData": "WIRE_COMMIT_DATA", "CommitVote": "WIRE_COMMIT_VOTE", "CommitDecide": "WIRE_COMMIT_DECIDE", "CommitDone": "WIRE_COMMIT_DONE",
+	"CommitOK": "WIRE_COMMIT_OK", "CommitNoWindow": "WIRE_COMMIT_NO_WINDOW", "CommitBeyond": "WIRE_COMMIT_BEYOND", "CommitNoMemory": "WIRE_COMMIT_NO_MEMORY",
+	"CommitFreed": "WIRE_COMMIT_FREED", "CommitFalse": "WIRE_COMMIT_FALSE", "CommitAbandoned": "WIRE_COMMIT_ABANDONED",
+	"Equal": "MARGAY_EQ", "NotEqual": "MARGAY_NE", "Less": "MARGAY_LT", "LessEqual": "MARGAY_LE", "Greater": "MARGAY_GT", "GreaterEqual": "MARGAY_GE",
+	"CommitOpSize": "sizeof(struct wire_commit_op)",
+
 	"HandlerPiece": "WIRE_HANDLER_PIECE", "PieceArgs": "WIRE_PIECE_ARGS", "ChannelPayload": "WIRE_CHANNEL_PAYLOAD",
 	"MaxPayload": "MARGAY_MAX_PAYLOAD", "MaxMessage": "MARGAY_MAX_MESSAGE", "MaxHandlers": "MARGAY_MAX_HANDLERS", "NodeExtension": "WIRE_NODE_EXTENSION",
 	"RecordHeader": "sizeof(struct wire_record)", "RequestSize": "sizeof(struct wire_request)", "SettingSize": "sizeof(struct wire_setting)",
@@ -82,6 +90,7 @@ var goOnly = []string{
 	"channelMask",       // from ChannelRing
 	"MirrorSize",        // the file says it
 	"ChannelPaused",     // it is not 0
+	"NoOffset",          // UINT64_MAX
 	"mirrored",          // in C, channels have it otherwise
 	"barrierEnded",      // the node kernel alone writes and reads it
 	"batch", "mostIdle", // each side may choose its own
@@ -248,14 +257,19 @@ func TestFields(t *testing.T) {
 		want[fmt.Sprintf("reply.values[%d]", i)] = v
 	}
 
+	op := wire.CommitOp{Compare: wire.Greater, Window: 51, Offset: 1<<64 - 7, Value: 52, Second: wire.NoOffset, Word: 53}.Encode()
+	maps.Copy(want, map[string]string{"commit_op.compare": "5", "commit_op.window": "51", "commit_op.offset": "18446744073709551609",
+		"commit_op.value": "52", "commit_op.second": "18446744073709551615", "commit_op.word": "53"})
+
 	header, err := os.ReadFile("../../../kernel/abi/wire/wire.h")
 	if err != nil {
 		t.Fatal(err)
 	}
 	source := "#include <stdio.h>\n#include \"wire.h\"\n" +
 		"static struct wire_record record;\nstatic struct wire_request request;\nstatic struct wire_setting setting;\nstatic struct wire_reply reply;\n" +
+		"static struct wire_commit_op commit_op;\n" +
 		"#define READ(x) if (fread(&x, sizeof x, 1, stdin) != 1) return 1\n" +
-		"int main(void)\n{\n\tREAD(record);\n\tREAD(request);\n\tREAD(setting);\n\tREAD(reply);\n"
+		"int main(void)\n{\n\tREAD(record);\n\tREAD(request);\n\tREAD(setting);\n\tREAD(reply);\n\tREAD(commit_op);\n"
 	field := regexp.MustCompile(`(?m)^\t(\w+) (\w+)(\[\w+\])?;$`)
 	n := 0
 	for _, s := range regexp.MustCompile(`(?s)struct wire_(\w+) \{\n(.*?)\};`).FindAllStringSubmatch(string(header), -1) {
@@ -271,11 +285,11 @@ func TestFields(t *testing.T) {
 			}
 		}
 	}
-	if n != strings.Count(string(header), ";")-4 {
+	if n != strings.Count(string(header), ";")-5 {
 		t.Errorf("%d fields were found in wire.h", n)
 	}
 	ring := mem[len(mem)-3*wire.RingSize:]
-	got := run(t, build(t, source+"\treturn 0;\n}\n"), slices.Concat(ring[:wire.RecordHeader], request, reply))
+	got := run(t, build(t, source+"\treturn 0;\n}\n"), slices.Concat(ring[:wire.RecordHeader], request, reply, op))
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		if got[name] != want[name] {
 			t.Errorf("%s is %q, C reads %q", name, want[name], got[name])

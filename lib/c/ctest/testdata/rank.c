@@ -11,6 +11,8 @@
 void collect(const char *seed, const char *count, const char *die);
 void windows(const char *seed, const char *count);
 void pending(void);
+void commits(const char *count, const char *dies);
+void give_up(void);
 void refusals(void);
 
 static struct message {
@@ -313,6 +315,10 @@ int main(int argc, char **argv)
 		tests();
 	} else if (strcmp(argv[1], "windows") == 0) {
 		windows(argv[2], argv[3]);
+	} else if (strcmp(argv[1], "commit") == 0) {
+		commits(argv[2], argv[3]);
+	} else if (strcmp(argv[1], "giveup") == 0) {
+		give_up();
 	} else if (strcmp(argv[1], "pending") == 0) {
 		pending();
 	} else if (strcmp(argv[1], "refused") == 0) {
