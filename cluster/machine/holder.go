@@ -37,6 +37,7 @@ type holder struct {
 	spec      Spec
 	substrate substrate
 	lifeline  *os.File // read end of a pipe whose write end only this process has
+	socket    *os.File // on which each serve listens to nodes of other hosts; nil: they are here
 	serve     []string // command that becomes serve
 	log       func(format string, args ...any)
 
@@ -45,6 +46,7 @@ type holder struct {
 
 	changing sync.Mutex // held, before mu, while nodes are added and removed
 	ending   bool       // no node is added any more
+	over     func()     // ends the machine
 	growths  growths
 
 	mu      sync.Mutex
@@ -52,6 +54,8 @@ type holder struct {
 	roster  roster.Roster             // as recorded; changed with both held
 	nodes   map[id.Node]*heldNode     // the roster's, by number
 	leaving map[id.Node]chan struct{} // by number: closed when the last node of the number has ended
+	risen   bool                      // a node has registered
+	vacated bool                      // it ends because its hosts do
 }
 
 // heldNode is the state of a node in the holder. holder.mu guards life and the messages.
@@ -81,37 +85,48 @@ var held *os.File
 
 // Hold is the life of a holder: it starts the machine in the folder, and holds it until ctx ends.
 // serve is the command that becomes the machine's serve; it gets the read end of the holder's
-// lifeline as descriptor 3.
-func Hold(ctx context.Context, d Dir, serve []string, log func(format string, args ...any)) (err error) {
+// lifeline as descriptor 3, and with the flag --socket 4 the socket for nodes of other hosts. A
+// machine that loses its hosts ends, and Hold removes its folder.
+func Hold(ctx context.Context, d Dir, serve []string, log func(format string, args ...any)) error {
+	vacated, err := holdMachine(ctx, d, serve, log)
+	if vacated {
+		// All of the machine has ended.
+		err = errors.Join(err, held.Close(), Down(context.WithoutCancel(ctx), d, log))
+	}
+	return err
+}
+
+// holdMachine holds the machine, and reports whether it has lost its hosts.
+func holdMachine(ctx context.Context, d Dir, serve []string, log func(format string, args ...any)) (vacated bool, err error) {
 	if held, err = d.lock(); err != nil {
-		return err
+		return false, err
 	}
 	// A pid in the lock file would mean that the holder was killed.
 	defer func() { err = errors.Join(err, held.Truncate(0)) }()
 	spec, err := d.ReadSpec()
 	if err != nil {
-		return err
+		return false, err
 	}
 	authority, err := trust.Load(d.keyFile())
 	if err != nil {
-		return err
+		return false, err
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer w.Close()
 	defer r.Close()
 	h := &holder{dir: d, spec: spec, lifeline: r, serve: serve, log: log}
 	if h.roster, err = d.ReadRoster(spec); err != nil {
-		return err
+		return false, err
 	}
 	if h.substrate, err = h.newSubstrate(authority); err != nil {
-		return err
+		return false, err
 	}
 	defer func() { err = errors.Join(err, h.substrate.close()) }()
 	h.run(ctx)
-	return nil
+	return h.vacated, nil
 }
 
 func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
@@ -120,6 +135,13 @@ func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
 		return newHosted(h.spec, h.dir, a)
 	case node.Virtual:
 		return newVirtual(h.spec, h.dir, a, virtualEvents{h.nodeStage, h.log})
+	case node.Hosts:
+		r, err := newRemote(h.spec, h.dir, a)
+		if err != nil {
+			return nil, err
+		}
+		h.socket = r.socket
+		return r, nil
 	}
 	return nil, fmt.Errorf("%w %q", errUnknownSubstrate, h.spec.Substrate)
 }
@@ -127,6 +149,8 @@ func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
 // run starts everything and waits for the end. Then serve ends before the nodes do, so that its
 // clients are notified of the end of the machine, and not of the ends of nodes and ranks.
 func (h *holder) run(ctx context.Context) {
+	ctx, h.over = context.WithCancel(ctx)
+	defer h.over()
 	served, end := context.WithCancel(context.WithoutCancel(ctx))
 	var all sync.WaitGroup
 	all.Go(func() {
@@ -272,7 +296,23 @@ func (h *holder) nodeExited(n *heldNode, e exit) verdict {
 	h.log("node%d: %s", n.number, reason)
 	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: reason, Console: e.Console, Retry: v.Again}
 	h.tell(n, n.exit)
+	if h.risen && len(h.spec.Hosts) > 0 && !h.vacated && h.allGone() {
+		h.log("no host has a node any more")
+		h.vacated = true
+		h.over()
+	}
 	return v
+}
+
+// allGone reports whether no node runs, and none will be started again without an order. The caller
+// holds h.mu.
+func (h *holder) allGone() bool {
+	for _, n := range h.nodes {
+		if n.exit == nil || n.exit.Retry {
+			return false
+		}
+	}
+	return true
 }
 
 // nodeOrdered notes that a node starts because of an order.
@@ -344,6 +384,10 @@ func (h *holder) runServe(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, h.serve[0], h.serve[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{h.lifeline}
+	if h.socket != nil {
+		cmd.Args = append(cmd.Args, "--socket", "4")
+		cmd.ExtraFiles = append(cmd.ExtraFiles, h.socket)
+	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = stopWait
 	if err := slack.Start(slack.Daemon, cmd.Start); err != nil {
@@ -428,6 +472,7 @@ func (h *holder) nodeUp(m *control.NodeUp) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if n := h.nodes[id.Node(m.Node)]; n != nil {
+		h.risen = true
 		n.life.registered()
 		n.stage = nil
 	}

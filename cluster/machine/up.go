@@ -24,8 +24,9 @@ import (
 type UpOptions struct {
 	Spec   Spec
 	Holder []string // command that becomes the holder; it is given the machine's name as a further argument
-	// A callback for notices, in lines for people.
+	// Callbacks for notices, in lines for people: how it goes, and what the machine will lack.
 	Told func(format string, args ...any)
+	Lost func(format string, args ...any)
 	// Progress receives the steps of lengthy operations.
 	Progress func(progress.Step)
 }
@@ -33,8 +34,8 @@ type UpOptions struct {
 // upPoll is how often Up polls the state of the nodes.
 const upPoll = 50 * time.Millisecond
 
-// Up makes a machine and waits until every node has registered. On an error it leaves nothing of
-// the machine.
+// Up makes a machine and waits until every node has registered. A machine of hosts may lack some of
+// them. On an error Up leaves nothing of the machine.
 func Up(ctx context.Context, o UpOptions) (err error) {
 	// The machine, which outlives this process, must not inherit its descriptors.
 	if err := descriptor.CloseOnExec(3); err != nil {
@@ -161,11 +162,13 @@ func prepare(ctx context.Context, d Dir, o *UpOptions) error {
 	}
 	o.Spec.Secret = trust.NewToken()
 	o.Spec.keepHistory(o.Told)
-	if o.Spec.Substrate == node.Hosted {
-		if err := checkRoot(); err != nil {
-			return err
-		}
-	} else if err := prepareVirtual(ctx, d, o); err != nil {
+	switch o.Spec.Substrate {
+	case node.Hosted:
+		err = checkRoot()
+	case node.Virtual:
+		err = prepareVirtual(ctx, d, o)
+	}
+	if err != nil {
 		return err
 	}
 	return d.writeSpec(o.Spec)
@@ -226,7 +229,7 @@ func (d Dir) hints(who string) (text string) {
 	return text
 }
 
-// awaitNodes waits until every node is up, or can no longer come up, or the holder ends.
+// awaitNodes waits until the nodes are up, or can no longer come up, or the holder ends.
 func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -237,7 +240,10 @@ func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) err
 		case <-ctx.Done():
 		}
 	}()
-	return d.AwaitUp(ctx, nil, o.Told)
+	if o.Spec.Substrate == node.Hosts {
+		return d.await(ctx, &rising{told: o.Told, lost: o.Lost})
+	}
+	return d.await(ctx, &rising{told: o.Told})
 }
 
 // firstCause prefers the reason why the context ended to the errors that follow from it.
