@@ -87,7 +87,7 @@ func (n *Node) checkJobNetwork(s JobSpec) error {
 	}
 	if host := n.config.Boot.Host; host != "" {
 		return fmt.Errorf("a network for the job: %w: its devices need rights over the network of %s, which this node shares; "+
-			"a job on one node needs no network", ErrLacks, host)
+			"an MPI program runs here on one node", ErrLacks, host)
 	}
 	if fabric := cmp.Or(n.config.Boot.Fabric, node.TCP); !node.TrustsWire(fabric) {
 		return fmt.Errorf("a network for the job: %w: its packets are neither encrypted nor authenticated, and the wire between the nodes is not trusted "+

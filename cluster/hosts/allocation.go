@@ -3,7 +3,6 @@ package hosts
 import (
 	"fmt"
 	"os"
-	"os/exec"
 )
 
 // Allocation is the hosts that a batch system has given to this process.
@@ -11,33 +10,31 @@ type Allocation struct {
 	Name     string // for people
 	Hosts    []string
 	Launcher Launcher // reaches them
+	Ends     bool     // what the launcher starts ends with the allocation
 }
 
 // Surroundings are what an allocation shows itself by.
 type Surroundings struct {
 	Getenv   func(name string) string
 	ReadFile func(path string) ([]byte, error)
-	LookPath func(program string) (string, error)
 }
 
 // Process is the surroundings of this process.
-var Process = Surroundings{os.Getenv, os.ReadFile, exec.LookPath}
+var Process = Surroundings{os.Getenv, os.ReadFile}
 
 // srun runs one task on a host of the allocation, beside others, on all CPUs that the allocation
 // has there.
 var srun = Launcher{"srun", "--quiet", "--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none", "--mpi=none", "--nodelist"}
 
-// tmrsh is the remote shell of PBS, whose processes end with the allocation.
-const tmrsh = "pbs_tmrsh"
-
-// Allocation finds the allocation of this process; nil: there is none.
+// Allocation finds the allocation of this process; nil: there is none. Of PBS only the list of
+// hosts is used: its own remote shell passes no standard input.
 func (s Surroundings) Allocation() (*Allocation, error) {
 	if job, list := s.Getenv("SLURM_JOB_ID"), s.Getenv("SLURM_JOB_NODELIST"); job != "" && list != "" {
 		hosts, err := Parse(list)
 		if err != nil {
 			return nil, fmt.Errorf("the hosts of Slurm's job %s (SLURM_JOB_NODELIST): %w", job, err)
 		}
-		return &Allocation{Name: "Slurm's job " + job, Hosts: hosts, Launcher: srun}, nil
+		return &Allocation{Name: "Slurm's job " + job, Hosts: hosts, Launcher: srun, Ends: true}, nil
 	}
 	path := s.Getenv("PBS_NODEFILE")
 	if path == "" {
@@ -51,9 +48,5 @@ func (s Surroundings) Allocation() (*Allocation, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the hosts of the PBS job (%s): %w", path, err)
 	}
-	a := &Allocation{Name: "PBS job " + s.Getenv("PBS_JOBID"), Hosts: hosts, Launcher: SSH}
-	if found, err := s.LookPath(tmrsh); err == nil {
-		a.Launcher = Launcher{found}
-	}
-	return a, nil
+	return &Allocation{Name: "PBS job " + s.Getenv("PBS_JOBID"), Hosts: hosts, Launcher: SSH}, nil
 }

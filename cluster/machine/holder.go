@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/boot"
@@ -80,15 +81,17 @@ type order struct {
 }
 
 // held is the machine's lock that this process holds. It stays open until the process has ended, so
-// a free lock means that there is no holder.
+// a free lock means that there is no holder; a holder that removes its machine's folder closes it
+// when the rest of the machine has ended.
 var held *os.File
 
 // Hold is the life of a holder: it starts the machine in the folder, and holds it until ctx ends.
 // serve is the command that becomes the machine's serve; it gets the read end of the holder's
 // lifeline as descriptor 3, and with the flag --socket 4 the socket for nodes of other hosts. A
-// machine that loses its hosts ends, and Hold removes its folder.
-func Hold(ctx context.Context, d Dir, serve []string, log func(format string, args ...any)) error {
-	vacated, err := holdMachine(ctx, d, serve, log)
+// machine also ends, and Hold removes its folder, when it loses its hosts, or when the process of
+// the pidfd until ends, if that is not nil.
+func Hold(ctx context.Context, d Dir, serve []string, until *os.File, log func(format string, args ...any)) error {
+	vacated, err := holdMachine(ctx, d, serve, until, log)
 	if vacated {
 		// All of the machine has ended.
 		err = errors.Join(err, held.Close(), Down(context.WithoutCancel(ctx), d, log))
@@ -97,7 +100,7 @@ func Hold(ctx context.Context, d Dir, serve []string, log func(format string, ar
 }
 
 // holdMachine holds the machine, and reports whether it has lost its hosts.
-func holdMachine(ctx context.Context, d Dir, serve []string, log func(format string, args ...any)) (vacated bool, err error) {
+func holdMachine(ctx context.Context, d Dir, serve []string, until *os.File, log func(format string, args ...any)) (vacated bool, err error) {
 	if held, err = d.lock(); err != nil {
 		return false, err
 	}
@@ -125,6 +128,11 @@ func holdMachine(ctx context.Context, d Dir, serve []string, log func(format str
 		return false, err
 	}
 	defer func() { err = errors.Join(err, h.substrate.close()) }()
+	ctx, h.over = context.WithCancel(ctx)
+	defer h.over()
+	if until != nil {
+		go h.watch(until)
+	}
 	h.run(ctx)
 	return h.vacated, nil
 }
@@ -149,8 +157,6 @@ func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
 // run starts everything and waits for the end. Then serve ends before the nodes do, so that its
 // clients are notified of the end of the machine, and not of the ends of nodes and ranks.
 func (h *holder) run(ctx context.Context) {
-	ctx, h.over = context.WithCancel(ctx)
-	defer h.over()
 	served, end := context.WithCancel(context.WithoutCancel(ctx))
 	var all sync.WaitGroup
 	all.Go(func() {
@@ -296,12 +302,36 @@ func (h *holder) nodeExited(n *heldNode, e exit) verdict {
 	h.log("node%d: %s", n.number, reason)
 	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: reason, Console: e.Console, Retry: v.Again}
 	h.tell(n, n.exit)
-	if h.risen && len(h.spec.Hosts) > 0 && !h.vacated && h.allGone() {
-		h.log("no host has a node any more")
+	if h.risen && len(h.spec.Hosts) > 0 && h.allGone() {
+		h.vacate("no host has a node any more")
+	}
+	return v
+}
+
+// vacate ends the machine, and has its folder removed. The caller holds h.mu.
+func (h *holder) vacate(why string) {
+	if !h.vacated {
+		h.log("%s", why)
 		h.vacated = true
 		h.over()
 	}
-	return v
+}
+
+// watch ends the machine when the process of a pidfd ends.
+func (h *holder) watch(process *os.File) {
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(process.Fd()), Events: unix.POLLIN}}, -1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			h.log("watch the session that has made the machine: %v", err)
+			return
+		}
+		if n > 0 {
+			break
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.vacate("the session that has made the machine has ended")
 }
 
 // allGone reports whether no node runs, and none will be started again without an order. The caller

@@ -23,7 +23,9 @@ import (
 // UpOptions are the options of machine up.
 type UpOptions struct {
 	Spec   Spec
-	Holder []string // command that becomes the holder; it is given the machine's name as a further argument
+	Holder []string // command that becomes the holder; it gets the machine's name and flags as further arguments
+	// Session has the machine end with the leader of this process's session.
+	Session bool
 	// Callbacks for notices, in lines for people: how it goes, and what the machine will lack.
 	Told func(format string, args ...any)
 	Lost func(format string, args ...any)
@@ -190,6 +192,15 @@ func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
 	// file.
 	cmd.Env = append(os.Environ(), baseVariable+"="+filepath.Dir(string(d)))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if o.Session {
+		leader, err := sessionLeader()
+		if err != nil {
+			return nil, fmt.Errorf("start holder: %w", err)
+		}
+		defer leader.Close()
+		cmd.ExtraFiles = []*os.File{leader}
+		cmd.Args = append(cmd.Args, "--until", "3")
+	}
 	if o.Spec.Substrate == node.Hosted {
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNET
 		if os.Getuid() != 0 {
@@ -207,6 +218,20 @@ func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
 		return nil, fmt.Errorf("start holder: %w", err)
 	}
 	return cmd, nil
+}
+
+// sessionLeader returns a pidfd of the leader of this process's session, or of the parent if this
+// process is the leader, or the leader is not visible here.
+func sessionLeader() (*os.File, error) {
+	pid, err := unix.Getsid(0)
+	if err != nil || pid == os.Getpid() || pid == 0 {
+		pid = os.Getppid()
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("watch process %d, with which the machine ends: %w", pid, err)
+	}
+	return os.NewFile(uintptr(fd), "session leader"), nil
 }
 
 // serveWait bounds how long serve may take to answer for the first time.

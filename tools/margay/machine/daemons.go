@@ -48,7 +48,8 @@ func (a commands) serveCommand() *cobra.Command {
 
 // holderCommand is started by machine up.
 func (a commands) holderCommand() *cobra.Command {
-	return &cobra.Command{
+	var until int
+	c := &cobra.Command{
 		Use:    "holder MACHINE",
 		Hidden: true,
 		Args:   command.Arguments(1, 1),
@@ -61,9 +62,15 @@ func (a commands) holderCommand() *cobra.Command {
 			}
 			a.name("margay-holder")
 			serve := []string{"/proc/self/exe", "serve", "-m", args[0], "--lifeline", "3"}
-			return machine.Hold(ctx, d, serve, logger(a.Stderr))
+			var process *os.File
+			if until > 0 {
+				process = os.NewFile(uintptr(until), "process")
+			}
+			return machine.Hold(ctx, d, serve, process, logger(a.Stderr))
 		},
 	}
+	c.Flags().IntVar(&until, "until", 0, "descriptor of a process (pidfd) with which the machine ends")
+	return c
 }
 
 // name names this process for ps and top.

@@ -16,6 +16,8 @@ import (
 // hostFlags are the flags of machine up that say where the nodes of the substrate hosts run.
 type hostFlags struct {
 	list, file, launcher, address string
+
+	session bool // found by apply: the machine ends with the session of this process
 }
 
 func (w *hostFlags) define(f *pflag.FlagSet) {
@@ -75,6 +77,9 @@ func (w *hostFlags) find(c *cobra.Command, spec *machine.Spec, told func(format 
 		spec.Hosts = allocation.Hosts
 		told("%s has %d hosts", allocation.Name, len(spec.Hosts))
 	}
+	// The launcher of a batch system ends nodes with the allocation. Another one must be ended, and
+	// the script or the shell that the batch system has started ends with the allocation.
+	w.session = allocation != nil && (w.launcher != "" || !allocation.Ends)
 	if w.launcher != "" {
 		spec.Launcher, err = hosts.ParseLauncher(w.launcher)
 		return err

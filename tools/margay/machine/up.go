@@ -76,6 +76,7 @@ encrypted connections.`,
 				Holder:   []string{"/proc/self/exe", "holder"},
 				Told:     a.Report,
 				Lost:     a.Loss,
+				Session:  where.session,
 				Progress: a.Progress(),
 			})
 		},
