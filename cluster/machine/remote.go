@@ -30,6 +30,10 @@ const offerWait = time.Minute
 // killed.
 const launcherWait = 2 * time.Second
 
+// ownMemory is what a node keeps for itself of the memory that a batch system has given, unless that
+// is more than half. Without a limit the node finds out what it can give to jobs.
+const ownMemory = 128 << 20
+
 // remote runs each node on a host of its own, by a launcher that runs for as long as the node does.
 type remote struct {
 	spec   Spec
@@ -37,6 +41,8 @@ type remote struct {
 	cert   []byte
 	serve  netip.AddrPort // where nodes find serve
 	socket *os.File       // that listens there
+
+	offerWait, endWait time.Duration
 
 	mu    sync.Mutex
 	nodes map[id.Node]*launch
@@ -50,6 +56,9 @@ type launch struct {
 	out  io.Closer      // from the starter
 	read *bufio.Reader  // of out
 	log  *console.Log
+	over chan struct{} // closed when it has ended
+
+	offerWait, endWait time.Duration
 }
 
 // newRemote opens the socket on which each serve listens to nodes. It stays open between two of
@@ -65,7 +74,8 @@ func newRemote(s Spec, d Dir, a *trust.Authority) (*remote, error) {
 		return nil, fmt.Errorf("listen to the nodes of other hosts: %w", err)
 	}
 	return &remote{
-		spec: s, dir: d, cert: a.Certificate(), serve: l.Addr().(*net.TCPAddr).AddrPort(), socket: socket, nodes: make(map[id.Node]*launch),
+		spec: s, dir: d, cert: a.Certificate(), serve: l.Addr().(*net.TCPAddr).AddrPort(), socket: socket,
+		offerWait: offerWait, endWait: launcherWait, nodes: make(map[id.Node]*launch),
 	}, nil
 }
 
@@ -102,20 +112,26 @@ func (r *remote) launch(host string, log *console.Log) (*launch, error) {
 	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Dir = "/"
 	cmd.Stderr = log
-	cmd.WaitDelay = launcherWait
+	cmd.WaitDelay = r.endWait
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
 	}
-	out, err := cmd.StdoutPipe()
+	out, w, err := os.Pipe()
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, in.Close())
 	}
+	defer w.Close()
+	cmd.Stdout = w
 	if err := child.Start(cmd); err != nil {
-		return nil, fmt.Errorf("launcher for host %s: %w", host, err)
+		return nil, errors.Join(fmt.Errorf("launcher for host %s: %w", host, err), in.Close(), out.Close())
 	}
-	return &launch{host: host, cmd: cmd, in: in, out: out, read: bufio.NewReader(out), log: log}, nil
+	l := &launch{
+		host: host, cmd: cmd, in: in, out: out, read: bufio.NewReader(out), log: log, over: make(chan struct{}), offerWait: r.offerWait, endWait: r.endWait,
+	}
+	go l.wait()
+	return l, nil
 }
 
 // accept checks the offer of a host, and returns the configuration of its node.
@@ -132,7 +148,9 @@ func (r *remote) accept(o starter.Offer, number id.Node, term uint32) (node.Conf
 	c := r.spec.bootConfig(number, term, r.cert)
 	c.Substrate, c.Host, c.Profile = node.Hosted, r.spec.Hosts[number], node.Shared
 	c.MAC, c.Address, c.Serve = "", o.Address+"/32", r.serve.String()
-	c.Memory = int64(r.spec.MemoryMiB) << 20
+	if c.Memory = int64(r.spec.MemoryMiB) << 20; c.Memory == 0 {
+		c.Memory = max(o.Memory/2, o.Memory-ownMemory)
+	}
 	if c.Cores = r.spec.Cores; c.Cores == 0 {
 		c.Cores = min(max(1, o.CPUs-1), mostCores) // beside core 0
 	}
@@ -144,13 +162,12 @@ func (l *launch) hold(accept func(starter.Offer) (node.Config, error)) exit {
 	refused := l.begin(accept)
 	started := refused == nil
 	if started {
-		over := make(chan struct{})
-		go l.beat(over)
+		go l.beat()
 		_, _ = io.Copy(l.log, l.read)
-		close(over)
 	}
 	l.stop()
-	_ = l.cmd.Wait() // an error would only repeat the state
+	<-l.over
+	_ = l.out.Close()
 	e := exit{Console: l.log.Tail(consoleLines)}
 	switch {
 	case started:
@@ -168,10 +185,10 @@ func (l *launch) hold(accept func(starter.Offer) (node.Config, error)) exit {
 
 // begin has the starter start its node. An error says why there is none.
 func (l *launch) begin(accept func(starter.Offer) (node.Config, error)) error {
-	deadline := time.AfterFunc(offerWait, l.kill)
+	deadline := time.AfterFunc(l.offerWait, l.kill)
 	err := l.meet(accept)
 	if !deadline.Stop() {
-		return fmt.Errorf("its launcher has not started the node within %v", offerWait)
+		return fmt.Errorf("its launcher has not started the node within %v", l.offerWait)
 	}
 	return err
 }
@@ -196,8 +213,16 @@ func (l *launch) meet(accept func(starter.Offer) (node.Config, error)) error {
 	return nil
 }
 
-// beat shows the starter that this process lives, until over is closed.
-func (l *launch) beat(over <-chan struct{}) {
+// wait waits for the end of the launcher. What it has started here, and left behind, ends with its
+// input.
+func (l *launch) wait() {
+	_ = l.cmd.Wait() // an error would only repeat the state
+	close(l.over)
+	l.stop()
+}
+
+// beat shows the starter that this process lives, while the launcher runs.
+func (l *launch) beat() {
 	ticker := time.NewTicker(starter.BeatInterval)
 	defer ticker.Stop()
 	for {
@@ -206,7 +231,7 @@ func (l *launch) beat(over <-chan struct{}) {
 			if _, err := l.in.Write([]byte{starter.Beat}); err != nil {
 				return
 			}
-		case <-over:
+		case <-l.over:
 			return
 		}
 	}
@@ -216,10 +241,10 @@ func (l *launch) beat(over <-chan struct{}) {
 // end then.
 func (l *launch) stop() {
 	_ = l.in.Close()
-	time.AfterFunc(launcherWait, l.kill)
+	time.AfterFunc(l.endWait, l.kill)
 }
 
-// kill kills the launcher. Its output ends, even if another process has the other end.
+// kill kills the launcher, and closes its output, whose other end another process may have.
 func (l *launch) kill() {
 	_ = l.cmd.Process.Kill()
 	_ = l.out.Close()

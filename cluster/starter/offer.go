@@ -32,6 +32,7 @@ type Offer struct {
 	Arch     string `json:"arch"`              // as Go names it
 	Address  string `json:"address,omitempty"` // of the host, from which it reached serve
 	CPUs     int    `json:"cpus,omitempty"`    // that it may use
+	Memory   int64  `json:"memory,omitempty"`  // bytes that a batch system has given; 0: it has set no limit
 	Error    string `json:"error,omitempty"`   // why no node can be started; empty: one can
 }
 
@@ -39,6 +40,7 @@ type Offer struct {
 const (
 	maxText  = 500  // of each text in it, in bytes
 	maxCPUs  = 4096 // of a host
+	maxMiB   = 1 << 30
 	maxOffer = 8 << 10
 	maxNoise = 64 << 10
 )
@@ -70,6 +72,9 @@ func parseOffer(text []byte) (o Offer, err error) {
 	}
 	if o.CPUs < 1 || o.CPUs > maxCPUs {
 		return Offer{}, fmt.Errorf("its offer of a node: %d CPUs, a host has 1 to %d", o.CPUs, maxCPUs)
+	}
+	if o.Memory < 0 || o.Memory > maxMiB<<20 {
+		return Offer{}, fmt.Errorf("its offer of a node: %d bytes of memory", o.Memory)
 	}
 	return o, nil
 }

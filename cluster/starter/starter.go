@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -74,6 +75,7 @@ func (c Config) offer() Offer {
 		cpus, err = hardware.Allowed(0)
 		o.CPUs = len(cpus)
 	}
+	o.Memory = givenMemory(os.Getenv)
 	if err != nil {
 		o.Error = printable.Short(err.Error(), maxText)
 	}
@@ -89,6 +91,22 @@ func reach(serve string) (string, error) {
 	}
 	defer conn.Close()
 	return conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().String(), nil
+}
+
+// givenMemory returns the bytes that Slurm has given to this process, 0 for no limit.
+func givenMemory(getenv func(string) string) int64 {
+	number := func(name string) int64 {
+		n, err := strconv.ParseInt(getenv(name), 10, 64)
+		if err != nil || n < 0 || n > maxMiB {
+			return 0
+		}
+		return n
+	}
+	mib := number("SLURM_MEM_PER_NODE")
+	if mib == 0 {
+		mib = number("SLURM_MEM_PER_CPU") * min(maxCPUs, number("SLURM_CPUS_ON_NODE"))
+	}
+	return min(mib, maxMiB) << 20
 }
 
 // start starts PID 1 of a node in namespaces of its own, and returns the write end of its lifeline.
