@@ -30,8 +30,8 @@ const offerWait = time.Minute
 // killed.
 const launcherWait = 2 * time.Second
 
-// ownMemory is what a node keeps for itself of the memory that a batch system has given, unless that
-// is more than half. Without a limit the node finds out what it can give to jobs.
+// ownMemory is how many bytes a node keeps for itself of the memory that a batch system has given,
+// but at most half. Without a limit the node finds out how much it can give to jobs.
 const ownMemory = 128 << 20
 
 // remote runs each node on a host of its own, by a launcher that runs for as long as the node does.
@@ -141,7 +141,7 @@ func (r *remote) accept(o starter.Offer, number id.Node, term uint32) (node.Conf
 		return node.Config{}, fmt.Errorf("its margay %s speaks version %d of the control protocol, this one version %d: use one build on all hosts",
 			o.Version, o.Protocol, control.Version)
 	case o.Arch != runtime.GOARCH:
-		return node.Config{}, fmt.Errorf("its architecture is %s, and that of this machine is %s", o.Arch, runtime.GOARCH)
+		return node.Config{}, fmt.Errorf("its architecture is %s, this host has %s", o.Arch, runtime.GOARCH)
 	case o.Error != "":
 		return node.Config{}, errors.New(o.Error)
 	}
@@ -183,7 +183,7 @@ func (l *launch) hold(accept func(starter.Offer) (node.Config, error)) exit {
 	return e
 }
 
-// begin has the starter start its node. An error says why there is none.
+// begin waits until the starter has what it needs for its node. An error says why there is no node.
 func (l *launch) begin(accept func(starter.Offer) (node.Config, error)) error {
 	deadline := time.AfterFunc(l.offerWait, l.kill)
 	err := l.meet(accept)

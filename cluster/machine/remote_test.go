@@ -73,8 +73,8 @@ func remoteOf(t *testing.T, names ...string) *remote {
 func TestHostsRefused(t *testing.T) {
 	reasons := map[string]string{
 		"down":    "its launcher ended before it had started the node: exit status 255",
-		"old":     "its margay 0.1 speaks version 3 of the control protocol, this one version 4: use one build on all hosts",
-		"foreign": "its architecture is alpha, and that of this machine is " + runtime.GOARCH,
+		"old":     fmt.Sprintf("its margay 0.1 speaks version 3 of the control protocol, this one version %d: use one build on all hosts", control.Version),
+		"foreign": "its architecture is alpha, this host has " + runtime.GOARCH,
 		"walled":  "it does not reach the machine's serve",
 		"mute":    "its offer of a node: 0 CPUs, a host has 1 to 4096",
 	}
@@ -128,8 +128,8 @@ func tailOf(r *remote, number id.Node) string {
 	return strings.Join(tail(r.dir.ConsoleLog(number), 10), "\n")
 }
 
-// A node gets its configuration, with the token, by standard input and not in its arguments. It ends
-// with its input.
+// A node gets its configuration, with the token, by standard input and not in its arguments. It
+// ends with its input.
 func TestHostsStart(t *testing.T) {
 	r := remoteOf(t, "a", "b")
 	_, ended, err := r.start(1, 2)

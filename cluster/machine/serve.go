@@ -92,7 +92,8 @@ func listenClients(path string) (net.Listener, error) {
 	return l, os.Chmod(path, 0o600)
 }
 
-// addresses returns the addresses of nodes by number; nil if they have those of their hosts.
+// addresses returns the addresses of nodes by number; nil if nodes use the addresses of their
+// hosts.
 func (s *Spec) addresses() func(id.Node) netip.Addr {
 	if s.Substrate == node.Hosts {
 		return nil

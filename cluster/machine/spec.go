@@ -1,14 +1,16 @@
-// Package machine makes machines out of virtual machines or namespaces and holds them.
+// Package machine makes machines out of virtual machines, namespaces or other hosts, and holds
+// them.
 //
 // machine up (Up) prepares everything in the machine's folder and starts the holder. The holder
-// owns everything outside the nodes themselves: the virtual machines and their switch, or the
-// namespaces and their bridge. It starts serve, and restarts it whenever it ends. When the holder
-// ends, whatever the cause, all of it ends: children get a signal from the kernel (package
-// qemu/child), and a pipe whose write end only the holder has reaches its end.
+// owns everything outside the nodes themselves: the virtual machines and their switch, the
+// namespaces and their bridge, or the launchers of nodes on other hosts. It starts serve, and
+// restarts it whenever it ends. When the holder ends, whatever the cause, all of it ends: children
+// get a signal from the kernel (package qemu/child), and a pipe whose write end only the holder has
+// reaches its end.
 //
 // Locks: holder.mu guards the state of nodes that serve receives. holder.changing, which is taken
-// before it, serializes changes of the roster. hosted.mu and virtual.mu guard the tables of nodes
-// of the two substrates. None of holder.mu and these two is held while another one is taken.
+// before it, serializes changes of the roster. hosted.mu, virtual.mu and remote.mu guard the tables
+// of nodes of the substrates. None of holder.mu and these is held while another one is taken.
 package machine
 
 import (

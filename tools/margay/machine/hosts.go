@@ -23,7 +23,7 @@ type hostFlags struct {
 func (w *hostFlags) define(f *pflag.FlagSet) {
 	f.StringVar(&w.list, "hosts", "", "the hosts of the nodes: a list such as a,b or cn[01-16]")
 	f.StringVar(&w.file, "hostfile", "", "a file with these hosts, one in each line")
-	f.StringVar(&w.launcher, "launcher", "", "the command that starts a program on a host: it gets the host, the program and its arguments (default: that of the allocation, or ssh)")
+	f.StringVar(&w.launcher, "launcher", "", "the command that starts a program on a host: it gets the host, the program and its arguments (default: srun in an allocation of Slurm, otherwise ssh)")
 	f.StringVar(&w.address, "address", "", "address of this host, with or without a port, where the nodes of the hosts reach it (default: the one from which it reaches them)")
 }
 

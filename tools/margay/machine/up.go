@@ -35,7 +35,7 @@ A node has one system core and the application cores that --cores asks for. With
 applications as well; margay machine cores changes that later. On the substrate qemu each node
 is a virtual machine; on hosted it is a set of namespaces of this host, and its cores are shared with it. On hosts each
 node is a set of namespaces of a host of a list, started by ssh or another launcher, by default with all cores that are
-given to it there; inside an allocation of Slurm or PBS the list and the launcher are those of the allocation.
+given to it there. Inside an allocation of Slurm or PBS the allocation has the list.
 
 --fabric chooses how messages travel between nodes. tcp is one encrypted connection between two nodes: take it where the network
 is reliable. udp is encrypted datagrams that are sent again until they arrive: take it where connections break, since a job then
