@@ -211,11 +211,7 @@ func (a *Agent) listen(kept *os.File) (err error) {
 		a.listener, err = net.FileListener(kept)
 		return err
 	}
-	port := uint16(FabricPort)
-	if a.config.Boot.Host != "" {
-		port = 0
-	}
-	a.listener, err = net.Listen("tcp", netip.AddrPortFrom(a.config.Boot.Prefix().Addr(), port).String())
+	a.listener, err = net.Listen("tcp", a.address().String())
 	if err != nil {
 		return fmt.Errorf("agent: %w", err)
 	}
@@ -225,6 +221,19 @@ func (a *Agent) listen(kept *os.File) (err error) {
 	}
 	defer file.Close()
 	return a.node.KeepListener(file)
+}
+
+// address returns the address and port at which the node accepts other nodes. In the network of a
+// host the port is 0 until it is known.
+func (a *Agent) address() netip.AddrPort {
+	port := uint16(FabricPort)
+	if a.config.Boot.Host != "" {
+		port = 0
+		if a.listener != nil {
+			port = a.listener.Addr().(*net.TCPAddr).AddrPort().Port()
+		}
+	}
+	return netip.AddrPortFrom(a.config.Boot.Prefix().Addr(), port)
 }
 
 // openDatagrams opens the socket of a fabric that has one. A node without it does not register: it
@@ -370,7 +379,7 @@ var phases = map[kernel.Phase]control.JobPhase{
 func (a *Agent) info() *control.NodeInfo {
 	info := a.node.Info()
 	out := &control.NodeInfo{
-		Address: a.listener.Addr().String(), Hostname: cmp.Or(a.config.Boot.Host, a.config.Boot.Hostname()), Substrate: a.config.Boot.Substrate,
+		Address: a.address().String(), Hostname: cmp.Or(a.config.Boot.Host, a.config.Boot.Hostname()), Substrate: a.config.Boot.Substrate,
 		Kernel: info.Kernel, Arch: runtime.GOARCH, Profile: a.config.Boot.Profile, Memory: info.Memory, Limits: info.Limits,
 		Lacks: info.Lacks, Scheduler: info.Scheduler, Version: a.config.Version, Fabric: a.fabric(),
 	}
