@@ -97,6 +97,7 @@ func (h *holder) strike(m *control.RemoveNode) (gone <-chan struct{}, err error)
 	delete(h.nodes, number)
 	h.leaving[number] = n.gone
 	n.leave()
+	h.vacateIfGone()
 	return n.gone, nil
 }
 

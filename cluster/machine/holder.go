@@ -302,10 +302,15 @@ func (h *holder) nodeExited(n *heldNode, e exit) verdict {
 	h.log("node%d: %s", n.number, reason)
 	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: reason, Console: e.Console, Retry: v.Again}
 	h.tell(n, n.exit)
+	h.vacateIfGone()
+	return v
+}
+
+// vacateIfGone ends a machine of hosts that has lost all of them. The caller holds h.mu.
+func (h *holder) vacateIfGone() {
 	if h.risen && len(h.spec.Hosts) > 0 && h.allGone() {
 		h.vacate("no host has a node any more")
 	}
-	return v
 }
 
 // vacate ends the machine, and has its folder removed. The caller holds h.mu.

@@ -1,13 +1,17 @@
 package machine
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
 	"margay/cluster/hosts"
@@ -22,7 +26,7 @@ const playedHosts = `
 offer() { echo "margay-node-offer {\"protocol\":$1,\"version\":\"0.1\",\"arch\":\"$2\",\"address\":\"127.0.0.1\",\"cpus\":$3,\"error\":\"$4\"}"; }
 case $1 in
 down) echo "connect to host down port 22: Connection refused" >&2; exit 255;;
-old) offer 3 ARCH 2;;
+old) echo 'margay-node-offer {"protocol":3,"version":"0.1"}';;
 foreign) offer VERSION alpha 2;;
 walled) offer VERSION ARCH 2 "it does not reach the machine's serve";;
 mute) offer VERSION ARCH 0;;
@@ -180,6 +184,49 @@ func TestHostsLost(t *testing.T) {
 	h.nodeExited(h.nodes[0], exit{Off: true})
 	h.nodeExited(h.nodes[1], exit{Off: true})
 	step("the end of all nodes", 1)
+	if !h.vacated {
+		t.Error("its folder stays")
+	}
+}
+
+// A machine of hosts grows by no more than them.
+func TestHostsGrow(t *testing.T) {
+	h := &holder{spec: Spec{Name: "m", Hosts: []string{"a", "b"}}, roster: roster.New(2), log: t.Logf}
+	if added, err := h.grow(t.Context(), t.Context(), &control.GrowMachine{Count: 1}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NO_ROOM}) ||
+		!strings.Contains(err.Error(), "the machine was made of 2 hosts, and 2 of them have a node") {
+		t.Errorf("%v, %v", added, err)
+	}
+}
+
+// The machine ends with the process that it was made for.
+func TestHoldUntil(t *testing.T) {
+	session := exec.Command("cat")
+	end, err := session.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := session.Start(); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.PidfdOpen(session.Process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	process := os.NewFile(uintptr(fd), "process")
+	defer process.Close()
+	over := make(chan struct{})
+	h := &holder{log: t.Logf, over: func() { close(over) }}
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		h.watch(process)
+	}()
+	end.Close()
+	if err := session.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	<-over
+	<-watched
 	if !h.vacated {
 		t.Error("its folder stays")
 	}

@@ -21,6 +21,7 @@ import (
 	"io"
 	"net/netip"
 
+	"margay/cluster/control"
 	"margay/internal/printable"
 	"margay/kernel/abi/node"
 )
@@ -57,13 +58,14 @@ func (o Offer) line() ([]byte, error) {
 	return append(append([]byte(mark), text...), '\n'), nil
 }
 
-// parseOffer reads a line without the mark. The offer is untrusted.
+// parseOffer reads a line without the mark. The offer is untrusted. Of an offer with an error, and
+// of another version, the rest is not checked.
 func parseOffer(text []byte) (o Offer, err error) {
 	if err := json.Unmarshal(text, &o); err != nil {
 		return Offer{}, fmt.Errorf("its offer of a node: %w", err)
 	}
 	o.Version, o.Arch, o.Error = printable.Short(o.Version, maxText), printable.Short(o.Arch, maxText), printable.Short(o.Error, maxText)
-	if o.Error != "" {
+	if o.Error != "" || o.Protocol != control.Version { // the holder refuses it
 		return o, nil
 	}
 	a, err := netip.ParseAddr(o.Address)

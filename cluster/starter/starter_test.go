@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -16,7 +17,7 @@ import (
 )
 
 func TestOffer(t *testing.T) {
-	want := Offer{Protocol: 4, Version: "1.2", Arch: "amd64", Address: "10.0.0.7", CPUs: 3, Memory: 1 << 30}
+	want := Offer{Protocol: control.Version, Version: "1.2", Arch: "amd64", Address: "10.0.0.7", CPUs: 3, Memory: 1 << 30}
 	line, err := want.line()
 	if err != nil {
 		t.Fatal(err)
@@ -35,20 +36,23 @@ func TestOffer(t *testing.T) {
 	}
 }
 
+// offered begins an offer of this version.
+var offered = fmt.Sprintf(`{"protocol":%d,`, control.Version)
+
 func TestBadOffers(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                          "it ended without an offer",
 		"sh: nodekernel: not found": "it ended without an offer",
 		mark + `{"protocol":4`:      "it ended without an offer",
 		mark + "{\n":                "its offer of a node: unexpected end",
-		mark + `{"address":"10.0.0.7","cpus":0}` + "\n":                "0 CPUs",
-		mark + `{"address":"10.0.0.7","cpus":5000}` + "\n":             "5000 CPUs",
-		mark + `{"address":"0.0.0.0","cpus":1}` + "\n":                 `"0.0.0.0" is not the IPv4 address`,
-		mark + `{"address":"::1","cpus":1}` + "\n":                     `"::1" is not the IPv4 address`,
-		mark + `{"address":"evil\u001b[2J","cpus":1}` + "\n":           "is not the IPv4 address",
-		mark + `{"address":"10.0.0.7","cpus":1,"memory":-1}` + "\n":    "-1 bytes of memory",
-		mark + `{"arch":"` + strings.Repeat("a", 20000) + `"}` + "\n":  "it ended without an offer",
-		strings.Repeat(strings.Repeat("n", 1000)+"\n", 70) + mark + "": "more than 64 KiB before",
+		mark + offered + `"address":"10.0.0.7","cpus":0}` + "\n":             "0 CPUs",
+		mark + offered + `"address":"10.0.0.7","cpus":5000}` + "\n":          "5000 CPUs",
+		mark + offered + `"address":"0.0.0.0","cpus":1}` + "\n":              `"0.0.0.0" is not the IPv4 address`,
+		mark + offered + `"address":"::1","cpus":1}` + "\n":                  `"::1" is not the IPv4 address`,
+		mark + offered + `"address":"evil\u001b[2J","cpus":1}` + "\n":        "is not the IPv4 address",
+		mark + offered + `"address":"10.0.0.7","cpus":1,"memory":-1}` + "\n": "-1 bytes of memory",
+		mark + `{"arch":"` + strings.Repeat("a", 20000) + `"}` + "\n":        "it ended without an offer",
+		strings.Repeat(strings.Repeat("n", 1000)+"\n", 70) + mark + "":       "more than 64 KiB before",
 	} {
 		_, err := ReadOffer(bufio.NewReader(strings.NewReader(text)), io.Discard)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\x1b") {
@@ -58,12 +62,12 @@ func TestBadOffers(t *testing.T) {
 }
 
 func FuzzReadOffer(f *testing.F) {
-	for _, text := range []string{"", "motd\n", mark + `{"address":"10.0.0.7","cpus":2}` + "\n", mark + `{"error":"x"}` + "\n"} {
+	for _, text := range []string{"", "motd\n", mark + offered + `"address":"10.0.0.7","cpus":2}` + "\n", mark + `{"error":"x"}` + "\n"} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		o, err := ReadOffer(bufio.NewReader(bytes.NewReader(text)), io.Discard)
-		if err == nil && o.Error == "" {
+		if err == nil && o.Error == "" && o.Protocol == control.Version {
 			c := config()
 			c.Address, c.Cores = o.Address+"/32", o.CPUs
 			if _, err := c.Encode(); err != nil {
