@@ -10,13 +10,13 @@ import (
 )
 
 // crowd finds the ranks of the same job on other nodes that share CPUs with the ranks on this node.
-// All hosted nodes of a machine have the same CPUs, assigned by node number, so a hosted node knows
+// All hosted nodes of one host have the same CPUs, assigned by node number, so a hosted node knows
 // where the ranks of the others run.
 func (n *Node) crowd(s JobSpec) message.Crowd {
-	hosted := !n.ownLinux()
+	shared := !n.ownLinux() && n.config.Boot.Host == ""
 	c := crowd{self: n.config.Boot.Node, cpus: make(map[id.CPU]*occupied), grouped: groups()}
 	for _, p := range s.Places {
-		if p.Node == c.self || hosted {
+		if p.Node == c.self || shared {
 			c.add(p.Node, n.cpusOf(p))
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
+	"margay/kernel/hardware"
 	"margay/kernel/message"
 )
 
@@ -35,6 +37,18 @@ func TestCrowd(t *testing.T) {
 		}
 		if got := crowd.of(); got != c.want {
 			t.Errorf("%s: crowd %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+// Hosted nodes of one host share its CPUs, and those of different hosts do not.
+func TestCrowdOfHosts(t *testing.T) {
+	for host, alone := range map[string]bool{"": false, "a": true} {
+		boot := node.Config{Substrate: node.Hosted, Node: 1, Cores: 1, Host: host}
+		n := &Node{config: Config{Boot: boot}, allowed: []id.CPU{0}, cores: hardware.Slots([]id.CPU{0}, 1, 1)}
+		s := JobSpec{Places: []Place{{Rank: 0, Node: 1, Core: 1}, {Rank: 1, Node: 2, Core: 1}}}
+		if got := n.crowd(s); (got == message.Apart) != alone {
+			t.Errorf("host %q: crowd %d", host, got)
 		}
 	}
 }

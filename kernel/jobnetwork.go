@@ -85,6 +85,10 @@ func (n *Node) checkJobNetwork(s JobSpec) error {
 	if !s.networked() {
 		return nil
 	}
+	if host := n.config.Boot.Host; host != "" {
+		return fmt.Errorf("a network for the job: %w: its devices need rights over the network of %s, which this node shares; "+
+			"an MPI program runs here on one node", ErrLacks, host)
+	}
 	if fabric := cmp.Or(n.config.Boot.Fabric, node.TCP); !node.TrustsWire(fabric) {
 		return fmt.Errorf("a network for the job: %w: its packets are neither encrypted nor authenticated, and the wire between the nodes is not trusted "+
 			"(fabric %s; %s and %s trust it)", ErrLacks, fabric, node.TrustedTCP, node.TrustedUDP)

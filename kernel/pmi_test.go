@@ -64,6 +64,13 @@ func TestCheckJobNetwork(t *testing.T) {
 	if err := n.checkJobNetwork(mpiJob(2)); err == nil {
 		t.Error("a node that the job does not have")
 	}
+	n = &Node{config: Config{Boot: node.Config{Host: "a", Fabric: node.TrustedTCP}}}
+	if err := n.checkJobNetwork(mpiJob(2)); !errors.Is(err, ErrLacks) {
+		t.Errorf("in the network of a host: %v", err)
+	}
+	if err := n.checkJobNetwork(mpiJob(1)); err != nil {
+		t.Errorf("in the network of a host, one node: %v", err)
+	}
 }
 
 // Messages of package pmi travel between the inits of a job, and only of that job. A node kernel

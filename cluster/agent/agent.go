@@ -45,7 +45,8 @@ import (
 	"margay/kernel/task"
 )
 
-// FabricPort is the port on which every node accepts other nodes.
+// FabricPort is the port on which a node accepts other nodes. In the network of a host, where
+// others may have it, Linux chooses one.
 const FabricPort = 7118
 
 // The pause between two attempts to reach serve.
@@ -210,7 +211,7 @@ func (a *Agent) listen(kept *os.File) (err error) {
 		a.listener, err = net.FileListener(kept)
 		return err
 	}
-	a.listener, err = net.Listen("tcp", netip.AddrPortFrom(a.config.Boot.Prefix().Addr(), FabricPort).String())
+	a.listener, err = net.Listen("tcp", a.address().String())
 	if err != nil {
 		return fmt.Errorf("agent: %w", err)
 	}
@@ -220,6 +221,19 @@ func (a *Agent) listen(kept *os.File) (err error) {
 	}
 	defer file.Close()
 	return a.node.KeepListener(file)
+}
+
+// address returns the address and port at which the node accepts other nodes. In the network of a
+// host the port is 0 until it is known.
+func (a *Agent) address() netip.AddrPort {
+	port := uint16(FabricPort)
+	if a.config.Boot.Host != "" {
+		port = 0
+		if a.listener != nil {
+			port = a.listener.Addr().(*net.TCPAddr).AddrPort().Port()
+		}
+	}
+	return netip.AddrPortFrom(a.config.Boot.Prefix().Addr(), port)
 }
 
 // openDatagrams opens the socket of a fabric that has one. A node without it does not register: it
@@ -364,9 +378,8 @@ var phases = map[kernel.Phase]control.JobPhase{
 
 func (a *Agent) info() *control.NodeInfo {
 	info := a.node.Info()
-	address := netip.AddrPortFrom(a.config.Boot.Prefix().Addr(), FabricPort)
 	out := &control.NodeInfo{
-		Address: address.String(), Hostname: a.config.Boot.Hostname(), Substrate: a.config.Boot.Substrate,
+		Address: a.address().String(), Hostname: cmp.Or(a.config.Boot.Host, a.config.Boot.Hostname()), Substrate: a.config.Boot.Substrate,
 		Kernel: info.Kernel, Arch: runtime.GOARCH, Profile: a.config.Boot.Profile, Memory: info.Memory, Limits: info.Limits,
 		Lacks: info.Lacks, Scheduler: info.Scheduler, Version: a.config.Version, Fabric: a.fabric(),
 	}

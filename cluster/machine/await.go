@@ -72,9 +72,14 @@ func (a *asker) close() {
 // AwaitUp waits until nodes are up; nil stands for all nodes that the machine has. It returns an
 // error when one of them can no longer come up. The callback gets lines about the progress.
 func (d Dir) AwaitUp(ctx context.Context, nodes []uint32, told func(format string, args ...any)) error {
+	return d.await(ctx, &rising{nodes: nodes, told: told})
+}
+
+// await waits until the nodes of w are up.
+func (d Dir) await(ctx context.Context, w *rising) error {
 	serve := &asker{dir: d}
 	defer serve.close()
-	w := &rising{nodes: nodes, told: told, began: time.Now(), up: make(map[uint32]bool), again: make(map[uint32]string), stages: make(map[uint32]string)}
+	w.began, w.up, w.again, w.stages, w.missing = time.Now(), make(map[uint32]bool), make(map[uint32]string), make(map[uint32]string), make(map[uint32]bool)
 	return poll(ctx, serve, w.look)
 }
 
@@ -100,11 +105,13 @@ func poll(ctx context.Context, serve *asker, look func([]*control.NodeState) (do
 type rising struct {
 	nodes []uint32 // nil: all
 	told  func(format string, args ...any)
+	lost  func(format string, args ...any) // gets nodes that do not come up; nil: each of them is an error
 	began time.Time
 
-	up     map[uint32]bool
-	again  map[uint32]string // why a node boots again
-	stages map[uint32]string
+	up      map[uint32]bool
+	again   map[uint32]string // why a node boots again
+	stages  map[uint32]string
+	missing map[uint32]bool // they have not come up
 }
 
 func (w *rising) look(list []*control.NodeState) (done bool, err error) {
@@ -136,19 +143,39 @@ func (w *rising) look(list []*control.NodeState) (done bool, err error) {
 				w.told("node%d is up%s after %.1f s (%d of %d)", n.Node, boot, time.Since(w.began).Seconds(), len(w.up), wanted)
 			}
 		case control.NodeHealth_NODE_REFUSED:
-			return false, fmt.Errorf("node%d was refused: %s", n.Node, n.Reason)
+			if err := w.miss(n.Node, fmt.Errorf("node%d was refused: %s", n.Node, n.Reason)); err != nil {
+				return false, err
+			}
 		case control.NodeHealth_NODE_OFF:
 			return false, fmt.Errorf("node%d is off: %s", n.Node, n.Reason)
 		case control.NodeHealth_NODE_DEAD:
-			if !n.Retry {
-				return false, fmt.Errorf("node%d did not come up: %s", n.Node, n.Reason)
+			if n.Retry {
+				break
+			}
+			if err := w.miss(n.Node, fmt.Errorf("node%d did not come up: %s", n.Node, n.Reason)); err != nil {
+				return false, err
 			}
 		}
-		if !w.up[n.Node] {
+		if !w.up[n.Node] && !w.missing[n.Node] {
 			waits++
 		}
 	}
+	if waits == 0 && len(w.up) == 0 && len(w.missing) > 0 {
+		return false, errors.New("none of the nodes came up")
+	}
 	return waits == 0, nil // nodes that were up may have left
+}
+
+// miss handles a node that does not come up: the error, unless the machine can do without it.
+func (w *rising) miss(node uint32, err error) error {
+	if w.lost == nil {
+		return err
+	}
+	if !w.missing[node] {
+		w.missing[node] = true
+		w.lost("%v", err)
+	}
+	return nil
 }
 
 // changeWait bounds how long a request to change the machine's nodes is repeated while serve or its

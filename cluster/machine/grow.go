@@ -35,6 +35,10 @@ func (h *holder) grow(ctx, served context.Context, m *control.GrowMachine) (*con
 	if err != nil {
 		return nil, control.Failf(control.Code_CODE_NO_ROOM, "%v: grow by less, take nodes out (margay machine shrink -m %[2]s), or make another machine (margay machine up -m NAME)", err, h.spec.Name)
 	}
+	if n := len(h.spec.Hosts); n > 0 && slices.ContainsFunc(added, func(number uint32) bool { return int(number) >= n }) {
+		return nil, control.Failf(control.Code_CODE_NO_ROOM, "the machine was made of %d hosts, and %d of them have a node: make another machine of more hosts (margay machine up -m NAME)",
+			n, len(h.roster.Nodes))
+	}
 	if err := h.record(grown); err != nil {
 		return nil, err
 	}
@@ -93,6 +97,7 @@ func (h *holder) strike(m *control.RemoveNode) (gone <-chan struct{}, err error)
 	delete(h.nodes, number)
 	h.leaving[number] = n.gone
 	n.leave()
+	h.vacateIfGone()
 	return n.gone, nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/boot"
@@ -37,6 +38,7 @@ type holder struct {
 	spec      Spec
 	substrate substrate
 	lifeline  *os.File // read end of a pipe whose write end only this process has
+	socket    *os.File // on which each serve listens to nodes of other hosts; nil: they are here
 	serve     []string // command that becomes serve
 	log       func(format string, args ...any)
 
@@ -45,6 +47,7 @@ type holder struct {
 
 	changing sync.Mutex // held, before mu, while nodes are added and removed
 	ending   bool       // no node is added any more
+	over     func()     // ends the machine
 	growths  growths
 
 	mu      sync.Mutex
@@ -52,6 +55,8 @@ type holder struct {
 	roster  roster.Roster             // as recorded; changed with both held
 	nodes   map[id.Node]*heldNode     // the roster's, by number
 	leaving map[id.Node]chan struct{} // by number: closed when the last node of the number has ended
+	risen   bool                      // a node has registered
+	vacated bool                      // it ends because its hosts do
 }
 
 // heldNode is the state of a node in the holder. holder.mu guards life and the messages.
@@ -85,42 +90,60 @@ const (
 )
 
 // held is the machine's lock that this process holds. It stays open until the process has ended, so
-// a free lock means that there is no holder.
+// a free lock means that there is no holder; a holder that removes its machine's folder closes it
+// when the rest of the machine has ended.
 var held *os.File
 
 // Hold is the life of a holder: it starts the machine in the folder, and holds it until ctx ends.
 // serve is the command that becomes the machine's serve; it gets the read end of the holder's
-// lifeline as descriptor 3.
-func Hold(ctx context.Context, d Dir, serve []string, log func(format string, args ...any)) (err error) {
+// lifeline as descriptor 3, and with the flag --socket 4 the socket for nodes of other hosts. A
+// machine also ends, and Hold removes its folder, when it loses its hosts, or when the process of
+// the pidfd until ends, if that is not nil.
+func Hold(ctx context.Context, d Dir, serve []string, until *os.File, log func(format string, args ...any)) error {
+	vacated, err := holdMachine(ctx, d, serve, until, log)
+	if vacated {
+		// All of the machine has ended.
+		err = errors.Join(err, held.Close(), Down(context.WithoutCancel(ctx), d, log))
+	}
+	return err
+}
+
+// holdMachine holds the machine, and reports whether it has lost its hosts.
+func holdMachine(ctx context.Context, d Dir, serve []string, until *os.File, log func(format string, args ...any)) (vacated bool, err error) {
 	if held, err = d.lock(); err != nil {
-		return err
+		return false, err
 	}
 	// A pid in the lock file would mean that the holder was killed.
 	defer func() { err = errors.Join(err, held.Truncate(0)) }()
 	spec, err := d.ReadSpec()
 	if err != nil {
-		return err
+		return false, err
 	}
 	authority, err := trust.Load(d.keyFile())
 	if err != nil {
-		return err
+		return false, err
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer w.Close()
 	defer r.Close()
 	h := &holder{dir: d, spec: spec, lifeline: r, serve: serve, log: log}
 	if h.roster, err = d.ReadRoster(spec); err != nil {
-		return err
+		return false, err
 	}
 	if h.substrate, err = h.newSubstrate(authority); err != nil {
-		return err
+		return false, err
 	}
 	defer func() { err = errors.Join(err, h.substrate.close()) }()
+	ctx, h.over = context.WithCancel(ctx)
+	defer h.over()
+	if until != nil {
+		go h.watch(until)
+	}
 	h.run(ctx)
-	return nil
+	return h.vacated, nil
 }
 
 func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
@@ -129,6 +152,13 @@ func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
 		return newHosted(h.spec, h.dir, a)
 	case node.Virtual:
 		return newVirtual(h.spec, h.dir, a, virtualEvents{h.nodeStage, h.log})
+	case node.Hosts:
+		r, err := newRemote(h.spec, h.dir, a)
+		if err != nil {
+			return nil, err
+		}
+		h.socket = r.socket
+		return r, nil
 	}
 	return nil, fmt.Errorf("%w %q", errUnknownSubstrate, h.spec.Substrate)
 }
@@ -315,7 +345,52 @@ func (h *holder) nodeExited(n *heldNode, e exit) verdict {
 	h.log("node%d: %s", n.number, reason)
 	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: reason, Console: e.Console, Retry: v.Again}
 	h.tell(n, n.exit)
+	h.vacateIfGone()
 	return v
+}
+
+// vacateIfGone ends a machine of hosts that has lost all of them. The caller holds h.mu.
+func (h *holder) vacateIfGone() {
+	if h.risen && len(h.spec.Hosts) > 0 && h.allGone() {
+		h.vacate("no host has a node any more")
+	}
+}
+
+// vacate ends the machine, and has its folder removed. The caller holds h.mu.
+func (h *holder) vacate(why string) {
+	if !h.vacated {
+		h.log("%s", why)
+		h.vacated = true
+		h.over()
+	}
+}
+
+// watch ends the machine when the process of a pidfd ends.
+func (h *holder) watch(process *os.File) {
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(process.Fd()), Events: unix.POLLIN}}, -1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			h.log("watch the session that has made the machine: %v", err)
+			return
+		}
+		if n > 0 {
+			break
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.vacate("the session that has made the machine has ended")
+}
+
+// allGone reports whether no node runs, and none will be started again without an order. The caller
+// holds h.mu.
+func (h *holder) allGone() bool {
+	for _, n := range h.nodes {
+		if n.exit == nil || n.exit.Retry {
+			return false
+		}
+	}
+	return true
 }
 
 // nodeOrdered notes that a node starts because of an order.
@@ -404,6 +479,10 @@ func (h *holder) runServe(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, h.serve[0], h.serve[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{h.lifeline}
+	if h.socket != nil {
+		cmd.Args = append(cmd.Args, "--socket", "4")
+		cmd.ExtraFiles = append(cmd.ExtraFiles, h.socket)
+	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = stopWait
 	if err := slack.Start(slack.Daemon, cmd.Start); err != nil {
@@ -494,6 +573,7 @@ func (h *holder) nodeUp(m *control.NodeUp) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if n := h.nodes[id.Node(m.Node)]; n != nil {
+		h.risen = true
 		n.life.registered()
 		n.stage = nil
 	}

@@ -24,9 +24,14 @@ var ErrHolderGone = errors.New("the machine's holder is gone, and its nodes with
 // ErrDown reports that the machine is being ended on request.
 var ErrDown = errors.New("the machine goes down")
 
-// Serve is the life of a serve of the machine in the folder. lifeline is the read end of the
-// holder's pipe; nil for a serve that has no holder.
-func Serve(ctx context.Context, d Dir, lifeline io.Reader, log func(format string, args ...any)) error {
+// Inherited is what a serve has from its holder; the zero value is for a serve without one.
+type Inherited struct {
+	Lifeline io.Reader // the read end of the holder's pipe
+	Socket   *os.File  // that listens to nodes of other hosts
+}
+
+// Serve is the life of a serve of the machine in the folder.
+func Serve(ctx context.Context, d Dir, in Inherited, log func(format string, args ...any)) error {
 	spec, err := d.ReadSpec()
 	if err != nil {
 		return err
@@ -43,22 +48,22 @@ func Serve(ctx context.Context, d Dir, lifeline io.Reader, log func(format strin
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	defer context.AfterFunc(stopped, func() { cancel(ErrDown) })()
-	if lifeline != nil {
+	if in.Lifeline != nil {
 		go func() {
-			_, _ = io.Copy(io.Discard, lifeline)
+			_, _ = io.Copy(io.Discard, in.Lifeline)
 			cancel(ErrHolderGone)
 		}()
 	}
 	server, err := serve.New(serve.Config{
 		Machine: spec.Name, Substrate: spec.Substrate, Roster: nodes, Authority: authority, Secret: spec.Secret,
 		Dir: string(d), Log: log, Timing: spec.timing(), Owner: os.Getuid(), History: spec.history(), Fitness: spec.Fitness,
-		Address: func(node id.Node) netip.Addr { return nodeAddress(node).Addr() },
+		Address: spec.addresses(),
 		Console: func(node id.Node, lines int) []string { return tail(d.ConsoleLog(node), lines) },
 	})
 	if err != nil {
 		return err
 	}
-	port, err := listenNodes(ctx, spec, d, cancel)
+	port, err := listenNodes(ctx, spec, d, in.Socket, cancel)
 	if err != nil {
 		return err
 	}
@@ -87,11 +92,29 @@ func listenClients(path string) (net.Listener, error) {
 	return l, os.Chmod(path, 0o600)
 }
 
-// listenNodes listens where the machine's nodes expect serve: on the machine's switch, or on the
-// host's own network.
-func listenNodes(ctx context.Context, s Spec, d Dir, lost context.CancelCauseFunc) (net.Listener, error) {
-	if s.Substrate == node.Virtual {
+// addresses returns the addresses of nodes by number; nil if nodes use the addresses of their
+// hosts.
+func (s *Spec) addresses() func(id.Node) netip.Addr {
+	if s.Substrate == node.Hosts {
+		return nil
+	}
+	return func(node id.Node) netip.Addr { return nodeAddress(node).Addr() }
+}
+
+// errNoSocket reports a serve that nodes of other hosts cannot reach.
+var errNoSocket = errors.New("serve: the holder of a machine of hosts starts its serve (margay machine up)")
+
+// listenNodes listens where the machine's nodes expect serve: on the machine's switch, on the
+// socket of the holder, or on the network of the holder's namespace.
+func listenNodes(ctx context.Context, s Spec, d Dir, socket *os.File, lost context.CancelCauseFunc) (net.Listener, error) {
+	switch {
+	case s.Substrate == node.Virtual:
 		return listenSwitch(ctx, s, d, lost)
+	case s.Substrate == node.Hosts && socket == nil:
+		return nil, errNoSocket
+	case s.Substrate == node.Hosts:
+		defer socket.Close()
+		return net.FileListener(socket)
 	}
 	address := netip.AddrPortFrom(serveAddress.Addr(), servePort)
 	deadline := time.Now().Add(stopWait)

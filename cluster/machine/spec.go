@@ -1,14 +1,16 @@
-// Package machine makes machines out of virtual machines or namespaces and holds them.
+// Package machine makes machines out of virtual machines, namespaces or other hosts, and holds
+// them.
 //
 // machine up (Up) prepares everything in the machine's folder and starts the holder. The holder
-// owns everything outside the nodes themselves: the virtual machines and their switch, or the
-// namespaces and their bridge. It starts serve, and restarts it whenever it ends. When the holder
-// ends, whatever the cause, all of it ends: children get a signal from the kernel (package
-// qemu/child), and a pipe whose write end only the holder has reaches its end.
+// owns everything outside the nodes themselves: the virtual machines and their switch, the
+// namespaces and their bridge, or the launchers of nodes on other hosts. It starts serve, and
+// restarts it whenever it ends. When the holder ends, whatever the cause, all of it ends: children
+// get a signal from the kernel (package qemu/child), and a pipe whose write end only the holder has
+// reaches its end.
 //
 // Locks: holder.mu guards the state of nodes that serve receives. holder.changing, which is taken
-// before it, serializes changes of the roster. hosted.mu and virtual.mu guard the tables of nodes
-// of the two substrates. None of holder.mu and these two is held while another one is taken.
+// before it, serializes changes of the roster. hosted.mu, virtual.mu and remote.mu guard the tables
+// of nodes of the substrates. None of holder.mu and these is held while another one is taken.
 package machine
 
 import (
@@ -16,9 +18,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"time"
 
 	"margay/cluster/fitness"
+	"margay/cluster/hosts"
 	"margay/cluster/ledger"
 	"margay/cluster/roster"
 	"margay/cluster/serve"
@@ -33,9 +39,13 @@ import (
 // Spec is the description from which a machine is made. It is plain data.
 type Spec struct {
 	Name      string `json:"name"`
-	Substrate string `json:"substrate"` // node.Virtual or node.Hosted
+	Substrate string `json:"substrate"` // node.Virtual, node.Hosted or node.Hosts
 	Nodes     int    `json:"nodes"`     // at first (Dir.ReadRoster)
-	Cores     int    `json:"cores"`     // for applications, on each node
+	Cores     int    `json:"cores"`     // for applications, on each node; 0, with node.Hosts only: all that its host gives but one
+
+	Hosts    []string       `json:"hosts,omitempty"`    // by node number
+	Launcher hosts.Launcher `json:"launcher,omitempty"` // starts programs on them
+	Address  string         `json:"address,omitempty"`  // address and port where they reach serve; port 0: any
 
 	AllCores    bool `json:"all_cores,omitempty"`    // core 0 computes for applications, too
 	MessageCore bool `json:"message_core,omitempty"` // the last core handles messages and nothing else
@@ -94,10 +104,15 @@ func (s *Spec) complete() error {
 	if s.Substrate == "" {
 		s.Substrate = node.Virtual
 	}
+	if s.Substrate == node.Hosts {
+		if err := s.completeHosts(); err != nil {
+			return err
+		}
+	}
 	if s.Nodes == 0 {
 		s.Nodes = defaultNodes
 	}
-	if s.Cores == 0 {
+	if s.Cores == 0 && s.Substrate != node.Hosts {
 		s.Cores = defaultCores
 	}
 	if s.Profile == "" {
@@ -113,25 +128,28 @@ func (s *Spec) complete() error {
 		s.Accel = string(qemu.TCG)
 	}
 	if s.Fabric == "" || s.Fabric == FabricAuto {
-		s.Fabric = node.TrustedTCP // the wire is the machine's own, whatever its substrate is
+		s.Fabric = node.TrustedTCP // the wire is the machine's own
+		if s.Substrate == node.Hosts {
+			s.Fabric = node.TCP
+		}
 	}
-	if s.MemoryMiB == 0 {
+	if s.MemoryMiB == 0 && s.Substrate != node.Hosts {
 		s.MemoryMiB = defaultMemoryMiB
 	}
 	switch {
-	case s.Substrate != node.Virtual && s.Substrate != node.Hosted:
-		return fmt.Errorf("there is no substrate %q: use %s or %s", s.Substrate, node.Virtual, node.Hosted)
+	case s.Substrate != node.Virtual && s.Substrate != node.Hosted && s.Substrate != node.Hosts:
+		return fmt.Errorf("there is no substrate %q: use %s, %s or %s", s.Substrate, node.Virtual, node.Hosted, node.Hosts)
 	case s.Nodes < 1 || s.Nodes > roster.Most:
 		return fmt.Errorf("a machine has 1 to %d nodes, not %d", roster.Most, s.Nodes)
-	case s.Cores < 1 || s.Cores > 254:
-		return fmt.Errorf("a node has 1 to 254 application cores, not %d", s.Cores)
-	case s.MessageCore && s.Cores < 2 && !s.AllCores:
+	case (s.Cores < 1 || s.Cores > mostCores) && (s.Cores != 0 || s.Substrate != node.Hosts):
+		return fmt.Errorf("a node has 1 to %d application cores, not %d", mostCores, s.Cores)
+	case s.MessageCore && s.Cores == 1 && !s.AllCores:
 		return errors.New("a node with one application core has none for messages alone: use --cores 2 or more, or --cores all")
 	case s.Accel != AccelAuto && s.Accel != string(qemu.TCG) && s.Accel != string(qemu.KVM):
 		return fmt.Errorf("there is no accelerator %q: use %s, %s or %s", s.Accel, qemu.TCG, qemu.KVM, AccelAuto)
 	case s.Substrate == node.Virtual && s.Boot != BootKernel && s.Boot != BootBIOS:
 		return fmt.Errorf("there is no way to boot %q: use %s or %s", s.Boot, BootKernel, BootBIOS)
-	case s.MemoryMiB < 128:
+	case s.MemoryMiB < 128 && (s.MemoryMiB != 0 || s.Substrate != node.Hosts):
 		return fmt.Errorf("a node needs 128 MiB of memory, not %d", s.MemoryMiB)
 	case s.HistoryMiB != 0 && (s.HistoryMiB < ledger.MinSize>>20 || s.HistoryMiB > ledger.MaxSize>>20):
 		return fmt.Errorf("a history has %d to %d MiB, or 0 for none, not %d", ledger.MinSize>>20, ledger.MaxSize>>20, s.HistoryMiB)
@@ -139,6 +157,52 @@ func (s *Spec) complete() error {
 		return fmt.Errorf("a boot time-out of %v and death after %v: neither can be negative", s.Timing.Boot, s.Timing.Dead)
 	}
 	return CheckFabric(s.Fabric)
+}
+
+// mostCores bounds the application cores of a node.
+const mostCores = 254
+
+// completeHosts fills in defaults of a machine of hosts and checks the rest.
+func (s *Spec) completeHosts() error {
+	if len(s.Hosts) == 0 {
+		return errors.New("a machine of hosts needs a list of them (--hosts, --hostfile, or an allocation of Slurm or PBS)")
+	}
+	s.Nodes = len(s.Hosts)
+	if len(s.Launcher) == 0 {
+		s.Launcher = hosts.SSH
+	}
+	// The holder has another working directory.
+	path, err := exec.LookPath(s.Launcher[0])
+	if err == nil {
+		path, err = filepath.Abs(path)
+	}
+	if err != nil {
+		return fmt.Errorf("the launcher: %w", err)
+	}
+	s.Launcher = slices.Concat(hosts.Launcher{path}, s.Launcher[1:])
+	for _, host := range s.Hosts {
+		if _, err := s.Launcher.Command(host, s.Program); err != nil {
+			return err
+		}
+	}
+	if s.Address == "" {
+		own, err := hosts.Address(s.Hosts)
+		if err != nil {
+			return fmt.Errorf("%w: name one that they reach (--address)", err)
+		}
+		s.Address = own.String()
+	}
+	address, err := netip.ParseAddrPort(s.Address)
+	if err != nil {
+		var own netip.Addr
+		own, err = netip.ParseAddr(s.Address)
+		address = netip.AddrPortFrom(own, 0)
+	}
+	if err != nil || !address.Addr().Is4() || address.Addr().IsUnspecified() {
+		return fmt.Errorf("%q is not an IPv4 address of this host, with or without a port", s.Address)
+	}
+	s.Address = address.String()
+	return nil
 }
 
 // CheckFabric returns an error that lists the fabrics and FabricAuto unless name is one of them.

@@ -23,9 +23,12 @@ import (
 // UpOptions are the options of machine up.
 type UpOptions struct {
 	Spec   Spec
-	Holder []string // command that becomes the holder; it is given the machine's name as a further argument
-	// A callback for notices, in lines for people.
+	Holder []string // command that becomes the holder; it gets the machine's name and flags as further arguments
+	// Session has the machine end with the leader of this process's session.
+	Session bool
+	// Callbacks for notices, in lines for people: how it goes, and what the machine will lack.
 	Told func(format string, args ...any)
+	Lost func(format string, args ...any)
 	// Progress receives the steps of lengthy operations.
 	Progress func(progress.Step)
 }
@@ -33,8 +36,8 @@ type UpOptions struct {
 // upPoll is how often Up polls the state of the nodes.
 const upPoll = 50 * time.Millisecond
 
-// Up makes a machine and waits until every node has registered. On an error it leaves nothing of
-// the machine.
+// Up makes a machine and waits until every node has registered. A machine of hosts may lack some of
+// them. On an error Up leaves nothing of the machine.
 func Up(ctx context.Context, o UpOptions) (err error) {
 	// The machine, which outlives this process, must not inherit its descriptors.
 	if err := descriptor.CloseOnExec(3); err != nil {
@@ -161,11 +164,13 @@ func prepare(ctx context.Context, d Dir, o *UpOptions) error {
 	}
 	o.Spec.Secret = trust.NewToken()
 	o.Spec.keepHistory(o.Told)
-	if o.Spec.Substrate == node.Hosted {
-		if err := checkRoot(); err != nil {
-			return err
-		}
-	} else if err := prepareVirtual(ctx, d, o); err != nil {
+	switch o.Spec.Substrate {
+	case node.Hosted:
+		err = checkRoot()
+	case node.Virtual:
+		err = prepareVirtual(ctx, d, o)
+	}
+	if err != nil {
 		return err
 	}
 	return d.writeSpec(o.Spec)
@@ -187,6 +192,15 @@ func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
 	// file.
 	cmd.Env = append(os.Environ(), baseVariable+"="+filepath.Dir(string(d)))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if o.Session {
+		leader, err := sessionLeader()
+		if err != nil {
+			return nil, fmt.Errorf("start holder: %w", err)
+		}
+		defer leader.Close()
+		cmd.ExtraFiles = []*os.File{leader}
+		cmd.Args = append(cmd.Args, "--until", "3")
+	}
 	if o.Spec.Substrate == node.Hosted {
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNET
 		if os.Getuid() != 0 {
@@ -204,6 +218,20 @@ func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
 		return nil, fmt.Errorf("start holder: %w", err)
 	}
 	return cmd, nil
+}
+
+// sessionLeader returns a pidfd of the leader of this process's session, or of the parent if this
+// process is the leader, or the leader is not visible here.
+func sessionLeader() (*os.File, error) {
+	pid, err := unix.Getsid(0)
+	if err != nil || pid == os.Getpid() || pid == 0 {
+		pid = os.Getppid()
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("watch process %d, with which the machine ends: %w", pid, err)
+	}
+	return os.NewFile(uintptr(fd), "session leader"), nil
 }
 
 // serveWait bounds how long serve may take to answer for the first time.
@@ -226,7 +254,7 @@ func (d Dir) hints(who string) (text string) {
 	return text
 }
 
-// awaitNodes waits until every node is up, or can no longer come up, or the holder ends.
+// awaitNodes waits until the nodes are up, or can no longer come up, or the holder ends.
 func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -237,7 +265,10 @@ func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) err
 		case <-ctx.Done():
 		}
 	}()
-	return d.AwaitUp(ctx, nil, o.Told)
+	if o.Spec.Substrate == node.Hosts {
+		return d.await(ctx, &rising{told: o.Told, lost: o.Lost})
+	}
+	return d.await(ctx, &rising{told: o.Told})
 }
 
 // firstCause prefers the reason why the context ended to the errors that follow from it.

@@ -17,7 +17,7 @@ import (
 // 1 in them.
 type Hosted struct {
 	Config   string   // the node's configuration file
-	Root     string   // an empty folder to mount the node's root on
+	Root     string   // an empty folder to mount the node's root on; empty: one is made, and removed when the node has its root
 	JobInit  string   // the host's file that the node has at node.JobInit
 	Lifeline *os.File // a pipe; the node ends when all its writers are gone
 }
@@ -48,6 +48,9 @@ func (h Hosted) SetUp(log func(format string, args ...any)) (node.Config, error)
 	if err := unix.Sethostname([]byte(config.Hostname())); err != nil {
 		return config, fmt.Errorf("set host name: %w", err)
 	}
+	if config.Host != "" {
+		return config, nil // the network is the host's
+	}
 	return config, configureNetwork(config)
 }
 
@@ -61,7 +64,15 @@ func (h Hosted) watchLifeline() {
 	os.Exit(1)
 }
 
-func (h Hosted) makeRoot(log func(format string, args ...any)) error {
+func (h Hosted) makeRoot(log func(format string, args ...any)) (err error) {
+	if h.Root == "" {
+		folder, err := makeMountPoint()
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, folder.remove()) }()
+		h.Root = folder.path
+	}
 	steps := []mount{
 		{"", "/", "", unix.MS_REC | unix.MS_PRIVATE, ""},
 		{"node", h.Root, "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=755"},
@@ -104,6 +115,31 @@ func (h Hosted) makeRoot(log func(format string, args ...any)) error {
 		return fmt.Errorf("let go of the host's root: %w", err)
 	}
 	return os.Chdir("/")
+}
+
+// mountPoint is an empty folder of the host, which can be removed when the host's root is out of
+// sight.
+type mountPoint struct {
+	path   string
+	parent *os.File
+}
+
+func makeMountPoint() (m mountPoint, err error) {
+	if m.parent, err = os.Open(os.TempDir()); err != nil {
+		return m, err
+	}
+	if m.path, err = os.MkdirTemp(os.TempDir(), "margay-node"); err != nil {
+		m.parent.Close()
+	}
+	return m, err
+}
+
+func (m mountPoint) remove() error {
+	defer m.parent.Close()
+	if err := unix.Unlinkat(int(m.parent.Fd()), filepath.Base(m.path), unix.AT_REMOVEDIR); err != nil {
+		return fmt.Errorf("remove %s: %w", m.path, err)
+	}
+	return nil
 }
 
 func bindFile(source, target string) error {

@@ -40,8 +40,13 @@ func TestDocuments(t *testing.T) {
 const readersMargay = `margay() {
 	case "$1 ${2-}" in
 	"machine up")
-		case "$substrate $*" in qemu*--nodes*) ;; qemu*) set -- "$@" --nodes 2 ;; esac
-		set -- "$@" --substrate "$substrate" --boot-timeout 5m --dead-after 1m ;;
+		case "$substrate $*" in
+		*"--substrate hosts"*) ;;
+		qemu*--nodes*) set -- "$@" --substrate qemu ;;
+		qemu*) set -- "$@" --substrate qemu --nodes 2 ;;
+		*) set -- "$@" --substrate "$substrate" ;;
+		esac
+		set -- "$@" --boot-timeout 5m --dead-after 1m ;;
 	"run "*)
 		for try in {1..60}; do
 			nodes=$(command margay nodes 2>/dev/null) || break

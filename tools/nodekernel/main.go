@@ -3,6 +3,7 @@
 //
 //	nodekernel                              PID 1 of a machine of its own (it is /init of the node image)
 //	nodekernel hosted CONFIG ROOT JOBINIT   PID 1 of a hosted node; descriptor 3 is its lifeline
+//	nodekernel start SERVE                  the starter of a node on another host (cluster/starter)
 //	nodekernel kernel                       the node kernel; descriptor 3 is its link to PID 1
 //
 // People do not start it: margay machine up does.
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"margay/cluster/agent"
+	"margay/cluster/starter"
 	"margay/internal/procname"
 	"margay/kernel"
 	"margay/kernel/abi/node"
@@ -42,7 +44,10 @@ func main() {
 }
 
 // names are what ps and top call a process of this program, by its first argument.
-var names = map[string]string{node.Hosted: "margay-pid1", "kernel": "margay-kernel"}
+var names = map[string]string{node.Hosted: "margay-pid1", "kernel": "margay-kernel", starts: "margay-start"}
+
+// starts is the argument of a starter.
+const starts = "start"
 
 // run refuses to be another process than the first one where its arguments make it that: it mounts
 // over the root that it finds, and sets limits for the whole system.
@@ -60,10 +65,21 @@ func run(pid int, args []string) error {
 	case args[0] == node.Hosted && len(args) == 4:
 		node := pid1.Hosted{Config: args[1], Root: args[2], JobInit: args[3], Lifeline: os.NewFile(3, "lifeline")}
 		return pid1.Main(node, []string{self, "kernel"})
+	case args[0] == starts && len(args) == 2:
+		return start(args[1])
 	case args[0] == "kernel" && len(args) == 1:
 		return runKernel()
 	}
 	return fmt.Errorf("nodekernel does not know what to do with %q; it is started by margay machine up", args)
+}
+
+// start starts a node on this host for the holder at the other end of the standard streams.
+func start(serve string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return starter.Run(starter.Config{Serve: serve, Program: self, Version: version, In: os.Stdin, Out: os.Stdout})
 }
 
 // runKernel runs the node kernel until it is killed.

@@ -53,8 +53,9 @@ var HostFolders = []string{"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbi
 // The substrates: what a node runs on.
 const (
 	Virtual = "qemu"   // a virtual machine
-	Hosted  = "hosted" // namespaces of the service host, whose Linux the node shares
+	Hosted  = "hosted" // namespaces of a host, whose Linux the node shares
 	Metal   = "metal"  // a machine of its own
+	Hosts   = "hosts"  // of a machine only: its nodes are hosted ones on hosts of a list
 )
 
 // The profiles: how the Linux kernel of a node is configured.
@@ -83,9 +84,10 @@ type Config struct {
 	Machine   string   `json:"machine"`
 	Node      id.Node  `json:"node"`
 	Substrate string   `json:"substrate"`        // Virtual, Hosted or Metal
+	Host      string   `json:"host,omitempty"`   // hosted only: its host, whose network it uses and which has no other node of the machine; empty: the service host
 	Profile   string   `json:"profile"`          // Isolated, Sched or Shared
-	MAC       string   `json:"mac"`              // of the interface to the other nodes
-	Address   string   `json:"address"`          // of this node on that interface, with prefix length
+	MAC       string   `json:"mac,omitempty"`    // of the interface to the other nodes; empty if Host is set
+	Address   string   `json:"address"`          // of this node on that interface, or of its host, with prefix length
 	MTU       int      `json:"mtu,omitempty"`    // of that interface, in bytes; 0: as it is
 	Fabric    string   `json:"fabric,omitempty"` // one of the fabrics; empty: TCP
 	Serve     string   `json:"serve"`            // host:port of the machine's serve
@@ -166,7 +168,7 @@ func (c Config) check() error {
 	if c.Machine == "" || strings.ContainsAny(c.Machine, "/ \n") {
 		errs = append(errs, fmt.Errorf("machine %q is not a name", c.Machine))
 	}
-	if _, err := net.ParseMAC(c.MAC); err != nil {
+	if _, err := net.ParseMAC(c.MAC); err != nil && c.Host == "" {
 		errs = append(errs, err)
 	}
 	if p, err := netip.ParsePrefix(c.Address); err != nil {

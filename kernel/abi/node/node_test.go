@@ -39,6 +39,19 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// A node in the network of its host has no interface of its own.
+func TestHost(t *testing.T) {
+	c := good
+	c.MAC = ""
+	if _, err := c.Encode(); err == nil {
+		t.Error("no MAC was accepted")
+	}
+	c.Host = "a"
+	if _, err := c.Encode(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestFabric(t *testing.T) {
 	for _, name := range []string{"", "tcp", "tcp-trusted", "udp", "udp-trusted"} {
 		c := good

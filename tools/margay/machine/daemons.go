@@ -15,7 +15,7 @@ import (
 
 // serveCommand is started by the holder, and on machines without one by their operator.
 func (a commands) serveCommand() *cobra.Command {
-	var lifeline int
+	var lifeline, socket int
 	c := &cobra.Command{
 		Use:     "serve",
 		Short:   "Run the service node's daemon of a machine (its holder does this)",
@@ -29,21 +29,27 @@ func (a commands) serveCommand() *cobra.Command {
 				return err
 			}
 			a.name("margay-serve")
-			var r io.Reader
+			var in machine.Inherited
 			if lifeline > 0 {
-				r = os.NewFile(uintptr(lifeline), "lifeline")
+				in.Lifeline = os.NewFile(uintptr(lifeline), "lifeline")
 			}
-			return machine.Serve(ctx, d, r, logger(a.Stderr))
+			if socket > 0 {
+				in.Socket = os.NewFile(uintptr(socket), "socket")
+			}
+			return machine.Serve(ctx, d, in, logger(a.Stderr))
 		},
 	}
 	c.Flags().IntVar(&lifeline, "lifeline", 0, "descriptor of a pipe whose end is the holder's end")
 	_ = c.Flags().MarkHidden("lifeline")
+	c.Flags().IntVar(&socket, "socket", 0, "descriptor of a socket that listens to nodes of other hosts")
+	_ = c.Flags().MarkHidden("socket")
 	return c
 }
 
 // holderCommand is started by machine up.
 func (a commands) holderCommand() *cobra.Command {
-	return &cobra.Command{
+	var until int
+	c := &cobra.Command{
 		Use:    "holder MACHINE",
 		Hidden: true,
 		Args:   command.Arguments(1, 1),
@@ -56,9 +62,15 @@ func (a commands) holderCommand() *cobra.Command {
 			}
 			a.name("margay-holder")
 			serve := []string{"/proc/self/exe", "serve", "-m", args[0], "--lifeline", "3"}
-			return machine.Hold(ctx, d, serve, logger(a.Stderr))
+			var process *os.File
+			if until > 0 {
+				process = os.NewFile(uintptr(until), "process")
+			}
+			return machine.Hold(ctx, d, serve, process, logger(a.Stderr))
 		},
 	}
+	c.Flags().IntVar(&until, "until", 0, "descriptor of a process (pidfd) with which the machine ends")
+	return c
 }
 
 // name names this process for ps and top.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/machine"
+	"margay/kernel/abi/node"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )
@@ -55,7 +56,7 @@ margay machine up that made it, was killed; margay machine down removes the rest
 			}
 			t := a.Table("MACHINE", "STATE", "SUBSTRATE", "NODES", "CORES/NODE", "OWNER", "SINCE", "HOLDER")
 			for _, m := range list {
-				t.Row(m.Machine, show.State{Text: m.State, Color: stateColors[m.State]}, m.Substrate, m.Nodes, m.Cores, m.Owner, m.Since.Format(time.DateTime), m.HolderPID)
+				t.Row(m.Machine, show.State{Text: m.State, Color: stateColors[m.State]}, m.Substrate, m.Nodes, m.coresEach(), m.Owner, m.Since.Format(time.DateTime), m.HolderPID)
 			}
 			if err := t.Flush(); err != nil {
 				return err
@@ -89,6 +90,14 @@ func (a commands) reportNone() error {
 		fmt.Fprintf(a.Stderr, "margay: there is no machine in %s\n", base)
 	}
 	return nil
+}
+
+// coresEach says how many application cores a node has.
+func (m State) coresEach() string {
+	if m.Cores == 0 && m.Substrate == node.Hosts {
+		return "its host's"
+	}
+	return strconv.Itoa(m.Cores)
 }
 
 // List looks at the folders of all machines. A folder that disappears is left out.

@@ -25,6 +25,7 @@ func (a commands) upCommand() *cobra.Command {
 	var spec machine.Spec
 	var program string
 	var extensions []string
+	var where hostFlags
 	c := a.QuietFlag(&cobra.Command{
 		Use:   "up",
 		Short: "Make a machine and wait until its nodes are up",
@@ -32,16 +33,20 @@ func (a commands) upCommand() *cobra.Command {
 
 A node has one system core and the application cores that --cores asks for. With --cores all, core 0 computes for
 applications as well; margay machine cores changes that later. On the substrate qemu each node
-is a virtual machine; on hosted it is a set of namespaces of this host, and its cores are shared with it.
+is a virtual machine; on hosted it is a set of namespaces of this host, and its cores are shared with it. On hosts each
+node is a set of namespaces of a host of a list, started by ssh or another launcher, by default with all cores that are
+given to it there. Inside an allocation of Slurm or PBS the allocation has the list.
 
 --fabric chooses how messages travel between nodes. tcp is one encrypted connection between two nodes: take it where the network
 is reliable. udp is encrypted datagrams that are sent again until they arrive: take it where connections break, since a job then
 loses messages only with a node kernel. With tcp-trusted and udp-trusted, ranks of different nodes send each other datagrams
 that are not encrypted, which is many times faster: take them only on a wire that nothing but the nodes can reach. auto is
-tcp-trusted on the substrates hosted and qemu, where the wire belongs to the machine. Files between nodes always travel over
+tcp-trusted on the substrates hosted and qemu, where the wire belongs to the machine, and tcp on hosts. Files between nodes always travel over
 encrypted connections.`,
 		Example: `  margay machine up --nodes 4 --cores 2
   margay machine up -m test --substrate hosted --nodes 16 --cores 1
+  margay machine up --substrate hosts --hosts 'cn[01-16]' --launcher "ssh -p 2222"
+  salloc -N 4 margay machine up --substrate hosts
   margay machine up --extension ext/boot/minimum/minimum.o,cores=2 --extension ext/exit/account/account.o`,
 		Args: command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -52,6 +57,9 @@ encrypted connections.`,
 				if err := command.Without(c, "is for virtual nodes: hosted ones have the Linux of this host", "profile", "boot", "accel", "kernel", "qemu"); err != nil {
 					return err
 				}
+			}
+			if err := where.apply(c, &spec, a.Report); err != nil {
+				return err
 			}
 			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 			defer stop()
@@ -67,6 +75,8 @@ encrypted connections.`,
 				Spec:     spec,
 				Holder:   []string{"/proc/self/exe", "holder"},
 				Told:     a.Report,
+				Lost:     a.Loss,
+				Session:  where.session,
 				Progress: a.Progress(),
 			})
 		},
@@ -76,7 +86,8 @@ encrypted connections.`,
 	spec.Cores = 2
 	f.Var(coresFlag{&spec}, "cores", "application cores of each node besides core 0, or all: two, and core 0 as well")
 	f.BoolVar(&spec.MessageCore, "message-core", false, "have the last core of each node handle messages and nothing else")
-	f.StringVar(&spec.Substrate, "substrate", node.Virtual, "what nodes run on: qemu or hosted")
+	f.StringVar(&spec.Substrate, "substrate", node.Virtual, "what nodes run on: qemu, hosted or hosts")
+	where.define(f)
 	f.StringVar(&spec.Fabric, "fabric", machine.FabricAuto, "how messages travel between nodes: auto, tcp, tcp-trusted, udp or udp-trusted")
 	f.IntVar(&spec.MemoryMiB, "memory", 512, "memory of each node, in MiB")
 	f.IntVar(&spec.HistoryMiB, "history", ledger.DefaultSize>>20, "size of the history of its jobs (margay history), in MiB, 4 to 1024; 0: none is kept")

@@ -125,30 +125,32 @@ func state(n *control.NodeState) show.State {
 const withFabric = 100
 
 func (a commands) printNodes(nodes *control.Nodes) error {
-	columns := []string{"NODE", "STATE", "CORES", "FREE", "MEMORY", "PROFILE", "SHARING", "FABRIC", "KERNEL", "JOBS"}
-	fabric := slices.Index(columns, "FABRIC")
+	columns := []string{"NODE", "HOST", "STATE", "CORES", "FREE", "MEMORY", "PROFILE", "SHARING", "FABRIC", "KERNEL", "JOBS"}
 	width := show.Width(a.Stdout)
-	narrow := width > 0 && width < withFabric
-	if narrow {
-		columns = slices.Delete(columns, fabric, fabric+1)
+	left := map[string]bool{
+		"FABRIC": width > 0 && width < withFabric,
+		"HOST":   !slices.ContainsFunc(nodes.Nodes, func(n *control.NodeState) bool { return host(n) != "" }),
 	}
-	t := a.Table(columns...)
+	t := a.Table(slices.DeleteFunc(slices.Clone(columns), func(c string) bool { return left[c] })...)
 	row := func(cells ...any) {
-		if narrow {
-			cells = slices.Delete(cells, fabric, fabric+1)
+		var shown []any
+		for i, cell := range cells {
+			if !left[columns[i]] {
+				shown = append(shown, cell)
+			}
 		}
-		t.Row(cells...)
+		t.Row(shown...)
 	}
 	var notes notes
 	for _, n := range nodes.Nodes {
 		name := fmt.Sprintf("node%d", n.Node)
 		notes.of(n)
 		if n.Info == nil {
-			row(name, state(n), "-", "-", "-", "-", "-", "-", "-", "-")
+			row(name, "-", state(n), "-", "-", "-", "-", "-", "-", "-", "-")
 			continue
 		}
 		free, jobs := use(n)
-		row(name, state(n), len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile,
+		row(name, cmp.Or(host(n), "-"), state(n), len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile,
 			cmp.Or(n.Info.Scheduler, "-"), cmp.Or(n.Info.Fabric, "-"), n.Info.Kernel, strings.Join(jobs, " "))
 	}
 	if err := t.Flush(); err != nil {
@@ -158,6 +160,14 @@ func (a commands) printNodes(nodes *control.Nodes) error {
 		fmt.Fprintln(a.Stdout, show.Fold(printable.Lines(note.String()), width, 4))
 	}
 	return nil
+}
+
+// host returns the host of a node of a machine of hosts; empty for another one.
+func host(n *control.NodeState) string {
+	if name := n.Info.GetHostname(); name != fmt.Sprintf("node%d", n.Node) {
+		return name
+	}
+	return ""
 }
 
 // use returns how many cores of a node are free, and the ranks on the others.
