@@ -47,7 +47,7 @@ func TestBadSpecs(t *testing.T) {
 		{Spec{Cores: -1}, "a node has 1 to 254 application cores, not -1"},
 		{Spec{Cores: 255}, "a node has 1 to 254 application cores, not 255"},
 		{Spec{Accel: "magic"}, `there is no accelerator "magic": use tcg, kvm or auto`},
-		{Spec{Boot: "floppy"}, `there is no way to boot "floppy": use kernel or bios`},
+		{Spec{Boot: "floppy"}, `there is no way to boot "floppy": use kernel, bios, uefi or http`},
 		{Spec{Fabric: "ib"}, `there is no fabric "ib": use tcp, tcp-trusted, udp or udp-trusted, or auto`},
 		{Spec{MemoryMiB: 127}, "a node needs 128 MiB of memory, not 127"},
 		{Spec{MemoryMiB: -1}, "a node needs 128 MiB of memory, not -1"},
