@@ -3,6 +3,7 @@ package boot
 import (
 	"encoding/binary"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/insomniacslk/dhcp/iana"
@@ -115,11 +116,10 @@ func (c Client) archs() []iana.Arch {
 	if len(all) > 0 {
 		return all
 	}
-	for _, class := range []string{classPXE, classHTTP} {
-		var arch uint16
-		if n, _ := fmt.Sscanf(c.Class, class+":Arch:%05d:", &arch); n == 1 {
-			return []iana.Arch{iana.Arch(arch)}
-		}
+	_, rest, _ := strings.Cut(c.Class, ":Arch:")
+	number, _, _ := strings.Cut(rest, ":")
+	if arch, err := strconv.ParseUint(number, 10, 16); err == nil {
+		return []iana.Arch{iana.Arch(arch)}
 	}
 	return nil
 }

@@ -30,11 +30,12 @@ const (
 	optionNoPXEDHCP = 176
 )
 
-// An option of PXE (PXE 2.1, table 2-1) by which a client finds its boot server, and its value for
-// a client that fetches the file in the answer.
+// An option of PXE (PXE 2.1, table 2-1) by which a client finds its boot server, its value for a
+// client that fetches the file in the answer, and the end of the options of PXE.
 const (
 	optionDiscovery = 6
 	fileIsNamed     = 8
+	endOfPXE        = 255
 )
 
 // serveDHCP answers until the connection is closed.
@@ -167,7 +168,7 @@ func bootOptions(in *dhcpv4.DHCPv4, m Means) []dhcpv4.Modifier {
 	}
 	all := []dhcpv4.Modifier{
 		with(dhcpv4.OptionClassIdentifier, []byte(classPXE)),
-		with(dhcpv4.OptionVendorSpecificInformation, dhcpv4.Options{optionDiscovery: []byte{fileIsNamed}}.ToBytes()),
+		with(dhcpv4.OptionVendorSpecificInformation, append(dhcpv4.Options{optionDiscovery: []byte{fileIsNamed}}.ToBytes(), endOfPXE)),
 	}
 	if machine := in.Options.Get(dhcpv4.OptionClientMachineIdentifier); len(machine) > 0 {
 		all = append(all, with(dhcpv4.OptionClientMachineIdentifier, machine[:min(len(machine), maxMachine)]))

@@ -167,8 +167,8 @@ func TestFirmware(t *testing.T) {
 		back, options string
 		machine       int
 	}{
-		{"PXEClient:Arch:00000:UNDI:002001", 0, "undionly.kpxe", "PXEClient", "\x06\x01\x08", maxMachine},
-		{"PXEClient:Arch:00007:UNDI:003000", 7, "ipxe.efi", "PXEClient", "\x06\x01\x08", maxMachine},
+		{"PXEClient:Arch:00000:UNDI:002001", 0, "undionly.kpxe", "PXEClient", "\x06\x01\x08\xff", maxMachine},
+		{"PXEClient:Arch:00007:UNDI:003000", 7, "ipxe.efi", "PXEClient", "\x06\x01\x08\xff", maxMachine},
 		{"HTTPClient:Arch:00016:UNDI:003000", 16, "http://10.66.0.2/ipxe.efi", "HTTPClient", "", 0},
 	} {
 		s, r := services(t, func(c *Config) {

@@ -28,6 +28,7 @@ func (s *Services) serveTFTP(conn net.PacketConn) error {
 		_ = conn.SetReadDeadline(next) // fails only on a connection that is closed, which the next read notices
 	}
 	return receive(conn, tftp.MaxDatagram+1, func(datagram []byte, from netip.AddrPort) {
+		defer tick() // a flood would put it off
 		if _, known := s.node(from.Addr()); !known {
 			s.log.Printf("boot: TFTP: %v is not a node", from)
 			return
@@ -38,7 +39,6 @@ func (s *Services) serveTFTP(conn net.PacketConn) error {
 			return
 		}
 		s.send(conn, a)
-		tick()
 	}, tick)
 }
 

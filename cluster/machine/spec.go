@@ -148,6 +148,8 @@ func (s *Spec) complete() error {
 		return fmt.Errorf("there is no way to boot %q: use %s, %s, %s or %s", s.Boot, BootKernel, BootBIOS, BootUEFI, BootHTTP)
 	case s.MemoryMiB < 128:
 		return fmt.Errorf("a node needs 128 MiB of memory, not %d", s.MemoryMiB)
+	case s.byUEFI() && s.MemoryMiB < 192:
+		return fmt.Errorf("a node that boots by UEFI firmware needs 192 MiB of memory, not %d", s.MemoryMiB)
 	case s.HistoryMiB != 0 && (s.HistoryMiB < ledger.MinSize>>20 || s.HistoryMiB > ledger.MaxSize>>20):
 		return fmt.Errorf("a history has %d to %d MiB, or 0 for none, not %d", ledger.MinSize>>20, ledger.MaxSize>>20, s.HistoryMiB)
 	case s.Timing.Boot < 0 || s.Timing.Dead < 0:

@@ -50,6 +50,7 @@ func TestBadSpecs(t *testing.T) {
 		{Spec{Boot: "floppy"}, `there is no way to boot "floppy": use kernel, bios, uefi or http`},
 		{Spec{Fabric: "ib"}, `there is no fabric "ib": use tcp, tcp-trusted, udp or udp-trusted, or auto`},
 		{Spec{MemoryMiB: 127}, "a node needs 128 MiB of memory, not 127"},
+		{Spec{Boot: BootHTTP, MemoryMiB: 191}, "a node that boots by UEFI firmware needs 192 MiB of memory, not 191"},
 		{Spec{MemoryMiB: -1}, "a node needs 128 MiB of memory, not -1"},
 		{Spec{Timing: serve.Timing{Boot: -time.Second}}, "a boot time-out of -1s and death after 0s: neither can be negative"},
 		{Spec{Timing: serve.Timing{Dead: -time.Second}}, "a boot time-out of 0s and death after -1s: neither can be negative"},
