@@ -214,6 +214,12 @@ func TestSameRequest(t *testing.T) {
 // strangers that send garbage in no order.
 func TestModel(t *testing.T) {
 	random := rand.New(rand.NewPCG(check.Seed(t), 0))
+	for range 100 {
+		model(t, random)
+	}
+}
+
+func model(t *testing.T, random *rand.Rand) {
 	const clients = 4
 	s := server(clients)
 	type side struct {
