@@ -58,6 +58,34 @@ func (p playedFirmware) exchange(conn net.PacketConn, to netip.AddrPort, datagra
 	return answer[:n]
 }
 
+// ask sends a DHCP question until it is answered: the switch drops frames while a station is not
+// yet connected.
+func (p playedFirmware) ask(conn net.PacketConn, question *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
+	p.t.Helper()
+	buf := make([]byte, 2000)
+	for deadline := time.Now().Add(bootsWithin); time.Now().Before(deadline); {
+		if _, err := conn.WriteTo(question.ToBytes(), &net.UDPAddr{IP: net.IPv4bcast, Port: boot.DHCPPort}); err != nil {
+			p.t.Fatal(err)
+		}
+		conn.SetReadDeadline(time.Now().Add(time.Second))
+		for {
+			n, _, err := conn.ReadFrom(buf)
+			if err != nil {
+				break // it is time to send again
+			}
+			answer, err := dhcpv4.FromBytes(buf[:n])
+			if err != nil {
+				p.t.Fatal(err)
+			}
+			if answer.TransactionID == question.TransactionID { // else it answers a repetition
+				return answer
+			}
+		}
+	}
+	p.t.Fatalf("no answer to %s", question.Summary())
+	return nil
+}
+
 // lease asks for an address, with some options, and returns the name of the file to boot.
 func (p playedFirmware) lease(conn net.PacketConn, options ...dhcpv4.Option) string {
 	p.t.Helper()
@@ -71,10 +99,7 @@ func (p playedFirmware) lease(conn net.PacketConn, options ...dhcpv4.Option) str
 		for _, o := range append(options, dhcpv4.OptRequestedIPAddress(nodeAddress(0).Addr().AsSlice())) {
 			question.UpdateOption(o)
 		}
-		all := netip.AddrPortFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), boot.DHCPPort)
-		if answer, err = dhcpv4.FromBytes(p.exchange(conn, all, question.ToBytes())); err != nil {
-			p.t.Fatal(err)
-		}
+		answer = p.ask(conn, question)
 	}
 	if answer.MessageType() != dhcpv4.MessageTypeAck || answer.YourIPAddr.String() != nodeAddress(0).Addr().String() {
 		p.t.Fatalf("answer %s", answer.Summary())
