@@ -53,6 +53,10 @@ test-quick: build ## run the tests that need no virtual machine and no machine o
 soak: deps build ## repeat random and long tests until the time in MARGAY_SOAK (default 5m) is over
 	@tools/soak
 
+.PHONY: netboot
+netboot: deps build ## boot virtual nodes from their network card by a BIOS, UEFI PXE and UEFI HTTP boot; part of no other target
+	@$(GO_STATIC) test -tags soak -count=1 -v -run '^(TestNetboot|TestSoakFirmware)$$' ./testsuite/e2e
+
 .PHONY: check
 check: deps ## format, vet, staticcheck, prose, generated files, go.mod, cross-build
 	@tools/check

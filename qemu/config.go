@@ -25,6 +25,11 @@ type Config struct {
 	// (ROMFile), which finds a kernel by DHCP. Its output goes to the console. If it finds none,
 	// the VM ends. Kernel, Initrd and Cmdline are empty then.
 	NetBoot bool
+	// UEFI is the path of a UEFI firmware. With NetBoot it boots from the card without the card's
+	// boot program: by HTTP if HTTPBoot is set, else by PXE. If it finds nothing, the VM waits.
+	// Empty: a BIOS.
+	UEFI     string
+	HTTPBoot bool
 	// Items are files that the guest, and no station on its network, can read: their paths by their
 	// names, which QEMU prefixes with "opt/". Linux shows them below
 	// /sys/firmware/qemu_fw_cfg/by_name.
@@ -76,6 +81,8 @@ func (c *Config) validate() error {
 		return fmt.Errorf("%d CPUs, want 1 to %d", c.CPUs, maxCPUs)
 	case c.NetBoot && (c.Kernel != "" || c.Initrd != "" || c.Cmdline != ""):
 		return errors.New("a kernel, an initramfs or a command line is given, and the network is to bring them")
+	case !c.NetBoot && c.UEFI != "" || c.UEFI == "" && c.HTTPBoot:
+		return errors.New("UEFI firmware is for a VM that boots from its network card, and HTTP for UEFI firmware")
 	case c.NetBoot && c.NIC.Socket == "":
 		return errors.New("no network card to boot from")
 	case !c.NetBoot && c.Kernel == "":
@@ -93,7 +100,7 @@ func (c *Config) validate() error {
 			return err
 		}
 	}
-	for _, path := range []string{c.Kernel, c.Initrd} {
+	for _, path := range []string{c.Kernel, c.Initrd, c.UEFI} {
 		if err := checkFile(path); err != nil {
 			return err
 		}
@@ -169,11 +176,14 @@ func (e *Emulator) args(c *Config) []string {
 	for _, name := range slices.Sorted(maps.Keys(c.Items)) {
 		args = append(args, "-fw_cfg", "name="+itemPrefix+name+",file="+escape(c.Items[name]))
 	}
-	return append(append(args, c.bootArgs()...), c.NIC.args(c.NetBoot)...)
+	return append(append(args, c.bootArgs()...), c.nicArgs()...)
 }
 
 // bootArgs returns the arguments that say what the VM boots.
 func (c *Config) bootArgs() []string {
+	if c.UEFI != "" {
+		return c.uefiArgs()
+	}
 	if c.NetBoot {
 		// The firmware restarts the VM when there is nothing to boot, and that ends it.
 		return []string{"-boot", "strict=on,reboot-timeout=1000"}
@@ -184,6 +194,18 @@ func (c *Config) bootArgs() []string {
 	}
 	if line := CommandLine(c.Accel, c.Cmdline); line != "" {
 		args = append(args, "-append", line)
+	}
+	return args
+}
+
+// uefiArgs returns the arguments by which UEFI firmware boots over IPv4, by PXE or by HTTP alone.
+// By default it tries all ways in turn, for up to minutes each.
+func (c *Config) uefiArgs() []string {
+	args := []string{"-bios", c.UEFI, "-fw_cfg", "name=opt/org.tianocore/IPv6Support,string=no"}
+	if c.HTTPBoot {
+		for _, name := range []string{"IPv4PXESupport", "IPv6PXESupport"} {
+			args = append(args, "-fw_cfg", "name=opt/org.tianocore/"+name+",string=no")
+		}
 	}
 	return args
 }
@@ -213,18 +235,23 @@ func emulatedParameters() []string {
 	return append(clockParameters(), "mitigations=off", "no_timer_check", "cryptomgr.notests")
 }
 
-// args returns the arguments of a card. The boot program takes a buffer of the MTU for each of many
-// frames from a memory of half a megabyte, so a card to boot from offers no MTU: the guest's driver
-// can set any.
-func (n *NIC) args(boot bool) []string {
+// nicArgs returns the arguments of the card. The boot program takes a buffer of the MTU for each of
+// many frames from a memory of half a megabyte, so a card to boot from offers no MTU: the guest's
+// driver can set any.
+func (c *Config) nicArgs() []string {
+	n := &c.NIC
 	if n.Socket == "" {
 		return nil
 	}
-	device := "virtio-net-pci,netdev=net,romfile=,mac=" + n.MAC.String()
-	if boot {
-		// ROMFile is not named: only as the default does QEMU write the card's type into it.
-		device = "virtio-net-pci,netdev=net,bootindex=0,mac=" + n.MAC.String()
-	} else if n.MTU != 0 {
+	device := "virtio-net-pci,netdev=net,mac=" + n.MAC.String()
+	if !c.NetBoot || c.UEFI != "" {
+		// Elsewhere ROMFile is not named: QEMU writes the card's type only into the default one.
+		device += ",romfile="
+	}
+	switch {
+	case c.NetBoot:
+		device += ",bootindex=0"
+	case n.MTU != 0:
 		device += ",host_mtu=" + strconv.Itoa(n.MTU)
 	}
 	return []string{

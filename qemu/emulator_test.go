@@ -119,7 +119,7 @@ func TestArguments(t *testing.T) {
 		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
 		"-L", "/a/b", "-L", "/c,d", "-kernel", image, "-initrd", image, "-append", cmdline,
 		"-netdev", "stream,id=net,server=off,addr.type=unix,addr.path=" + strings.ReplaceAll(socket, ",", ",,"),
-		"-device", "virtio-net-pci,netdev=net,romfile=,mac=02:00:00:00:00:09,host_mtu=9000",
+		"-device", "virtio-net-pci,netdev=net,mac=02:00:00:00:00:09,romfile=,host_mtu=9000",
 	}
 	if got := e.args(&cfg); !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
@@ -154,10 +154,22 @@ func TestArguments(t *testing.T) {
 		"-fw_cfg", "name=opt/margay/a,file=" + strings.ReplaceAll(socket, ",", ",,") + "x", "-fw_cfg", "name=opt/margay/b,file=" + image,
 		"-boot", "strict=on,reboot-timeout=1000",
 		"-netdev", "stream,id=net,server=off,addr.type=unix,addr.path=" + strings.ReplaceAll(socket, ",", ",,"),
-		"-device", "virtio-net-pci,netdev=net,bootindex=0,mac=02:00:00:00:00:09",
+		"-device", "virtio-net-pci,netdev=net,mac=02:00:00:00:00:09,bootindex=0",
 	}
 	if got := e.args(&boots); !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	boots.UEFI = image
+	for _, http := range []bool{false, true} {
+		boots.HTTPBoot = http
+		if err := boots.validate(); err != nil {
+			t.Fatal(err)
+		}
+		line := strings.Join(e.args(&boots), " ")
+		if !strings.Contains(line, " -bios "+image+" -fw_cfg name=opt/org.tianocore/IPv6Support,string=no ") || strings.Contains(line, "reboot-timeout") ||
+			!strings.HasSuffix(line, ",romfile=,bootindex=0") || strings.Contains(line, "name=opt/org.tianocore/IPv4PXESupport,string=no") != http {
+			t.Errorf("HTTP %v: %q", http, line)
+		}
 	}
 }
 
@@ -209,6 +221,9 @@ func TestConfigIsChecked(t *testing.T) {
 		{"CPUs", "CPUs", func(c *Config) { c.CPUs = 256 }},
 		{"no kernel", "no kernel", func(c *Config) { c.Kernel = "" }},
 		{"network and kernel", "the network is to bring them", func(c *Config) { c.NetBoot = true }},
+		{"UEFI and kernel", "UEFI firmware is for a VM that boots from its network card", func(c *Config) { c.UEFI = image }},
+		{"HTTP without UEFI", "HTTP for UEFI firmware", func(c *Config) { c.NetBoot, c.Kernel, c.HTTPBoot = true, "", true }},
+		{"UEFI missing", "no such file", func(c *Config) { c.NetBoot, c.Kernel, c.UEFI = true, "", image+"x" }},
 		{"network without a card", "no network card", func(c *Config) { c.NetBoot, c.Kernel, c.NIC = true, "", NIC{} }},
 		{"item missing", "no such file", func(c *Config) { c.Items = map[string]string{"a": image + "x"} }},
 		{"name of an item", "item", func(c *Config) { c.Items = map[string]string{"a,b": image} }},

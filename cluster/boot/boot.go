@@ -1,30 +1,35 @@
 // Package boot serves nodes that boot without a disk: DHCP gives a node its address and the
-// location of an iPXE script, and HTTP gives it the script, the Linux kernel and the node image.
+// location of what it starts next, TFTP or HTTP gives firmware an iPXE, and HTTP gives iPXE a
+// script, the Linux kernel and the node image. A network card whose own program is an iPXE begins
+// with the third line.
 //
-//	iPXE  -> DHCP  discover, request      Leases decides; answers only clients of known MAC addresses
-//	iPXE  -> HTTP  GET /boot.ipxe         the same for all nodes
-//	iPXE  -> HTTP  GET /kernel, /image    the same for all nodes
+//	firmware -> DHCP  discover, request              Client.Means and Leases decide
+//	firmware -> TFTP or HTTP  undionly.kpxe, ipxe.efi
+//	iPXE     -> DHCP  discover, request              the same two decide
+//	iPXE     -> HTTP  GET /boot.ipxe                 the same for all nodes
+//	iPXE     -> HTTP  GET /kernel, /image            the same for all nodes
+//
+// Only clients of known MAC addresses get an answer.
 //
 // Nothing that the services give is secret: every station can read it. A node gets its
 // configuration and its token in another way.
 //
-// Leases and Progress are state machines: packets and times in, answers out. Services does their
-// input and output on any net.PacketConn and net.Listener, of a host or of a network stack in this
-// process.
+// Leases, Progress and tftp.Server are state machines: packets and times in, answers out. Services
+// does their input and output on any net.PacketConn and net.Listener, of a host or of a network
+// stack in this process.
 //
 // Locks: Services.mu guards Leases and Progress. It is not held during input or output.
 package boot
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"net/netip"
 	"sync"
 
+	"margay/cluster/boot/tftp"
 	"margay/kernel/abi/id"
 	"margay/kernel/gate"
 )
@@ -33,6 +38,7 @@ import (
 const (
 	HTTPPort = 80
 	DHCPPort = 67
+	TFTPPort = 69
 )
 
 // The paths of the files.
@@ -40,6 +46,12 @@ const (
 	ScriptPath = "/boot.ipxe"
 	KernelPath = "/kernel"
 	ImagePath  = "/image"
+)
+
+// The names of the iPXE for each firmware. UEFI HTTP boot wants the ending.
+const (
+	biosName = "undionly.kpxe"
+	uefiName = "ipxe.efi"
 )
 
 // File is a file that nodes fetch. It must not change while it is served.
@@ -55,6 +67,8 @@ type Config struct {
 	Cmdline string       // of the kernel
 	Kernel  File
 	Image   File
+	// BIOS and UEFI are the iPXE of clients with each firmware. The zero File: they get nothing.
+	BIOS, UEFI File
 	// Report receives each new stage of a node. It must not block.
 	Report func(id.Node, Status)
 	// Send sends an Ethernet frame from the MAC address. Nil: frames cannot be sent, and clients
@@ -68,8 +82,11 @@ type Config struct {
 // Services are running services. They are safe for concurrent use.
 type Services struct {
 	config Config
-	files  map[string]served
 	log    *gate.Log
+
+	locations map[Means]string     // of what a client boots from; as DHCP names it
+	first     map[string]tftp.File // by TFTP
+	files     map[string]served    // by HTTP
 
 	mu       sync.Mutex
 	leases   *Leases
@@ -100,6 +117,15 @@ func New(c Config) (*Services, error) {
 			KernelPath: {c.Kernel, Kernel},
 			ImagePath:  {c.Image, Image},
 		},
+		locations: map[Means]string{ByScript: base + ScriptPath},
+		first:     make(map[string]tftp.File),
+	}
+	if c.BIOS.Size > 0 {
+		s.locations[ByBIOS], s.first[biosName] = biosName, tftp.File(c.BIOS)
+	}
+	if c.UEFI.Size > 0 {
+		s.locations[ByUEFI], s.first[uefiName] = uefiName, tftp.File(c.UEFI)
+		s.locations[ByHTTP], s.files["/"+uefiName] = base+"/"+uefiName, served{c.UEFI, Loader}
 	}
 	if s.leases, err = NewLeases(nil); err != nil {
 		return nil, err
@@ -137,33 +163,32 @@ func (s *Services) node(address netip.Addr) (node id.Node, known bool) {
 	return s.leases.Node(address)
 }
 
-// Serve answers DHCP on one connection and HTTP on a listener until ctx ends, and closes both.
-func (s *Services) Serve(ctx context.Context, dhcp net.PacketConn, l net.Listener) error {
+// Serve answers DHCP and TFTP on a connection each and HTTP on a listener until ctx ends, and
+// closes them.
+func (s *Services) Serve(ctx context.Context, questions, files net.PacketConn, l net.Listener) error {
 	defer s.log.Close()
 	server := s.server()
-	stop := context.AfterFunc(ctx, func() {
-		dhcp.Close()
-		server.Close()
-	})
+	var once sync.Once
+	var why error
+	end := func(err error) { // the first one to end ends the others
+		once.Do(func() {
+			why = err
+			questions.Close()
+			files.Close()
+			server.Close()
+		})
+	}
+	stop := context.AfterFunc(ctx, func() { end(nil) })
 	defer stop()
 	var all sync.WaitGroup
-	var web, packets error
-	all.Go(func() {
-		defer dhcp.Close()
-		web = server.Serve(limited(l, s.log))
-	})
-	all.Go(func() {
-		defer server.Close()
-		packets = s.serveDHCP(dhcp)
-	})
+	all.Go(func() { end(server.Serve(limited(l, s.log))) })
+	all.Go(func() { end(s.serveDHCP(questions)) })
+	all.Go(func() { end(s.serveTFTP(files)) })
 	all.Wait()
 	if ctx.Err() != nil {
 		return nil
 	}
-	if errors.Is(web, http.ErrServerClosed) {
-		web = nil // it was closed because DHCP has ended
-	}
-	return fmt.Errorf("boot services: %w", errors.Join(packets, web))
+	return fmt.Errorf("boot services: %w", why)
 }
 
 // Starting forgets how far the boot of a node got, because it starts again.

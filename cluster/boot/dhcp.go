@@ -30,34 +30,26 @@ const (
 	optionNoPXEDHCP = 176
 )
 
-// pause follows an error of a connection that is not its end.
-const pause = 100 * time.Millisecond
+// An option of PXE (PXE 2.1, table 2-1) by which a client finds its boot server, its value for a
+// client that fetches the file in the answer, and the end of the options of PXE.
+const (
+	optionDiscovery = 6
+	fileIsNamed     = 8
+	endOfPXE        = 255
+)
 
 // serveDHCP answers until the connection is closed.
 func (s *Services) serveDHCP(conn net.PacketConn) error {
-	buf := make([]byte, maxDatagram)
-	for failed := 0; ; {
-		n, _, err := conn.ReadFrom(buf)
-		if err != nil {
-			if failed++; errors.Is(err, net.ErrClosed) || failed == maxFailed {
-				return err
-			}
-			time.Sleep(pause)
-			continue
-		}
-		failed = 0
-		answer, to := s.answer(time.Now(), buf[:n])
+	return receive(conn, maxDatagram, func(datagram []byte, _ netip.AddrPort) {
+		answer, to := s.answer(time.Now(), datagram)
 		if answer == nil {
-			continue
+			return
 		}
 		if _, err := conn.WriteTo(answer, to); err != nil {
 			s.log.Printf("boot: answer to %v: %v", to, err)
 		}
-	}
+	}, nil)
 }
-
-// maxFailed is the number of errors in a row after which a connection is given up.
-const maxFailed = 10
 
 // answer returns the answer to a datagram, and where it goes; nil if there is none.
 func (s *Services) answer(at time.Time, datagram []byte) ([]byte, net.Addr) {
@@ -68,6 +60,9 @@ func (s *Services) answer(at time.Time, datagram []byte) ([]byte, net.Addr) {
 		s.mu.Unlock()
 		s.log.Printf("boot: a datagram of %d bytes is ignored: %v", len(datagram), err)
 		return nil, nil
+	}
+	if q.Means != Nothing && s.locations[q.Means] == "" {
+		q.Means, q.Why = Nothing, "this machine has no iPXE for its firmware"
 	}
 	a := s.leases.Handle(at, s.config.Server.Addr(), q)
 	s.mu.Unlock()
@@ -81,17 +76,21 @@ func (s *Services) answer(at time.Time, datagram []byte) ([]byte, net.Addr) {
 	if a.Kind == Other {
 		return nil, nil
 	}
-	out, err := s.reply(in, a)
+	out, err := s.reply(in, a, q.Means)
 	if err != nil {
 		s.log.Printf("boot: node%d: DHCP: %v", a.Host.Node, err)
 		return nil, nil
 	}
-	if s.config.Send != nil {
+	if s.config.Send != nil && q.Means == ByScript {
 		if err := s.config.Send(advertisement(s.config.MAC, a.Host.MAC)); err != nil {
 			s.log.Printf("boot: node%d: router advertisement: %v", a.Host.Node, err)
 		}
 	}
-	if a.Kind == Ack {
+	switch {
+	case a.Kind != Ack:
+	case q.Means == ByScript:
+		s.reached(a.Host.Node, Status{Stage: Entered})
+	default:
 		s.reached(a.Host.Node, Status{Stage: Leased})
 	}
 	return out.ToBytes(), destination(in, a)
@@ -108,7 +107,12 @@ func parse(datagram []byte) (*dhcpv4.DHCPv4, Question, error) {
 		!in.GatewayIPAddr.IsUnspecified() {
 		return nil, Question{}, errQuestion
 	}
-	q := Question{MAC: MAC(in.ClientHWAddr), IPXE: userClass(in) == "iPXE"}
+	q := Question{MAC: MAC(in.ClientHWAddr)}
+	q.Means, q.Why = Client{
+		Class: string(in.Options.Get(dhcpv4.OptionClassIdentifier)),
+		User:  string(in.Options.Get(dhcpv4.OptionUserClassInformation)),
+		Archs: string(in.Options.Get(dhcpv4.OptionClientSystemArchitectureType)),
+	}.Means()
 	switch in.MessageType() {
 	case dhcpv4.MessageTypeDiscover:
 		q.Kind = Discover
@@ -126,33 +130,50 @@ func parse(datagram []byte) (*dhcpv4.DHCPv4, Question, error) {
 	return in, q, nil
 }
 
-// userClass is the user class of a client that does not divide it into pieces, as iPXE does not.
-func userClass(in *dhcpv4.DHCPv4) string {
-	return string(in.Options.Get(dhcpv4.OptionUserClassInformation))
-}
-
-// reply builds an answer.
-func (s *Services) reply(in *dhcpv4.DHCPv4, a Answer) (*dhcpv4.DHCPv4, error) {
+// reply builds an answer for a client that boots by some means.
+func (s *Services) reply(in *dhcpv4.DHCPv4, a Answer, m Means) (*dhcpv4.DHCPv4, error) {
 	server := net.IP(s.config.Server.Addr().AsSlice())
 	modifiers := []dhcpv4.Modifier{
 		dhcpv4.WithMessageType(messageTypes[a.Kind]),
 		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(server)),
 	}
 	if a.Kind != Nak {
-		noSecondServer := dhcpv4.Options{optionNoPXEDHCP: []byte{1}}.ToBytes()
 		modifiers = append(modifiers,
 			dhcpv4.WithYourIP(a.Host.Address.AsSlice()),
 			dhcpv4.WithServerIP(server),
 			dhcpv4.WithNetmask(net.CIDRMask(s.config.Server.Bits(), 32)),
 			dhcpv4.WithLeaseTime(uint32(leaseTime.Seconds())),
-			dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.GenericOptionCode(optionIPXE), noSecondServer)),
 		)
+		modifiers = append(modifiers, bootOptions(in, m)...)
 	}
 	out, err := dhcpv4.NewReplyFromRequest(in, modifiers...)
 	if err == nil && a.Kind != Nak {
-		out.BootFileName = "http://" + s.config.Server.Addr().String() + ScriptPath
+		out.BootFileName = s.locations[m]
 	}
 	return out, err
+}
+
+// bootOptions are the options by which a client accepts an answer as one to boot from. Firmware
+// wants its vendor class back (RFC 4578, section 3; UEFI 2.10, section 24.7.3.1), and a PXE the
+// identifier of its machine.
+func bootOptions(in *dhcpv4.DHCPv4, m Means) []dhcpv4.Modifier {
+	with := func(code dhcpv4.OptionCode, value []byte) dhcpv4.Modifier {
+		return dhcpv4.WithOption(dhcpv4.OptGeneric(code, value))
+	}
+	switch m {
+	case ByScript:
+		return []dhcpv4.Modifier{with(dhcpv4.GenericOptionCode(optionIPXE), dhcpv4.Options{optionNoPXEDHCP: []byte{1}}.ToBytes())}
+	case ByHTTP:
+		return []dhcpv4.Modifier{with(dhcpv4.OptionClassIdentifier, []byte(classHTTP))}
+	}
+	all := []dhcpv4.Modifier{
+		with(dhcpv4.OptionClassIdentifier, []byte(classPXE)),
+		with(dhcpv4.OptionVendorSpecificInformation, append(dhcpv4.Options{optionDiscovery: []byte{fileIsNamed}}.ToBytes(), endOfPXE)),
+	}
+	if machine := in.Options.Get(dhcpv4.OptionClientMachineIdentifier); len(machine) > 0 {
+		all = append(all, with(dhcpv4.OptionClientMachineIdentifier, machine[:min(len(machine), maxMachine)]))
+	}
+	return all
 }
 
 var messageTypes = map[Kind]dhcpv4.MessageType{

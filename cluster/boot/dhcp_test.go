@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -41,10 +42,12 @@ func (r *record) all() string {
 func services(t testing.TB, change func(*Config)) (*Services, *record) {
 	t.Helper()
 	r := new(record)
-	kernel, image := strings.NewReader(strings.Repeat("k", 100<<10)), strings.NewReader(strings.Repeat("i", 300<<10))
+	file := func(letter string, size int) File {
+		return File{strings.NewReader(strings.Repeat(letter, size)), int64(size)}
+	}
 	c := Config{
 		Hosts: []Host{host(0), host(1)}, Server: netip.PrefixFrom(server, 16), Cmdline: "console=ttyS0",
-		Kernel: File{kernel, kernel.Size()}, Image: File{image, image.Size()},
+		Kernel: file("k", 100<<10), Image: file("i", 300<<10), BIOS: file("b", 3000), UEFI: file("u", 5000),
 		Report: func(node id.Node, s Status) { r.add(fmt.Sprintf("node%d: %v %d", node, s, s.Percent)) },
 		Log:    func(format string, args ...any) { r.add(fmt.Sprintf(format, args...)) },
 	}
@@ -56,6 +59,15 @@ func services(t testing.TB, change func(*Config)) (*Services, *record) {
 		t.Fatal(err)
 	}
 	return s, r
+}
+
+// firmware makes a question one of firmware, of a vendor class, for an architecture.
+func firmware(class string, arch byte) dhcpv4.Modifier {
+	return func(d *dhcpv4.DHCPv4) {
+		delete(d.Options, dhcpv4.OptionUserClassInformation.Code())
+		d.UpdateOption(dhcpv4.OptGeneric(dhcpv4.OptionClassIdentifier, []byte(class)))
+		d.UpdateOption(dhcpv4.OptGeneric(dhcpv4.OptionClientSystemArchitectureType, []byte{0, arch}))
+	}
 }
 
 // question is what the iPXE of a node sends.
@@ -102,7 +114,7 @@ func TestAnswers(t *testing.T) {
 		{"second server", request(t, 1, dhcpv4.WithOption(dhcpv4.OptServerIdentifier(second.AsSlice()))), 0, "",
 			"node1: its DHCP request was refused: it has chosen another DHCP server, 10.66.0.9"},
 		{"unknown", question(t, 9), 0, "", "no node has the MAC address 525400660009"},
-		{"firmware", question(t, 1, dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionUserClassInformation, []byte("PXE")))), 0, "", "it is not iPXE"},
+		{"another system", question(t, 1, firmware("dhcpcd", 0)), 0, "", "node1: its DHCP request was refused: it does not boot over the network"},
 		{"relayed", question(t, 1, dhcpv4.WithGatewayIP(second.AsSlice())), 0, "", "is ignored"},
 		{"an answer", func() []byte { d := question(t, 1); d[0] = 2; return d }(), 0, "", "is ignored"},
 		{"long hardware address", func() []byte { d := question(t, 1); d[2] = 16; return d }(), 0, "", "is ignored"},
@@ -146,6 +158,49 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
+// Firmware gets an answer that it accepts to boot from. Only iPXE gets an IPv6 router.
+func TestFirmware(t *testing.T) {
+	for _, c := range []struct {
+		class         string
+		arch          byte
+		file          string
+		back, options string
+		machine       int
+	}{
+		{"PXEClient:Arch:00000:UNDI:002001", 0, "undionly.kpxe", "PXEClient", "\x06\x01\x08\xff", maxMachine},
+		{"PXEClient:Arch:00007:UNDI:003000", 7, "ipxe.efi", "PXEClient", "\x06\x01\x08\xff", maxMachine},
+		{"HTTPClient:Arch:00016:UNDI:003000", 16, "http://10.66.0.2/ipxe.efi", "HTTPClient", "", 0},
+	} {
+		s, r := services(t, func(c *Config) {
+			c.Send = func(frame []byte) error {
+				t.Errorf("frame %x", frame)
+				return nil
+			}
+		})
+		for _, datagram := range [][]byte{question(t, 1, firmware(c.class, c.arch)), request(t, 1, firmware(c.class, c.arch))} {
+			out, _ := s.answer(start, datagram)
+			d, err := dhcpv4.FromBytes(out)
+			if err != nil {
+				t.Fatalf("%s: %v", c.class, err)
+			}
+			if d.BootFileName != c.file || d.ServerIPAddr.String() != "10.66.0.2" || d.YourIPAddr.String() != "10.66.1.1" || d.ClassIdentifier() != c.back ||
+				string(d.Options.Get(dhcpv4.OptionVendorSpecificInformation)) != c.options ||
+				len(d.Options.Get(dhcpv4.OptionClientMachineIdentifier)) != c.machine || d.Options.Has(dhcpv4.GenericOptionCode(optionIPXE)) {
+				t.Errorf("%s gets %s", c.class, d.Summary())
+			}
+		}
+		if r.all() != "node1: its firmware has got an address 0" {
+			t.Errorf("%s: reports %q", c.class, r.all())
+		}
+	}
+	s, r := services(t, func(c *Config) { c.BIOS, c.UEFI = File{}, File{} })
+	for _, m := range []dhcpv4.Modifier{firmware("PXEClient", 0), firmware("PXEClient", 7), firmware("HTTPClient", 16)} {
+		if out, _ := s.answer(start, question(t, 1, m)); out != nil || !strings.Contains(r.all(), "this machine has no iPXE for its firmware") {
+			t.Errorf("without iPXE: %x, reports %q", out, r.all())
+		}
+	}
+}
+
 // played is a connection whose datagrams a test sends and receives.
 type played struct {
 	net.PacketConn
@@ -180,9 +235,16 @@ func (p *played) Close() error {
 	return nil
 }
 
-// serve runs services on a played connection and a port of this host until the test ends.
-func serve(t *testing.T, s *Services) (p *played, url string) {
+// SetReadDeadline implements net.PacketConn.
+func (p *played) SetReadDeadline(time.Time) error { return nil }
+
+// serve runs services on a played connection and on ports of this host until the test ends.
+func serve(t *testing.T, s *Services) (p *played, files net.Addr, url string) {
 	t.Helper()
+	first, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -190,7 +252,7 @@ func serve(t *testing.T, s *Services) (p *played, url string) {
 	p = play()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(ctx, p, l) }()
+	go func() { ended <- s.Serve(ctx, p, first, l) }()
 	t.Cleanup(func() {
 		cancel()
 		select {
@@ -202,13 +264,13 @@ func serve(t *testing.T, s *Services) (p *played, url string) {
 			t.Error("the services do not end")
 		}
 	})
-	return p, "http://" + l.Addr().String()
+	return p, first.LocalAddr(), "http://" + l.Addr().String()
 }
 
 // After garbage, an error and a flood of strangers, a node is answered.
 func TestServeDHCP(t *testing.T) {
 	s, r := services(t, nil)
-	p, _ := serve(t, s)
+	p, _, _ := serve(t, s)
 	p.in <- []byte("garbage")
 	p.failing <- errors.New("a passing error")
 	for range 1000 {
@@ -227,28 +289,30 @@ func TestServeDHCP(t *testing.T) {
 	}
 }
 
-// When one service fails, both end with the reason.
+// When one service fails, all end with the reason.
 func TestServeFails(t *testing.T) {
-	s, _ := services(t, nil)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := play()
-	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(context.Background(), p, l) }()
-	l.Close()
-	var failed error
-	check.AwaitFor(t, patience, "the end", func() bool {
-		select {
-		case failed = <-ended:
-			return true
-		default:
-			return false
+	for i := range 3 {
+		s, _ := services(t, nil)
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
-	if !errors.Is(failed, net.ErrClosed) {
-		t.Errorf("error %v", failed)
+		questions, first := play(), play()
+		ended := make(chan error, 1)
+		go func() { ended <- s.Serve(context.Background(), questions, first, l) }()
+		[]io.Closer{l, questions, first}[i].Close()
+		var failed error
+		check.AwaitFor(t, patience, "the end", func() bool {
+			select {
+			case failed = <-ended:
+				return true
+			default:
+				return false
+			}
+		})
+		if !errors.Is(failed, net.ErrClosed) {
+			t.Errorf("service %d: error %v", i, failed)
+		}
 	}
 }
 
@@ -279,6 +343,8 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(question(f, 9))
 	f.Add(request(f, 1, dhcpv4.WithOption(dhcpv4.OptServerIdentifier(second.AsSlice()))))
 	f.Add(question(f, 1, dhcpv4.WithBroadcast(true)))
+	f.Add(question(f, 0, firmware("PXEClient:Arch:00007:UNDI:003000", 7)))
+	f.Add(question(f, 1, firmware("HTTPClient", 16)))
 	f.Fuzz(func(t *testing.T, datagram []byte) {
 		s, _ := services(t, nil)
 		out, to := s.answer(start, datagram)

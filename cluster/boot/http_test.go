@@ -48,9 +48,9 @@ func fetch(t *testing.T, method, url, rang string) (status int, body string) {
 
 func TestFetch(t *testing.T) {
 	s, r := services(t, local)
-	_, url := serve(t, s)
+	_, _, url := serve(t, s)
 	const want = `#!ipxe
-kernel --name kernel http://127.0.0.2/kernel initrd=image console=ttyS0 || goto failed
+kernel --name linux.efi http://127.0.0.2/kernel initrd=image console=ttyS0 || goto failed
 initrd --name image http://127.0.0.2/image || goto failed
 boot || goto failed
 :failed
@@ -68,6 +68,9 @@ reboot
 	}
 	if status, body := fetch(t, "GET", url+ImagePath, "bytes=0-99"); status != 206 || body != strings.Repeat("i", 100) {
 		t.Errorf("status %d, %d bytes", status, len(body))
+	}
+	if status, body := fetch(t, "GET", url+"/ipxe.efi", ""); status != 200 || body != strings.Repeat("u", 5000) {
+		t.Errorf("status %d, iPXE of %d bytes", status, len(body))
 	}
 	if strings.Contains(r.all(), "fetched everything") {
 		t.Errorf("reports:\n%s", r.all())
@@ -88,7 +91,7 @@ reboot
 // Requests for several ranges, which are read beside the answer, do not disturb the percentage.
 func TestRanges(t *testing.T) {
 	s, _ := services(t, local)
-	_, url := serve(t, s)
+	_, _, url := serve(t, s)
 	if status, body := fetch(t, "GET", url+KernelPath, "bytes=0-50000,50010-90000"); status != 206 || strings.Count(body, "k") < 89992 {
 		t.Errorf("status %d, %d bytes", status, len(body))
 	}
@@ -96,10 +99,10 @@ func TestRanges(t *testing.T) {
 
 func TestRefusedRequests(t *testing.T) {
 	s, _ := services(t, local)
-	_, url := serve(t, s)
+	_, _, url := serve(t, s)
 	for _, path := range []string{
 		"/", "", "/boot.ipxe/", "//kernel", "/../kernel", "/x/../kernel", "/%2e%2e/etc/passwd", "/../../../etc/passwd", "/kernel%00", "/etc/passwd",
-		"/KERNEL", "/machine.json", "/nodes/node0.json",
+		"/KERNEL", "/undionly.kpxe", "/machine.json", "/nodes/node0.json",
 	} {
 		if status, body := raw(t, url, "GET "+path+" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"); status != 404 && status != 400 {
 			t.Errorf("%s: status %d, %.80q", path, status, body)
@@ -143,7 +146,7 @@ func TestStranger(t *testing.T) {
 		local(c)
 		c.Hosts[0].Address = netip.MustParseAddr("127.0.0.4")
 	})
-	_, url := serve(t, s)
+	_, _, url := serve(t, s)
 	if status, body := fetch(t, "GET", url+KernelPath, ""); status != 403 || strings.Contains(body, "kkk") {
 		t.Errorf("status %d, %.80q", status, body)
 	}
@@ -218,7 +221,7 @@ func inBubble(t *testing.T, f func(t *testing.T, p *check.Pipes)) {
 		ctx, cancel := context.WithCancel(context.Background())
 		p := check.NewPipes()
 		ended := make(chan error, 1)
-		go func() { ended <- s.Serve(ctx, play(), p) }()
+		go func() { ended <- s.Serve(ctx, play(), play(), p) }()
 		f(t, p)
 		cancel()
 		if err := <-ended; err != nil {

@@ -39,7 +39,8 @@ type Question struct {
 	Machine string     // identifies the client's machine (RFC 4578, option 97); may be empty
 	Wants   netip.Addr // the address that it asks for, or has; may be invalid
 	Server  netip.Addr // the server that it has chosen; may be invalid
-	IPXE    bool       // it is an iPXE, which fetches by HTTP
+	Means   Means      // what it boots from
+	Why     string     // Nothing: the reason
 }
 
 // Answer is what a client gets.
@@ -54,7 +55,7 @@ type Answer struct {
 type Counts struct {
 	Unknown   uint64 // no host has the MAC address
 	Duplicate uint64 // another machine has just used the MAC address
-	NotIPXE   uint64 // the client cannot fetch by HTTP
+	Unfit     uint64 // there is nothing that the client boots
 	Elsewhere uint64 // the client has chosen another server: there is a second one
 	Wrong     uint64 // the client asked for another address than its own
 	Declined  uint64 // the client has found its address in use
@@ -168,9 +169,9 @@ func (l *Leases) Handle(now time.Time, server netip.Addr, q Question) Answer {
 	case q.Kind == Decline:
 		l.counts.Declined++
 		a.Refusal = fmt.Sprintf("it has found its address %v in use", host.Address)
-	case !q.IPXE:
-		l.counts.NotIPXE++
-		a.Refusal = "it is not iPXE, and there is nothing for other clients"
+	case q.Means == Nothing:
+		l.counts.Unfit++
+		a.Refusal = q.Why
 	case q.Kind == Discover:
 		a.Kind = Offer
 	case q.Wants != host.Address:

@@ -38,7 +38,7 @@ func leases(t testing.TB, nodes int) *Leases {
 func seeded(t *testing.T) *rand.Rand { return rand.New(rand.NewPCG(check.Seed(t), 0)) }
 
 func TestLeases(t *testing.T) {
-	good := Question{Kind: Request, MAC: host(1).MAC, Machine: "m1", Wants: host(1).Address, Server: server, IPXE: true}
+	good := Question{Kind: Request, MAC: host(1).MAC, Machine: "m1", Wants: host(1).Address, Server: server, Means: ByScript}
 	cases := []struct {
 		name   string
 		change func(*Question)
@@ -46,13 +46,13 @@ func TestLeases(t *testing.T) {
 		counts Counts
 	}{
 		{"request", func(*Question) {}, Ack, Counts{}},
-		{"discover", func(q *Question) { *q = Question{Kind: Discover, MAC: q.MAC, IPXE: true} }, Offer, Counts{}},
+		{"discover", func(q *Question) { *q = Question{Kind: Discover, MAC: q.MAC, Means: ByUEFI} }, Offer, Counts{}},
 		{"request again, without a server", func(q *Question) { q.Server = netip.Addr{} }, Ack, Counts{}},
 		{"unknown MAC", func(q *Question) { q.MAC[5] = 99 }, Other, Counts{Unknown: 1}},
 		{"another's address", func(q *Question) { q.Wants = host(2).Address }, Nak, Counts{Wrong: 1}},
 		{"no address", func(q *Question) { q.Wants = netip.Addr{} }, Nak, Counts{Wrong: 1}},
 		{"second server", func(q *Question) { q.Server = second }, Other, Counts{Elsewhere: 1}},
-		{"firmware", func(q *Question) { q.IPXE = false }, Other, Counts{NotIPXE: 1}},
+		{"nothing to boot", func(q *Question) { q.Means, q.Why = Nothing, "why" }, Other, Counts{Unfit: 1}},
 		{"declined", func(q *Question) { q.Kind = Decline }, Other, Counts{Declined: 1}},
 		{"information", func(q *Question) { q.Kind = Other }, Other, Counts{}},
 	}
@@ -79,7 +79,7 @@ func TestLeases(t *testing.T) {
 func TestDuplicateMAC(t *testing.T) {
 	l := leases(t, 2)
 	ask := func(at time.Duration, machine string) Kind {
-		return l.Handle(start.Add(at), server, Question{Kind: Discover, MAC: host(1).MAC, Machine: machine, IPXE: true}).Kind
+		return l.Handle(start.Add(at), server, Question{Kind: Discover, MAC: host(1).MAC, Machine: machine, Means: ByScript}).Kind
 	}
 	for i, step := range []struct {
 		at      time.Duration
@@ -104,7 +104,7 @@ func TestStarvation(t *testing.T) {
 	const strangers = 100_000
 	for i := range strangers {
 		mac := MAC{2, byte(i), byte(i >> 8), byte(i >> 16), byte(random.Uint32()), byte(random.Uint32())}
-		if a := l.Handle(start, server, Question{Kind: Kind(1 + i%2), MAC: mac, IPXE: true}); a.Kind != Other {
+		if a := l.Handle(start, server, Question{Kind: Kind(1 + i%2), MAC: mac, Means: ByScript}); a.Kind != Other {
 			t.Fatalf("%x gets %+v", mac, a)
 		}
 	}
@@ -112,7 +112,7 @@ func TestStarvation(t *testing.T) {
 		t.Errorf("%+v, %d owners", l.Counts(), len(l.owners))
 	}
 	for n := range 3 {
-		if a := l.Handle(start, server, Question{Kind: Discover, MAC: host(n).MAC, IPXE: true}); a.Kind != Offer || a.Host != host(n) {
+		if a := l.Handle(start, server, Question{Kind: Discover, MAC: host(n).MAC, Means: ByScript}); a.Kind != Offer || a.Host != host(n) {
 			t.Errorf("node %d gets %+v", n, a)
 		}
 	}
@@ -130,7 +130,7 @@ func TestLeasesModel(t *testing.T) {
 		now = now.Add(time.Duration(random.Int64N(int64(holdTime) / 4)))
 		n := random.IntN(nodes + 2)
 		q := Question{
-			Kind: Kind(random.IntN(7)), MAC: host(n).MAC, Machine: strconv.Itoa(random.IntN(machines)), IPXE: random.IntN(8) > 0,
+			Kind: Kind(random.IntN(7)), MAC: host(n).MAC, Machine: strconv.Itoa(random.IntN(machines)), Means: Means(random.IntN(int(ByHTTP) + 1)), Why: "why",
 			Wants: host(random.IntN(2) + max(0, n-1)).Address,
 		}
 		switch random.IntN(4) {
@@ -156,7 +156,7 @@ func TestLeasesModel(t *testing.T) {
 			}
 			last[n][q.Machine] = now
 			switch {
-			case q.Kind == Decline, !q.IPXE:
+			case q.Kind == Decline, q.Means == Nothing:
 			case q.Kind == Discover:
 				want = Offer
 			case q.Wants == host(n).Address:
@@ -203,12 +203,15 @@ func TestProgress(t *testing.T) {
 	}{
 		{Status{Stage: Asked, Why: "a"}, true}, {Status{Stage: Asked, Why: "a"}, false}, {Status{Stage: Asked, Why: "b"}, true},
 		{Status{Stage: Leased}, true}, {Status{Stage: Leased}, false},
+		{Status{Stage: Loader, Percent: 100}, true}, {Status{Stage: Entered}, true}, {Status{Stage: Entered}, false},
+		{Status{Stage: Loader, Percent: 100}, false},
 		{Status{Stage: Script, Percent: 100}, true},
 		{Status{Stage: Kernel}, true}, {Status{Stage: Kernel, Percent: 9}, false}, {Status{Stage: Kernel, Percent: 10}, true},
 		{Status{Stage: Kernel, Percent: 5}, false}, {Status{Stage: Script, Percent: 100}, false},
 		{Status{Stage: Kernel, Percent: 95}, true}, {Status{Stage: Kernel, Percent: 100}, true}, {Status{Stage: Kernel, Percent: 100}, false},
 		{Status{Stage: Image, Percent: 120}, true},
 		{Status{Stage: Leased}, true}, {Status{Stage: Kernel, Percent: 1}, true}, // it boots again
+		{Status{Stage: Entered}, true}, {Status{Stage: Kernel, Percent: 1}, true}, // and again, by the iPXE of its card
 	} {
 		if news := p.Reached(7, step.status); news != step.news {
 			t.Errorf("step %d, %+v: news %v", i, step.status, news)

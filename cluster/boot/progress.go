@@ -9,11 +9,13 @@ type Stage int
 
 // The stages.
 const (
-	Asked  Stage = iota + 1 // it has sent a DHCP request that was not granted
-	Leased                  // it has an address and the location of the script
-	Script                  // it fetches the script
-	Kernel                  // it fetches the kernel
-	Image                   // it fetches the node image
+	Asked   Stage = iota + 1 // it has sent a DHCP request that was not granted
+	Leased                   // its firmware has an address and the location of iPXE
+	Loader                   // its firmware fetches iPXE
+	Entered                  // its iPXE has an address and the location of the script
+	Script                   // it fetches the script
+	Kernel                   // it fetches the kernel
+	Image                    // it fetches the node image
 )
 
 // Status is a stage and how much of it is done.
@@ -23,7 +25,7 @@ type Status struct {
 	Why     string // Asked: the reason
 }
 
-var fetched = map[Stage]string{Script: "script", Kernel: "kernel", Image: "node image"}
+var fetched = map[Stage]string{Loader: "iPXE", Script: "the script", Kernel: "the kernel", Image: "the node image"}
 
 // String describes the stage for a user, as something that a node does. It does not have the
 // percentage.
@@ -32,14 +34,19 @@ func (s Status) String() string {
 	case s.Stage == Asked:
 		return "its DHCP request was refused: " + s.Why
 	case s.Stage == Leased:
+		return "its firmware has got an address"
+	case s.Stage == Entered:
 		return "it has got its address"
 	case s.Stage == Image && s.Percent == 100:
 		return "it has fetched everything, and starts Linux"
 	case fetched[s.Stage] != "":
-		return "it fetches the " + fetched[s.Stage]
+		return "it fetches " + fetched[s.Stage]
 	}
 	return "it has not begun"
 }
+
+// begins reports whether the stage is one of DHCP.
+func (s Stage) begins() bool { return s == Asked || s == Leased || s == Entered }
 
 // percentStep is the least difference in percent that is news.
 const percentStep = 10
@@ -54,13 +61,13 @@ func NewProgress() *Progress { return &Progress{make(map[id.Node]Status)} }
 func (p *Progress) Starting(node id.Node) { delete(p.nodes, node) }
 
 // Reached records a status of a node, and returns whether it is worth a report. A node that begins
-// with DHCP again boots again. Otherwise an earlier stage is old news: a client may fetch a part of
-// a file twice.
+// with DHCP again boots again. Otherwise an earlier stage
+// is old news: a client may fetch a part of a file twice.
 func (p *Progress) Reached(node id.Node, s Status) bool {
 	s.Percent = min(max(s.Percent, 0), 100)
 	was := p.nodes[node]
 	switch {
-	case s.Stage == was.Stage && s.Stage <= Leased:
+	case s.Stage == was.Stage && s.Stage.begins():
 		if s == was {
 			return false
 		}
@@ -68,7 +75,7 @@ func (p *Progress) Reached(node id.Node, s Status) bool {
 		if s.Percent < was.Percent+percentStep && (s.Percent < 100 || was.Percent == 100) {
 			return false
 		}
-	case s.Stage < was.Stage && s.Stage > Leased:
+	case s.Stage < was.Stage && !s.Stage.begins():
 		return false
 	}
 	p.nodes[node] = s

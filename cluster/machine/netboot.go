@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"margay/cluster/boot"
+	"margay/cluster/provision"
+	"margay/cluster/provision/firmware"
 	"margay/kernel/abi/id"
 	"margay/qemu"
 	"margay/qemu/netstack"
@@ -30,6 +32,23 @@ const bootMTU = netstack.DefaultMTU
 // fetched before the node has it. The bound also keeps many connections small.
 const bootBuffer = 256 << 10
 
+// prepareNetboot finds what nodes that boot from their network card need, and enters the paths in
+// the spec.
+func prepareNetboot(ctx context.Context, e *qemu.Emulator, o *UpOptions) error {
+	switch {
+	case !o.Spec.fromNetwork():
+		return nil
+	case !o.Spec.byUEFI():
+		return e.CheckNetBoot(ctx)
+	}
+	files, err := provision.FindFirmware(ctx, firmware.Options{Progress: o.Progress})
+	if err != nil {
+		return fmt.Errorf("%w; --boot %s and --boot %s do without", err, BootKernel, BootBIOS)
+	}
+	o.Spec.UEFI, o.Spec.IPXEBIOS, o.Spec.IPXEUEFI = files.UEFI, files.IPXEBIOS, files.IPXEUEFI
+	return nil
+}
+
 // startBoot plugs the services into the switch, which runs.
 func startBoot(s Spec, d Dir, events virtualEvents) (b *bootServices, err error) {
 	b = new(bootServices)
@@ -38,18 +57,22 @@ func startBoot(s Spec, d Dir, events virtualEvents) (b *bootServices, err error)
 			err = errors.Join(fmt.Errorf("boot services: %w", err), b.close())
 		}
 	}()
-	kernel, err := b.open(s.Kernel)
-	if err != nil {
-		return nil, err
-	}
-	image, err := b.open(s.Image)
-	if err != nil {
-		return nil, err
-	}
-	b.services, err = boot.New(boot.Config{
-		Server: bootAddress, Cmdline: qemu.CommandLine(qemu.Accel(s.Accel), s.Cmdline), Kernel: kernel, Image: image,
+	config := boot.Config{
+		Server: bootAddress, Cmdline: qemu.CommandLine(qemu.Accel(s.Accel), s.Cmdline),
 		Report: events.stage, MAC: boot.MAC(bootMAC), Send: func(frame []byte) error { return b.stack.Send(frame) }, Log: events.log,
-	})
+	}
+	for _, f := range []struct {
+		path string
+		file *boot.File
+	}{{s.Kernel, &config.Kernel}, {s.Image, &config.Image}, {s.IPXEBIOS, &config.BIOS}, {s.IPXEUEFI, &config.UEFI}} {
+		if f.path == "" {
+			continue // these nodes boot without it
+		}
+		if *f.file, err = b.open(f.path); err != nil {
+			return nil, err
+		}
+	}
+	b.services, err = boot.New(config)
 	if err != nil {
 		return nil, err
 	}
@@ -67,18 +90,22 @@ func startBoot(s Spec, d Dir, events virtualEvents) (b *bootServices, err error)
 }
 
 func (b *bootServices) serve(events virtualEvents) error {
-	packets, err := b.stack.ListenPacket(boot.DHCPPort)
+	questions, err := b.stack.ListenPacket(boot.DHCPPort)
 	if err != nil {
 		return err
 	}
+	first, err := b.stack.ListenPacket(boot.TFTPPort)
+	if err != nil {
+		return errors.Join(err, questions.Close())
+	}
 	l, err := b.stack.Listen(boot.HTTPPort)
 	if err != nil {
-		return errors.Join(err, packets.Close())
+		return errors.Join(err, questions.Close(), first.Close())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
 	b.served.Go(func() {
-		if err := b.services.Serve(ctx, packets, l); err != nil {
+		if err := b.services.Serve(ctx, questions, first, l); err != nil {
 			events.log("%v; no node can boot any more", err)
 		}
 	})

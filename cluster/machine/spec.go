@@ -51,22 +51,25 @@ type Spec struct {
 	MessageCore bool `json:"message_core,omitempty"` // the last core handles messages and nothing else
 
 	Profile   string `json:"profile"`        // boot profile of virtual nodes
-	Boot      string `json:"boot,omitempty"` // BootKernel or BootBIOS: how virtual nodes boot
+	Boot      string `json:"boot,omitempty"` // one of Boots: how virtual nodes boot
 	MemoryMiB int    `json:"memory_mib"`
 	Accel     string `json:"accel,omitempty"`
 	MTU       int    `json:"mtu,omitempty"`
 	Fabric    string `json:"fabric,omitempty"` // one of package node, or FabricAuto
 
-	Program  string   `json:"program"`            // path of the node program, which hosted nodes run
-	JobInit  string   `json:"job_init,omitempty"` // path of the job init, which hosted nodes run
-	QEMU     string   `json:"qemu,omitempty"`     // path of the program that virtual nodes run in
-	Firmware []string `json:"firmware,omitempty"` // folders with its firmware; empty: the program finds them
-	Kernel   string   `json:"kernel,omitempty"`   // path of the guest kernel
-	Direct   string   `json:"direct,omitempty"`   // path of its copy that emulated nodes start, which the cache may drop at any time
-	Image    string   `json:"image,omitempty"`    // path of the node image
-	Cmdline  string   `json:"cmdline,omitempty"`  // of the guest kernel
-	Lacks    []string `json:"lacks,omitempty"`    // what the guest kernel lacks
-	Secret   string   `json:"secret"`             // from which the nodes' join tokens are made
+	Program  string   `json:"program"`             // path of the node program, which hosted nodes run
+	JobInit  string   `json:"job_init,omitempty"`  // path of the job init, which hosted nodes run
+	QEMU     string   `json:"qemu,omitempty"`      // path of the program that virtual nodes run in
+	Firmware []string `json:"firmware,omitempty"`  // folders with its firmware; empty: the program finds them
+	Kernel   string   `json:"kernel,omitempty"`    // path of the guest kernel
+	Direct   string   `json:"direct,omitempty"`    // path of its copy that emulated nodes start, which the cache may drop at any time
+	Image    string   `json:"image,omitempty"`     // path of the node image
+	Cmdline  string   `json:"cmdline,omitempty"`   // of the guest kernel
+	Lacks    []string `json:"lacks,omitempty"`     // what the guest kernel lacks
+	UEFI     string   `json:"uefi,omitempty"`      // path of the firmware of nodes that boot by it
+	IPXEBIOS string   `json:"ipxe_bios,omitempty"` // path of what a BIOS fetches first
+	IPXEUEFI string   `json:"ipxe_uefi,omitempty"` // path of what UEFI firmware fetches first
+	Secret   string   `json:"secret"`              // from which the nodes' join tokens are made
 
 	Extensions []node.Extension `json:"extensions,omitempty"` // that nodes insert when they boot
 
@@ -81,8 +84,19 @@ type Spec struct {
 // The ways in which virtual nodes boot.
 const (
 	BootKernel = "kernel" // QEMU loads the kernel and the node image
-	BootBIOS   = "bios"   // from their network card, by a BIOS: DHCP and HTTP bring the kernel and the image
+	BootBIOS   = "bios"   // from their network card, by the card's iPXE: DHCP and HTTP bring the kernel and the image
+	BootUEFI   = "uefi"   // from their network card, by UEFI firmware, which gets an iPXE by TFTP (PXE)
+	BootHTTP   = "http"   // from their network card, by UEFI firmware, which gets an iPXE by HTTP
 )
+
+// Boots are the ways in which virtual nodes boot.
+var Boots = []string{BootKernel, BootBIOS, BootUEFI, BootHTTP}
+
+// fromNetwork reports whether the nodes boot from their network cards.
+func (s *Spec) fromNetwork() bool { return s.Substrate == node.Virtual && s.Boot != BootKernel }
+
+// byUEFI reports whether UEFI firmware boots the nodes.
+func (s *Spec) byUEFI() bool { return s.fromNetwork() && s.Boot != BootBIOS }
 
 // FabricAuto stands for the fastest fabric that is safe on the wire between the nodes.
 const FabricAuto = "auto"
@@ -147,10 +161,12 @@ func (s *Spec) complete() error {
 		return errors.New("a node with one application core has none for messages alone: use --cores 2 or more, or --cores all")
 	case s.Accel != AccelAuto && s.Accel != string(qemu.TCG) && s.Accel != string(qemu.KVM):
 		return fmt.Errorf("there is no accelerator %q: use %s, %s or %s", s.Accel, qemu.TCG, qemu.KVM, AccelAuto)
-	case s.Substrate == node.Virtual && s.Boot != BootKernel && s.Boot != BootBIOS:
-		return fmt.Errorf("there is no way to boot %q: use %s or %s", s.Boot, BootKernel, BootBIOS)
+	case s.Substrate == node.Virtual && !slices.Contains(Boots, s.Boot):
+		return fmt.Errorf("there is no way to boot %q: use %s, %s, %s or %s", s.Boot, BootKernel, BootBIOS, BootUEFI, BootHTTP)
 	case s.MemoryMiB < 128 && (s.MemoryMiB != 0 || s.Substrate != node.Hosts):
 		return fmt.Errorf("a node needs 128 MiB of memory, not %d", s.MemoryMiB)
+	case s.byUEFI() && s.MemoryMiB < 192:
+		return fmt.Errorf("a node that boots by UEFI firmware needs 192 MiB of memory, not %d", s.MemoryMiB)
 	case s.HistoryMiB != 0 && (s.HistoryMiB < ledger.MinSize>>20 || s.HistoryMiB > ledger.MaxSize>>20):
 		return fmt.Errorf("a history has %d to %d MiB, or 0 for none, not %d", ledger.MinSize>>20, ledger.MaxSize>>20, s.HistoryMiB)
 	case s.Timing.Boot < 0 || s.Timing.Dead < 0:

@@ -62,10 +62,8 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 		return err
 	}
 	o.Spec.QEMU, o.Spec.Firmware = found.Path(), found.Firmware()
-	if o.Spec.Boot == BootBIOS {
-		if err := found.CheckNetBoot(ctx); err != nil {
-			return err
-		}
+	if err := prepareNetboot(ctx, found, o); err != nil {
+		return err
 	}
 	image, err := provision.BuildImage(ctx, provision.ImageOptions{
 		Program: o.Spec.Program, JobInit: o.Spec.JobInit, Kernel: o.Spec.Kernel, Told: o.Progress,
@@ -73,7 +71,7 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 	if err != nil {
 		return err
 	}
-	if o.Spec.Boot == BootBIOS && slices.Contains(image.Manifest.Absent, initramfs.ItemsModule) {
+	if o.Spec.fromNetwork() && slices.Contains(image.Manifest.Absent, initramfs.ItemsModule) {
 		return fmt.Errorf("the guest kernel %s lacks the module %s, by which a node that boots over the network gets its configuration: "+
 			"use another one, or --boot %s", image.Kernel.Version, initramfs.ItemsModule, BootKernel)
 	}
@@ -140,7 +138,7 @@ func newVirtual(s Spec, d Dir, a *trust.Authority, events virtualEvents) (*virtu
 		Ports: []vswitch.PortConfig{{Name: servicePort, MAC: serveMAC, Address: serveAddress.Addr(), Socket: d.Port(servicePort)}},
 		Log:   slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
-	if s.Boot == BootBIOS {
+	if s.fromNetwork() {
 		// Without an address the switch lets it answer DHCP clients.
 		config.Ports = append(config.Ports, vswitch.PortConfig{Name: bootPort, MAC: bootMAC, Socket: d.Port(bootPort)})
 	}
@@ -149,7 +147,7 @@ func newVirtual(s Spec, d Dir, a *trust.Authority, events virtualEvents) (*virtu
 		return nil, err
 	}
 	v := &virtual{spec: s, dir: d, cert: a.Certificate(), emulator: found, fabric: fabric, vms: make(map[id.Node]*qemu.VM)}
-	if s.Boot == BootBIOS {
+	if s.fromNetwork() {
 		if v.boot, err = startBoot(s, d, events); err != nil {
 			return nil, errors.Join(err, fabric.Close())
 		}
@@ -252,7 +250,8 @@ func (v *virtual) bootFromFiles(number id.Node, text []byte, config *qemu.Config
 func (v *virtual) bootFromNetwork(number id.Node, text []byte, config *qemu.Config) error {
 	v.boot.services.Starting(number)
 	path := v.dir.nodeFile(number)
-	config.NetBoot, config.Items = true, map[string]string{node.Item: path}
+	config.NetBoot, config.UEFI, config.HTTPBoot = true, v.spec.UEFI, v.spec.Boot == BootHTTP
+	config.Items = map[string]string{node.Item: path}
 	return writeFile(path, text)
 }
 

@@ -1,6 +1,6 @@
-// Package provision finds or makes what virtual nodes run on: the guest kernel and QEMU, which it
-// fetches from the archive of the host's distribution if need be, and the node image. All of it is
-// cached.
+// Package provision finds or makes what virtual nodes run on: the guest kernel, QEMU and firmware,
+// which it fetches from the archive of the host's distribution if need be, and the node image. All
+// of it is cached.
 package provision
 
 import (
@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 
 	"margay/cluster/provision/emulator"
+	"margay/cluster/provision/firmware"
 	"margay/cluster/provision/linux"
 	"margay/cluster/way"
 	"margay/initramfs"
@@ -77,6 +78,16 @@ func FindEmulator(ctx context.Context, o emulator.Options) (*qemu.Emulator, erro
 	}
 	o.CacheDir = filepath.Join(cache, "qemu")
 	return emulator.Find(ctx, o)
+}
+
+// FindFirmware finds what nodes boot over the network with; where it is cached is set here.
+func FindFirmware(ctx context.Context, o firmware.Options) (firmware.Files, error) {
+	cache, err := CacheDir()
+	if err != nil {
+		return firmware.Files{}, err
+	}
+	o.CacheDir = filepath.Join(cache, "firmware")
+	return firmware.Find(ctx, o)
 }
 
 // BuildImage makes the node image, or finds the one that was made of the same parts before.

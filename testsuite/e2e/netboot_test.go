@@ -12,6 +12,22 @@ import (
 // its boot, and boots again. serve is killed as well.
 func TestNetboot(t *testing.T) {
 	ownMachine(t, "own virtual")
+	m := netboot(t, "bios", "it has got its address",
+		"it has got its address", "it fetches the script", "it fetches the kernel", "it fetches the node image", "it has fetched everything, and starts Linux")
+	// The configuration, which has a secret, did not come over the network.
+	path := m.file("nodes", "node0.json")
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%s: mode %v, %v", path, info, err)
+	}
+	if _, err := os.Stat(m.file("nodes", "node0.img")); err == nil {
+		t.Error("there is an image with the configuration of a node")
+	}
+}
+
+// netboot makes a machine of one node that boots in a way, kills the node and serve at a stage of
+// the boot, requires stages of the boot that follows, in their order, and runs an application.
+func netboot(t *testing.T, way, killAt string, stages ...string) *machine {
+	t.Helper()
 	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber.Add(1)), substrate: "qemu", nodes: 1, cores: 2}
 	t.Cleanup(func() {
 		m.logs()
@@ -19,12 +35,12 @@ func TestNetboot(t *testing.T) {
 			t.Errorf("machine down: %v", r)
 		}
 	})
-	c := start(t, nil, m.upArgs("qemu", "--boot", "bios")...)
+	c := start(t, nil, m.upArgs("qemu", "--boot", way)...)
 	log := func() string {
 		text, _ := os.ReadFile(m.file("log", "holder.log"))
 		return string(text)
 	}
-	eventually(t, "address of node0", func() bool { return strings.Contains(log(), "node0: it has got its address\n") }, log)
+	eventually(t, killAt, func() bool { return strings.Contains(log(), "node0: "+killAt+"\n") }, log)
 	// The path is of this machine alone, whatever other tests run.
 	killed := pids(t, m.file("ports", "node0"))
 	if len(killed) != 1 {
@@ -37,14 +53,13 @@ func TestNetboot(t *testing.T) {
 	if r.code != 0 {
 		t.Fatalf("machine up: %v", r)
 	}
-	if !strings.Contains(r.stderr, "node0 is up on boot 2 after") {
+	_, up, found := strings.Cut(r.stderr, "node0 is up on boot 2 after")
+	if !found {
 		t.Errorf("machine up: %v", r)
 	}
+	t.Logf("%s: node0 is up after%s", way, strings.TrimRight(up, "\n"))
 	_, rest, _ := strings.Cut(log(), fmt.Sprintf("VM %q ended", m.name+"-node0"))
-	for _, stage := range []string{
-		"it has got its address", "it fetches the script", "it fetches the kernel", "it fetches the node image", "it has fetched everything, and starts Linux",
-	} {
-		var found bool
+	for _, stage := range stages {
 		if _, rest, found = strings.Cut(rest, fmt.Sprintf("node0: %s\n", stage)); !found {
 			t.Errorf("no stage %q, or in another order, in:\n%s", stage, log())
 		}
@@ -57,12 +72,5 @@ func TestNetboot(t *testing.T) {
 	if !strings.Contains(r.stdout, "      1000  the\n") {
 		t.Errorf("the histogram: %v", r)
 	}
-	// The configuration, which has a secret, did not come over the network.
-	path := m.file("nodes", "node0.json")
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("%s: mode %v, %v", path, info, err)
-	}
-	if _, err := os.Stat(m.file("nodes", "node0.img")); err == nil {
-		t.Error("there is an image with the configuration of a node")
-	}
+	return m
 }

@@ -20,6 +20,16 @@ func TestSoakSchedulers(t *testing.T) {
 	t.Run("sched_ext", func(t *testing.T) { up(t, "qemu", 1, 1, "--profile", "sched").schedulers("sched_ext") })
 }
 
+// TestNetboot with UEFI firmware, which takes several times as long. make netboot runs this test.
+func TestSoakFirmware(t *testing.T) {
+	for _, way := range []string{"uefi", "http"} {
+		t.Run(way, func(t *testing.T) {
+			netboot(t, way, "it fetches iPXE", "its firmware has got an address", "it fetches iPXE", "it has got its address",
+				"it fetches the script", "it fetches the kernel", "it fetches the node image", "it has fetched everything, and starts Linux")
+		})
+	}
+}
+
 // heldMemory returns the resources of the node kernel that has most of each.
 func (m *machine) heldMemory() (most weight) {
 	m.t.Helper()

@@ -35,7 +35,7 @@ var enumerated = map[string]map[string][]string{
 	"machine up": {
 		"substrate": {node.Virtual, node.Hosted, node.Hosts},
 		"profile":   {"isolated", "sched"},
-		"boot":      {machine.BootKernel, machine.BootBIOS},
+		"boot":      machine.Boots,
 		"accel":     {"tcg", "kvm", "auto"},
 		"fabric":    fabrics,
 		"cores":     {"1", "2", "3", "all"},
