@@ -41,7 +41,7 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// Hosted nodes of one host share its CPUs, and those of different hosts do not.
+// Hosted nodes of one host share its CPUs; nodes of different hosts share none.
 func TestCrowdOfHosts(t *testing.T) {
 	for host, alone := range map[string]bool{"": false, "a": true} {
 		boot := node.Config{Substrate: node.Hosted, Node: 1, Cores: 1, Host: host}
