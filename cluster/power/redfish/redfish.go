@@ -216,7 +216,7 @@ func (c *Controller) request(ctx context.Context, method, path string, body []by
 }
 
 func (c *Controller) failed(err error) error {
-	return fmt.Errorf("Redfish at %s: %w", c.config.Address.Host, err)
+	return fmt.Errorf("redfish at %s: %w", c.config.Address.Host, err)
 }
 
 // reason is the message of an error as Redfish has it, as the end of an error.

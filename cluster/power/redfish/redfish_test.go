@@ -140,7 +140,7 @@ func TestRefusals(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), powertest.Patience)
 		state, err := New(conf).Status(ctx)
 		cancel()
-		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), "Redfish at 127.0.0.1:") {
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), "redfish at 127.0.0.1:") {
 			t.Errorf("%s: %v, %v", name, state, err)
 		}
 	}
