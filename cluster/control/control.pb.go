@@ -2023,6 +2023,7 @@ type Welcome struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	Machine       string                 `protobuf:"bytes,2,opt,name=machine,proto3" json:"machine,omitempty"`
+	TimeNs        int64                  `protobuf:"varint,140,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // since the epoch, on the clock of serve; to a node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2069,6 +2070,13 @@ func (x *Welcome) GetMachine() string {
 		return x.Machine
 	}
 	return ""
+}
+
+func (x *Welcome) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
 }
 
 // Error answers a request that failed, or ends a conversation.
@@ -2184,6 +2192,8 @@ type Register struct {
 	Info          *NodeInfo              `protobuf:"bytes,3,opt,name=info,proto3" json:"info,omitempty"`
 	PublicKey     []byte                 `protobuf:"bytes,4,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"` // PKIX; serve certifies it
 	Jobs          []*HostedJob           `protobuf:"bytes,5,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	FreeMemory    int64                  `protobuf:"varint,140,opt,name=free_memory,json=freeMemory,proto3" json:"free_memory,omitempty"` // bytes
+	Vitals        *Vitals                `protobuf:"bytes,141,opt,name=vitals,proto3" json:"vitals,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2249,6 +2259,20 @@ func (x *Register) GetPublicKey() []byte {
 func (x *Register) GetJobs() []*HostedJob {
 	if x != nil {
 		return x.Jobs
+	}
+	return nil
+}
+
+func (x *Register) GetFreeMemory() int64 {
+	if x != nil {
+		return x.FreeMemory
+	}
+	return 0
+}
+
+func (x *Register) GetVitals() *Vitals {
+	if x != nil {
+		return x.Vitals
 	}
 	return nil
 }
@@ -10049,23 +10073,27 @@ const file_control_proto_rawDesc = "" +
 	"\x05token\x18\x03 \x01(\tR\x05token\x12\x18\n" +
 	"\aprogram\x18\x04 \x01(\tR\aprogram\x12\x12\n" +
 	"\x04node\x18\x05 \x01(\rR\x04node\x12\x10\n" +
-	"\x03job\x18Z \x01(\rR\x03job\"=\n" +
+	"\x03job\x18Z \x01(\rR\x03job\"W\n" +
 	"\aWelcome\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x18\n" +
-	"\amachine\x18\x02 \x01(\tR\amachine\"m\n" +
+	"\amachine\x18\x02 \x01(\tR\amachine\x12\x18\n" +
+	"\atime_ns\x18\x8c\x01 \x01(\x03R\x06timeNs\"m\n" +
 	"\x05Error\x12(\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x14.margay.control.CodeR\x04code\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\x05R\x04node\x12\x12\n" +
 	"\x04rank\x18\x04 \x01(\x05R\x04rank\"\x06\n" +
-	"\x04Done\"\xae\x01\n" +
+	"\x04Done\"\x81\x02\n" +
 	"\bRegister\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12,\n" +
 	"\x04info\x18\x03 \x01(\v2\x18.margay.control.NodeInfoR\x04info\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x04 \x01(\fR\tpublicKey\x12-\n" +
-	"\x04jobs\x18\x05 \x03(\v2\x19.margay.control.HostedJobR\x04jobs\"Q\n" +
+	"\x04jobs\x18\x05 \x03(\v2\x19.margay.control.HostedJobR\x04jobs\x12 \n" +
+	"\vfree_memory\x18\x8c\x01 \x01(\x03R\n" +
+	"freeMemory\x12/\n" +
+	"\x06vitals\x18\x8d\x01 \x01(\v2\x16.margay.control.VitalsR\x06vitals\"Q\n" +
 	"\n" +
 	"Registered\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12!\n" +
@@ -10987,84 +11015,85 @@ var file_control_proto_depIdxs = []int32{
 	1,   // 80: margay.control.Error.code:type_name -> margay.control.Code
 	17,  // 81: margay.control.Register.info:type_name -> margay.control.NodeInfo
 	18,  // 82: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 83: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	17,  // 84: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	20,  // 85: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	23,  // 86: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	31,  // 87: margay.control.Prepare.places:type_name -> margay.control.Place
-	32,  // 88: margay.control.Prepare.members:type_name -> margay.control.Member
-	28,  // 89: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 90: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 91: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	27,  // 92: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	25,  // 93: margay.control.JobSpec.task:type_name -> margay.control.Task
-	24,  // 94: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	29,  // 95: margay.control.Exec.parts:type_name -> margay.control.Part
-	37,  // 96: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	13,  // 97: margay.control.Loaded.error:type_name -> margay.control.Error
-	13,  // 98: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 99: margay.control.Record.stream:type_name -> margay.control.Stream
-	48,  // 100: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	37,  // 101: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	57,  // 102: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	49,  // 103: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	50,  // 104: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	51,  // 105: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	53,  // 106: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	50,  // 107: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	50,  // 108: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	55,  // 109: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	56,  // 110: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	51,  // 111: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	27,  // 112: margay.control.Resize.size:type_name -> margay.control.Terminal
-	23,  // 113: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	28,  // 114: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	31,  // 115: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 116: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	13,  // 117: margay.control.JobState.error:type_name -> margay.control.Error
-	70,  // 118: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	37,  // 119: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	69,  // 120: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 121: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	48,  // 122: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	73,  // 123: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 124: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	17,  // 125: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	75,  // 126: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	74,  // 127: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	20,  // 128: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	7,   // 129: margay.control.Drain.state:type_name -> margay.control.DrainState
-	91,  // 130: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	90,  // 131: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 132: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	70,  // 133: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	37,  // 134: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	25,  // 135: margay.control.JobSummary.task:type_name -> margay.control.Task
-	23,  // 136: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	31,  // 137: margay.control.StoredJob.places:type_name -> margay.control.Place
-	32,  // 138: margay.control.StoredJob.members:type_name -> margay.control.Member
-	91,  // 139: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	68,  // 140: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	96,  // 141: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	97,  // 142: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	102, // 143: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	104, // 144: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	127, // 145: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	107, // 146: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	103, // 147: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	102, // 148: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	116, // 149: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	117, // 150: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	118, // 151: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	102, // 152: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	9,   // 153: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	9,   // 154: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	17,  // 155: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	156, // [156:156] is the sub-list for method output_type
-	156, // [156:156] is the sub-list for method input_type
-	156, // [156:156] is the sub-list for extension type_name
-	156, // [156:156] is the sub-list for extension extendee
-	0,   // [0:156] is the sub-list for field type_name
+	20,  // 83: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 84: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	17,  // 85: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	20,  // 86: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	23,  // 87: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	31,  // 88: margay.control.Prepare.places:type_name -> margay.control.Place
+	32,  // 89: margay.control.Prepare.members:type_name -> margay.control.Member
+	28,  // 90: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 91: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 92: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	27,  // 93: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	25,  // 94: margay.control.JobSpec.task:type_name -> margay.control.Task
+	24,  // 95: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	29,  // 96: margay.control.Exec.parts:type_name -> margay.control.Part
+	37,  // 97: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	13,  // 98: margay.control.Loaded.error:type_name -> margay.control.Error
+	13,  // 99: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 100: margay.control.Record.stream:type_name -> margay.control.Stream
+	48,  // 101: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	37,  // 102: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	57,  // 103: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	49,  // 104: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	50,  // 105: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	51,  // 106: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	53,  // 107: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	50,  // 108: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	50,  // 109: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	55,  // 110: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	56,  // 111: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	51,  // 112: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	27,  // 113: margay.control.Resize.size:type_name -> margay.control.Terminal
+	23,  // 114: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	28,  // 115: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	31,  // 116: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 117: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	13,  // 118: margay.control.JobState.error:type_name -> margay.control.Error
+	70,  // 119: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	37,  // 120: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	69,  // 121: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 122: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	48,  // 123: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	73,  // 124: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 125: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	17,  // 126: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	75,  // 127: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	74,  // 128: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	20,  // 129: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	7,   // 130: margay.control.Drain.state:type_name -> margay.control.DrainState
+	91,  // 131: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	90,  // 132: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 133: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	70,  // 134: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	37,  // 135: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	25,  // 136: margay.control.JobSummary.task:type_name -> margay.control.Task
+	23,  // 137: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	31,  // 138: margay.control.StoredJob.places:type_name -> margay.control.Place
+	32,  // 139: margay.control.StoredJob.members:type_name -> margay.control.Member
+	91,  // 140: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	68,  // 141: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	96,  // 142: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	97,  // 143: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	102, // 144: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	104, // 145: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	127, // 146: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	107, // 147: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	103, // 148: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	102, // 149: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	116, // 150: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	117, // 151: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	118, // 152: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	102, // 153: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	9,   // 154: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	9,   // 155: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	17,  // 156: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	157, // [157:157] is the sub-list for method output_type
+	157, // [157:157] is the sub-list for method input_type
+	157, // [157:157] is the sub-list for extension type_name
+	157, // [157:157] is the sub-list for extension extendee
+	0,   // [0:157] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }

@@ -21,8 +21,8 @@ type mount struct {
 
 	mu         sync.Mutex
 	inodes     map[uint64]*inode
-	mostInodes int
-	spare      list.List // the *inode of files that are no folders: the one that was used least recently is first
+	mostInodes int       // besides the root
+	spare      list.List // the *inode of files, not of folders: the least recently used one is first
 	handles    map[uint64]*handle
 	last       uint64 // number that was given to an inode or a handle
 }
@@ -42,10 +42,10 @@ func take(left *atomic.Int64) bool {
 // inode is a file or folder that Linux on the node remembers. Its number is never given again.
 //
 // Linux forgets a name when it needs the memory, which it may not do for long: when there are too
-// many, the file that was used least recently is dropped. When Linux uses its number again, it gets
-// ESTALE, looks for the path again from the root, and so finds the file under a new number. A folder
-// is not dropped, because it may be the working directory of a process, which Linux does not look
-// for; nor is an open file.
+// many, the least recently used file is dropped. When Linux uses its number again, it gets ESTALE,
+// looks for the path again from the root, and so finds the file under a new number. A folder is not
+// dropped: it may be the working directory of a process, which Linux does not look for. Nor is an
+// open file.
 type inode struct {
 	number   uint64
 	parent   *inode            // nil: the root, or it is no longer where it was
