@@ -256,7 +256,7 @@ func TestArrayGivenUp(t *testing.T) {
 		expect[*control.FileChunk](c)
 		expect[*control.RunRequest](c) // waits for cores
 		c.done(&control.JobState{FirstFailed: control.None})
-		expect[*control.Ack](c) // until it has left
+		c.left()
 	})
 	o := newLauncher(t, s, 1).arrayOf(t, "0-2%2")
 	o.Ended = func(TaskEnd) error { return unix.ENOSPC }
@@ -372,6 +372,7 @@ func TestArrayWithBlockedReader(t *testing.T) {
 			t.Errorf("acknowledged is %v", ack)
 		}
 		c.done(ok())
+		c.left()
 	})
 	l := newLauncher(t, s, 1)
 	l.Stdout, l.Status.W = &blockedWriter{released, &l.stdout}, &blockedWriter{released, &l.status}

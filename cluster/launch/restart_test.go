@@ -185,7 +185,7 @@ func (b *blockedWriter) Write(data []byte) (int, error) {
 
 // A job whose output is not read goes on when serve is started again, twice.
 func TestReconnectWithBlockedReader(t *testing.T) {
-	const large, all = 3, 500
+	const large, all = 3, 250
 	text := strings.Repeat("x", outletBytes/2)
 	says := func(c *talk) {
 		for seq := range uint64(large) {
@@ -199,6 +199,9 @@ func TestReconnectWithBlockedReader(t *testing.T) {
 	blocked := &blockedWriter{released: make(chan struct{})}
 	s := serveTo(t, func(c *talk) {
 		c.launched(1)
+		if err := c.NetConn().(*net.UnixConn).SetWriteBuffer(1 << 20); err != nil { // for all of it
+			t.Error(err)
+		}
 		says(c)
 	}, func(c *talk) {
 		c.attached()
@@ -214,6 +217,7 @@ func TestReconnectWithBlockedReader(t *testing.T) {
 			}
 		}
 		c.done(ok())
+		c.left()
 	})
 	l := newLauncher(t, s, 1)
 	blocked.to, l.Stdout = &l.stdout, blocked
