@@ -265,13 +265,15 @@ func (a *Agent) session(ctx context.Context) error {
 	conn := control.NewConn(raw)
 	defer conn.Close()
 	defer cancel(nil)
-	_, err = conn.Greet(&control.Hello{
+	greeted := time.Now()
+	welcome, err := conn.Greet(&control.Hello{
 		Version: a.config.Protocol, Role: control.Role_ROLE_NODE, Token: a.config.Boot.Token, Node: a.self(),
 		Program: fmt.Sprintf("the image of %s (margay %s)", a.config.Boot.Hostname(), a.config.Version),
 	})
 	if err != nil {
 		return err
 	}
+	clock := compareWith(greeted, welcome.TimeNs)
 	// Requests are handled only after connect, when answers can be sent.
 	joined := make(chan struct{})
 	served.Go(func() {
@@ -284,7 +286,7 @@ func (a *Agent) session(ctx context.Context) error {
 		}))
 	})
 	info := a.info()
-	beat, err := a.register(dialing, conn, info)
+	beat, err := a.register(dialing, conn, info, clock)
 	if err != nil {
 		return err
 	}
@@ -297,7 +299,7 @@ func (a *Agent) session(ctx context.Context) error {
 	}
 	close(joined)
 	a.config.Log("registered with serve at %s", a.config.Boot.Serve)
-	return a.heartbeat(ctx, conn, beat, info)
+	return a.heartbeat(ctx, conn, beat, info, clock)
 }
 
 // connect makes conn the connection for reports to serve. It first sends the faults of jobs,
@@ -322,14 +324,19 @@ func (a *Agent) disconnect() {
 }
 
 // register registers the node and its jobs with serve, and joins the fabric. It returns the
-// interval of heartbeats.
-func (a *Agent) register(ctx context.Context, conn *control.Conn, info *control.NodeInfo) (time.Duration, error) {
+// interval of heartbeats. The registration has the first readings of the node: it may get a job
+// before its first heartbeat.
+func (a *Agent) register(ctx context.Context, conn *control.Conn, info *control.NodeInfo, clock offset) (time.Duration, error) {
 	public, err := a.key.Public()
 	if err != nil {
 		return 0, err
 	}
+	free, err := hardware.FreeMemory()
+	if err != nil {
+		return 0, err
+	}
 	request := &control.Register{
-		Node: a.self(), Boot: a.bootID, Info: info, PublicKey: public,
+		Node: a.self(), Boot: a.bootID, Info: info, PublicKey: public, FreeMemory: free, Vitals: vitals(clock),
 	}
 	for _, j := range a.node.Jobs() {
 		request.Jobs = append(request.Jobs, &control.HostedJob{Job: uint32(j.Job), Phase: phases[j.Phase]})
@@ -396,14 +403,13 @@ func (a *Agent) info() *control.NodeInfo {
 // heartbeat sends heartbeats to serve, with the node's description when it has changed. It returns
 // when serve is silent. Silence is counted in ticks, not in time: a node that got no CPU time for a
 // while could not receive answers.
-func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Duration, sent *control.NodeInfo) error {
+func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Duration, sent *control.NodeInfo, clock offset) error {
 	every = max(every, 10*time.Millisecond)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	replies := make(chan reply, 1)
 	waiting, looks := false, 0 // for an answer, and the ticks since
-	offset := offset{err: -1}
-	var seen kernel.Info // the last one that was compared with sent
+	var seen kernel.Info       // the last one that was compared with sent
 	for number := uint64(1); ; {
 		select {
 		case <-ctx.Done():
@@ -413,7 +419,7 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 				return r.err
 			}
 			waiting, looks = false, 0
-			offset = r.offset
+			clock = r.offset
 		case <-tick.C:
 			if waiting {
 				if looks++; time.Duration(looks)*every >= silence {
@@ -425,9 +431,7 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 			if err != nil {
 				return err
 			}
-			beat := &control.Heartbeat{Number: number, FreeMemory: free, Vitals: &control.Vitals{
-				Space: hardware.FreeSpace("/tmp"), ClockNs: int64(offset.ahead), ClockErrorNs: int64(offset.err),
-			}}
+			beat := &control.Heartbeat{Number: number, FreeMemory: free, Vitals: vitals(clock)}
 			for _, j := range a.node.Jobs() {
 				beat.Jobs = append(beat.Jobs, uint32(j.Job))
 			}
@@ -444,6 +448,11 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 			}()
 		}
 	}
+}
+
+// vitals reads what serve decides from whether this node is well.
+func vitals(clock offset) *control.Vitals {
+	return &control.Vitals{Space: hardware.FreeSpace("/tmp"), ClockNs: int64(clock.ahead), ClockErrorNs: int64(clock.err)}
 }
 
 // report sends a message to serve if there is a connection. Messages that must not be lost are sent

@@ -23,11 +23,17 @@ type reply struct {
 func call(ctx context.Context, conn *control.Conn, beat *control.Heartbeat) reply {
 	sent := time.Now()
 	answer, err := conn.Call(ctx, beat)
-	r := reply{offset{err: -1}, err}
-	if m, ok := answer.(*control.Heartbeat); ok && m.TimeNs != 0 {
-		r.offset = compare(sent, time.Since(sent), time.Unix(0, m.TimeNs))
+	m, _ := answer.(*control.Heartbeat)
+	return reply{compareWith(sent, m.GetTimeNs()), err}
+}
+
+// compareWith compares the clock, which shows sent at the time of a request, with the clock of
+// serve in the answer that has just arrived; 0: the answer has no time.
+func compareWith(sent time.Time, answered int64) offset {
+	if answered == 0 {
+		return offset{err: -1}
 	}
-	return r
+	return compare(sent, time.Since(sent), time.Unix(0, answered))
 }
 
 // compare returns the offset of the clock that shows sent from the clock that shows read some time

@@ -72,7 +72,7 @@ func (s *playedServe) talk(conn *control.Conn) {
 		conn.Refuse(err)
 		return
 	}
-	_ = conn.Send(&control.Welcome{Version: control.Version})
+	_ = conn.Send(&control.Welcome{Version: control.Version, TimeNs: time.Now().Add(time.Hour).UnixNano()})
 	_ = conn.Serve(func(f *control.Frame) {
 		s.add(f.Message())
 		switch m := f.Message().(type) {
@@ -194,6 +194,9 @@ func TestSession(t *testing.T) {
 	if r.Node != 3 || r.Boot == "" || r.Info.Kernel != "9.9" || r.Info.Hostname != "node3" || r.Info.Fabric != "tcp" || r.Info.Address != fmt.Sprint("127.0.0.1:", FabricPort) ||
 		len(r.Jobs) != 1 || r.Jobs[0].Job != 5 || r.Jobs[0].Phase != control.JobPhase_JOB_DONE {
 		t.Errorf("the agent registers %v", r)
+	}
+	if v := r.Vitals; r.FreeMemory <= 0 || v == nil || v.Space <= 0 || v.ClockErrorNs < 0 || v.ClockNs+int64(time.Hour) > v.ClockErrorNs || v.ClockNs+int64(time.Hour) < -v.ClockErrorNs {
+		t.Errorf("the agent registers with %d bytes of memory and %v, an hour behind serve", r.FreeMemory, v)
 	}
 	check.AwaitFor(t, patience, "two heartbeats", func() bool { return len(all[*control.Heartbeat](&s.recorder)) > 1 })
 	if beats := all[*control.Heartbeat](&s.recorder); beats[0].Number != 1 || beats[1].Number != 2 || beats[0].FreeMemory <= 0 || beats[0].Info != nil {
@@ -491,7 +494,7 @@ func TestSilentServe(t *testing.T) {
 		go serve.Serve(func(*control.Frame) {})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		if err := a.heartbeat(ctx, conn, time.Second, a.info()); err == nil || err.Error() != "agent: serve has been silent for 5s" {
+		if err := a.heartbeat(ctx, conn, time.Second, a.info(), offset{err: -1}); err == nil || err.Error() != "agent: serve has been silent for 5s" {
 			t.Errorf("the heartbeat ended with %v", err)
 		}
 	})
@@ -525,7 +528,7 @@ func TestAwayAgent(t *testing.T) {
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := a.heartbeat(ctx, conn, time.Second, a.info()); !errors.Is(err, context.DeadlineExceeded) || beats.Load() < 40 {
+		if err := a.heartbeat(ctx, conn, time.Second, a.info(), offset{err: -1}); !errors.Is(err, context.DeadlineExceeded) || beats.Load() < 40 {
 			t.Errorf("the heartbeat ended with %v, after %d", err, beats.Load())
 		}
 	})

@@ -57,9 +57,14 @@ func retry(ctx context.Context, socket string, hello *control.Hello) (*control.C
 		select {
 		case <-time.After(retryPause):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w on %s: %w", ErrNoServe, socket, err)
+			return nil, noServe(socket, err)
 		}
 	}
+}
+
+// noServe says that serve does not answer, why, and which folder has its log.
+func noServe(socket string, err error) error {
+	return fmt.Errorf("%w on %s: %w; its log is in %s", ErrNoServe, socket, err, filepath.Join(filepath.Dir(socket), "log"))
 }
 
 // Gone reports whether an error says that the machine has ended or is about to, so that no serve
@@ -121,7 +126,12 @@ func Ask[Answer proto.Message](ctx context.Context, socket string, request proto
 	}
 	defer conn.Close()
 	go conn.Serve(func(*control.Frame) {})
+	asked := time.Now()
 	m, err := conn.Call(ctx, request)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%s has no answer after %v: %w", request.ProtoReflect().Descriptor().Name(), time.Since(asked).Round(100*time.Millisecond), err)
+		return none, noServe(socket, err)
+	}
 	if err != nil {
 		return none, err
 	}

@@ -105,6 +105,31 @@ func TestAsk(t *testing.T) {
 	}
 }
 
+// An answer that does not come in time is reported with the request and the folder of the log.
+func TestNoAnswer(t *testing.T) {
+	asked := make(chan struct{})
+	socket := listen(t, func(conn *control.Conn) {
+		_, _ = conn.Meet()
+		_ = conn.Send(&control.Welcome{Version: control.Version})
+		_ = conn.Serve(func(*control.Frame) { close(asked) })
+	})
+	ctx, stop := context.WithCancelCause(t.Context())
+	defer stop(nil)
+	go func() {
+		<-asked
+		stop(context.DeadlineExceeded)
+	}()
+	_, err := Ask[*control.Nodes](ctx, socket, new(control.ListNodes))
+	if !errors.Is(err, ErrNoServe) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("%v", err)
+	}
+	for _, part := range []string{socket, "ListNodes", filepath.Join(filepath.Dir(socket), "log")} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q does not name %s", err, part)
+		}
+	}
+}
+
 // With no listener, or a silent one, the wait ends with the context, and the error names the
 // socket.
 func TestNoServe(t *testing.T) {

@@ -2108,6 +2108,7 @@ type Welcome struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	Machine       string                 `protobuf:"bytes,2,opt,name=machine,proto3" json:"machine,omitempty"`
+	TimeNs        int64                  `protobuf:"varint,140,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // since the epoch, on the clock of serve; to a node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2154,6 +2155,13 @@ func (x *Welcome) GetMachine() string {
 		return x.Machine
 	}
 	return ""
+}
+
+func (x *Welcome) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
 }
 
 // Error answers a request that failed, or ends a conversation.
@@ -2269,6 +2277,8 @@ type Register struct {
 	Info          *NodeInfo              `protobuf:"bytes,3,opt,name=info,proto3" json:"info,omitempty"`
 	PublicKey     []byte                 `protobuf:"bytes,4,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"` // PKIX; serve certifies it
 	Jobs          []*HostedJob           `protobuf:"bytes,5,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	FreeMemory    int64                  `protobuf:"varint,140,opt,name=free_memory,json=freeMemory,proto3" json:"free_memory,omitempty"` // bytes
+	Vitals        *Vitals                `protobuf:"bytes,141,opt,name=vitals,proto3" json:"vitals,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2334,6 +2344,20 @@ func (x *Register) GetPublicKey() []byte {
 func (x *Register) GetJobs() []*HostedJob {
 	if x != nil {
 		return x.Jobs
+	}
+	return nil
+}
+
+func (x *Register) GetFreeMemory() int64 {
+	if x != nil {
+		return x.FreeMemory
+	}
+	return 0
+}
+
+func (x *Register) GetVitals() *Vitals {
+	if x != nil {
+		return x.Vitals
 	}
 	return nil
 }
@@ -10293,23 +10317,27 @@ const file_control_proto_rawDesc = "" +
 	"\x05token\x18\x03 \x01(\tR\x05token\x12\x18\n" +
 	"\aprogram\x18\x04 \x01(\tR\aprogram\x12\x12\n" +
 	"\x04node\x18\x05 \x01(\rR\x04node\x12\x10\n" +
-	"\x03job\x18Z \x01(\rR\x03job\"=\n" +
+	"\x03job\x18Z \x01(\rR\x03job\"W\n" +
 	"\aWelcome\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x18\n" +
-	"\amachine\x18\x02 \x01(\tR\amachine\"m\n" +
+	"\amachine\x18\x02 \x01(\tR\amachine\x12\x18\n" +
+	"\atime_ns\x18\x8c\x01 \x01(\x03R\x06timeNs\"m\n" +
 	"\x05Error\x12(\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x14.margay.control.CodeR\x04code\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\x05R\x04node\x12\x12\n" +
 	"\x04rank\x18\x04 \x01(\x05R\x04rank\"\x06\n" +
-	"\x04Done\"\xae\x01\n" +
+	"\x04Done\"\x81\x02\n" +
 	"\bRegister\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12,\n" +
 	"\x04info\x18\x03 \x01(\v2\x18.margay.control.NodeInfoR\x04info\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x04 \x01(\fR\tpublicKey\x12-\n" +
-	"\x04jobs\x18\x05 \x03(\v2\x19.margay.control.HostedJobR\x04jobs\"Q\n" +
+	"\x04jobs\x18\x05 \x03(\v2\x19.margay.control.HostedJobR\x04jobs\x12 \n" +
+	"\vfree_memory\x18\x8c\x01 \x01(\x03R\n" +
+	"freeMemory\x12/\n" +
+	"\x06vitals\x18\x8d\x01 \x01(\v2\x16.margay.control.VitalsR\x06vitals\"Q\n" +
 	"\n" +
 	"Registered\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12!\n" +
@@ -11254,85 +11282,86 @@ var file_control_proto_depIdxs = []int32{
 	1,   // 82: margay.control.Error.code:type_name -> margay.control.Code
 	18,  // 83: margay.control.Register.info:type_name -> margay.control.NodeInfo
 	19,  // 84: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	2,   // 85: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	18,  // 86: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	21,  // 87: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	24,  // 88: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	32,  // 89: margay.control.Prepare.places:type_name -> margay.control.Place
-	33,  // 90: margay.control.Prepare.members:type_name -> margay.control.Member
-	29,  // 91: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 92: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 93: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	28,  // 94: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	26,  // 95: margay.control.JobSpec.task:type_name -> margay.control.Task
-	25,  // 96: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	30,  // 97: margay.control.Exec.parts:type_name -> margay.control.Part
-	38,  // 98: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	14,  // 99: margay.control.Loaded.error:type_name -> margay.control.Error
-	14,  // 100: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 101: margay.control.Record.stream:type_name -> margay.control.Stream
-	49,  // 102: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	38,  // 103: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	58,  // 104: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	50,  // 105: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	51,  // 106: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	52,  // 107: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	54,  // 108: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	51,  // 109: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	51,  // 110: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	56,  // 111: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	57,  // 112: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	52,  // 113: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	28,  // 114: margay.control.Resize.size:type_name -> margay.control.Terminal
-	24,  // 115: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	29,  // 116: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	32,  // 117: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 118: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	14,  // 119: margay.control.JobState.error:type_name -> margay.control.Error
-	71,  // 120: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	38,  // 121: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	70,  // 122: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 123: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	49,  // 124: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	74,  // 125: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 126: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	18,  // 127: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	76,  // 128: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	75,  // 129: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	21,  // 130: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 131: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 132: margay.control.Drain.state:type_name -> margay.control.DrainState
-	93,  // 133: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	92,  // 134: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 135: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	71,  // 136: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	38,  // 137: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	26,  // 138: margay.control.JobSummary.task:type_name -> margay.control.Task
-	24,  // 139: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	32,  // 140: margay.control.StoredJob.places:type_name -> margay.control.Place
-	33,  // 141: margay.control.StoredJob.members:type_name -> margay.control.Member
-	93,  // 142: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	69,  // 143: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	98,  // 144: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	99,  // 145: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	104, // 146: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	106, // 147: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	130, // 148: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	109, // 149: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	105, // 150: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	104, // 151: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	118, // 152: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	119, // 153: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	120, // 154: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	104, // 155: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 156: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 157: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	18,  // 158: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	159, // [159:159] is the sub-list for method output_type
-	159, // [159:159] is the sub-list for method input_type
-	159, // [159:159] is the sub-list for extension type_name
-	159, // [159:159] is the sub-list for extension extendee
-	0,   // [0:159] is the sub-list for field type_name
+	21,  // 85: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 86: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	18,  // 87: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	21,  // 88: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	24,  // 89: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	32,  // 90: margay.control.Prepare.places:type_name -> margay.control.Place
+	33,  // 91: margay.control.Prepare.members:type_name -> margay.control.Member
+	29,  // 92: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 93: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 94: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	28,  // 95: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	26,  // 96: margay.control.JobSpec.task:type_name -> margay.control.Task
+	25,  // 97: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	30,  // 98: margay.control.Exec.parts:type_name -> margay.control.Part
+	38,  // 99: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	14,  // 100: margay.control.Loaded.error:type_name -> margay.control.Error
+	14,  // 101: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 102: margay.control.Record.stream:type_name -> margay.control.Stream
+	49,  // 103: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	38,  // 104: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	58,  // 105: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	50,  // 106: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	51,  // 107: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	52,  // 108: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	54,  // 109: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	51,  // 110: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	51,  // 111: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	56,  // 112: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	57,  // 113: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	52,  // 114: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	28,  // 115: margay.control.Resize.size:type_name -> margay.control.Terminal
+	24,  // 116: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	29,  // 117: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	32,  // 118: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 119: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	14,  // 120: margay.control.JobState.error:type_name -> margay.control.Error
+	71,  // 121: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	38,  // 122: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	70,  // 123: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 124: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	49,  // 125: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	74,  // 126: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 127: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	18,  // 128: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	76,  // 129: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	75,  // 130: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	21,  // 131: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 132: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 133: margay.control.Drain.state:type_name -> margay.control.DrainState
+	93,  // 134: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	92,  // 135: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 136: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	71,  // 137: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	38,  // 138: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	26,  // 139: margay.control.JobSummary.task:type_name -> margay.control.Task
+	24,  // 140: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	32,  // 141: margay.control.StoredJob.places:type_name -> margay.control.Place
+	33,  // 142: margay.control.StoredJob.members:type_name -> margay.control.Member
+	93,  // 143: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	69,  // 144: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	98,  // 145: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	99,  // 146: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	104, // 147: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	106, // 148: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	130, // 149: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	109, // 150: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	105, // 151: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	104, // 152: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	118, // 153: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	119, // 154: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	120, // 155: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	104, // 156: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 157: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 158: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	18,  // 159: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	160, // [160:160] is the sub-list for method output_type
+	160, // [160:160] is the sub-list for method input_type
+	160, // [160:160] is the sub-list for extension type_name
+	160, // [160:160] is the sub-list for extension extendee
+	0,   // [0:160] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }

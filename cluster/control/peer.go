@@ -3,6 +3,7 @@ package control
 import (
 	"fmt"
 	"net"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,4 +24,23 @@ func PeerUser(c *net.UnixConn) (uid int, err error) {
 		return 0, fmt.Errorf("user at the other end of %v: %w", c.RemoteAddr(), credErr)
 	}
 	return int(cred.Uid), nil
+}
+
+// HungUp reports whether the other side has closed a connection over a socket. Serve finds that out
+// only when it has read everything that was sent before.
+func (c *Conn) HungUp() (hungUp bool) {
+	s, ok := c.net.(syscall.Conn)
+	if !ok {
+		return c.Err() != nil
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return true
+	}
+	err = raw.Control(func(fd uintptr) {
+		state := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(state, 0)
+		hungUp = err == nil && n > 0
+	})
+	return hungUp || err != nil // err: this side has closed it
 }

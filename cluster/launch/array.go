@@ -67,21 +67,28 @@ func RunArray(ctx context.Context, o ArrayOptions) (int, error) {
 		ArrayOptions: o, ahead: ahead, context: ctx, machine: array.New(o.Set.Tasks, limits), events: make(chan func(), 1024), signals: make(chan heeded, 64),
 		jobs: make(map[uint32]*task), early: make(map[uint32]*control.JobState), shared: make(map[string]bool), sum: newSummary(),
 	}
-	a.progress = &arrayProgress{status: o.Status}
-	a.Stdout, a.Stderr = &besideProgress{o.Stdout, a.progress}, &besideProgress{o.Stderr, a.progress}
+	a.outlet = newOutlet(func(err error) { a.post(func() { a.giveUp(err) }) })
+	a.Status = a.outlet.status(o.Status)
+	a.progress = &arrayProgress{status: a.Status}
+	a.Stdout, a.Stderr = &besideProgress{a.outlet.writer(o.Stdout), a.progress}, &besideProgress{a.outlet.writer(o.Stderr), a.progress}
 	if err := a.connect(); err != nil {
 		return ExitStatus(err), err
 	}
 	over := make(chan struct{})
 	go func() {
+		defer close(over)
 		a.loop()
-		close(over)
+		if err := a.outlet.flush(ctx); err != nil && a.failure == nil {
+			a.failure = err
+		}
 	}()
 	if sig := a.heed(over); sig != 0 { // loop may be writing to a reader that does not read
 		return 128 + int(sig), &Interrupted{Signal: sig}
 	}
 	a.progress.clear()
-	return a.result()
+	code, err := a.result()
+	_ = a.outlet.flush(ctx) // what result has reported
+	return code, err
 }
 
 // arraySession is an array from the client's side. Only the goroutine of loop uses it. Other
@@ -92,6 +99,8 @@ type arraySession struct {
 	context context.Context
 	machine *array.Machine
 	events  chan func() // to be called by loop
+
+	outlet *outlet // Stdout, Stderr and Status write to it
 
 	conn  *control.Conn
 	gone  bool                         // conn has ended, and everything that came over it is an event
@@ -310,11 +319,12 @@ func (a *arraySession) sendFiles(conn *control.Conn, t *task, lacking []uint32) 
 	}
 }
 
-// handle takes what serve sends. It runs beside loop.
-func (a *arraySession) handle(f *control.Frame) {
+// handle takes what serve sends over a connection. It runs beside loop.
+func (a *arraySession) handle(conn *control.Conn, f *control.Frame) {
 	switch m := f.Message().(type) {
 	case *control.Record:
 		a.post(func() { a.record(m) })
+		a.outlet.await(conn)
 	case *control.FileTaken:
 		a.post(func() {
 			if t := a.jobs[m.Job]; t != nil {
@@ -348,7 +358,11 @@ func (a *arraySession) record(m *control.Record) {
 		}
 		t.printed.Done(m.Node)
 	}
-	_ = a.conn.Send(&control.Ack{Job: m.Job, Node: m.Node, Seq: t.printed.Seen(m.Node)})
+	conn, ack := a.conn, &control.Ack{Job: m.Job, Node: m.Node, Seq: t.printed.Seen(m.Node)}
+	a.outlet.then(0, func() error {
+		_ = conn.Send(ack) // if it has ended, serve sends the record again
+		return nil
+	})
 }
 
 // state takes the state of a task's job.
@@ -416,9 +430,7 @@ func (a *arraySession) count(end TaskEnd, m *control.JobState) {
 		}
 	}
 	if a.Ended != nil {
-		if err := a.Ended(end); err != nil {
-			a.giveUp(err)
-		}
+		a.outlet.then(0, func() error { return a.Ended(end) }) // it may write
 	}
 }
 
@@ -536,7 +548,7 @@ func (a *arraySession) connect() error {
 	a.conn, a.gone = conn, false
 	stop := context.AfterFunc(a.context, conn.Close)
 	go func() {
-		_ = conn.Serve(a.handle)
+		_ = conn.Serve(func(f *control.Frame) { a.handle(conn, f) })
 		stop()
 		conn.Close()
 		a.post(func() { a.gone = true })

@@ -256,6 +256,7 @@ func TestArrayGivenUp(t *testing.T) {
 		expect[*control.FileChunk](c)
 		expect[*control.RunRequest](c) // waits for cores
 		c.done(&control.JobState{FirstFailed: control.None})
+		c.left()
 	})
 	o := newLauncher(t, s, 1).arrayOf(t, "0-2%2")
 	o.Ended = func(TaskEnd) error { return unix.ENOSPC }
@@ -347,5 +348,36 @@ func TestArraySuspended(t *testing.T) {
 	l.Signals, l.Suspend = signals, func() { stopped = true }
 	if code, err := runArray(t, l.arrayOf(t, "0-1")); code != 0 || err != nil || !stopped {
 		t.Errorf("status %d: %v, stopped: %v", code, err, stopped)
+	}
+}
+
+// The tasks of an array whose output is not read, and whose messages are not, go on when serve is
+// started again.
+func TestArrayWithBlockedReader(t *testing.T) {
+	record := &control.Record{Job: 5, Seq: 1, Stream: control.Stream_STREAM_STDOUT, Data: []byte("a\n")}
+	released := make(chan struct{})
+	s := serveTo(t, func(c *talk) {
+		_, f := expect[*control.RunRequest](c)
+		c.Answer(f, &control.RunReply{Job: 5, Places: []*control.Place{{}}, Loaded: true}, nil)
+		expect[*control.FileChunk](c)
+		_ = c.Send(&control.JobState{Job: 5, Phase: control.JobPhase_JOB_RUNNING, FirstFailed: control.None})
+		_ = c.Send(&control.LogLine{Level: "warn", Text: "a warning"})
+		_ = c.Send(record)
+		c.Flush(patience)
+	}, func(c *talk) {
+		c.attached()
+		close(released)
+		_ = c.Send(record)
+		if ack, _ := expect[*control.Ack](c); ack.GetSeq() != 1 {
+			t.Errorf("acknowledged is %v", ack)
+		}
+		c.done(ok())
+		c.left()
+	})
+	l := newLauncher(t, s, 1)
+	l.Stdout, l.Status.W = &blockedWriter{released, &l.stdout}, &blockedWriter{released, &l.status}
+	code, err := runArray(t, l.arrayOf(t, "0"))
+	if code != 0 || err != nil || l.stdout.String() != "a\n" || !strings.Contains(l.status.String(), "a warning") || !strings.HasSuffix(l.status.String(), "1 ok\n") {
+		t.Errorf("status %d, %v, output %q, the user is told %q", code, err, l.stdout.String(), l.status.String())
 	}
 }

@@ -3,13 +3,14 @@
 // It requests the job from serve, sends the job's files, prints the ranks' output, forwards
 // standard input and signals, and returns the job's exit status. If serve is restarted, it
 // reconnects and continues: every record is numbered, so none is printed twice, and acknowledged
-// only when printed, so none is lost.
+// only when printed, so none is lost. Output is written beside all of this: a reader that does not
+// read holds up the ranks, but not the search for a new serve.
 //
-// Locks, outermost first: session.printing (held while a record is printed and acknowledged),
-// stdin.reading (held while a file is read, and set back), stdin.mu (held while a piece is sent),
-// session.mu. Of shared folders, peer.mu guards the requests of a node, and peerStream.sending is
-// held while a frame is written; neither is taken under another lock. window.mu, Status.mu,
-// Timing.mu and placeTexts.mu are taken last, and held for no other.
+// Locks, outermost first: session.printing (held while a record is printed), stdin.reading (held
+// while a file is read, and set back), stdin.mu (held while a piece is sent), session.mu. Of shared
+// folders, peer.mu guards the requests of a node, and peerStream.sending is held while a frame is
+// written; neither is taken under another lock. window.mu, Status.mu, Timing.mu and placeTexts.mu
+// are held for no other, but outlet.mu, which is taken last.
 package launch
 
 import (
@@ -78,6 +79,7 @@ type Options struct {
 // session is one job from the client's side.
 type session struct {
 	Options
+	outlet  *outlet // Stdout, Stderr and Status write to it
 	printer *printer
 	printed *records.Reader
 	stdin   *stdin
@@ -97,7 +99,7 @@ type session struct {
 	insisted   atomic.Bool    // the user has had the job ended
 	passed     atomic.Uint64  // signals passed on: bit N for signal N
 
-	printing sync.Mutex // held while a record is printed: a lost connection may still have some for us
+	printing sync.Mutex // held while a record is passed to outlet: a lost connection may still have some for us
 
 	mu   sync.Mutex
 	conn *control.Conn
@@ -169,10 +171,14 @@ func spoilt(err error) error {
 
 // run is one try. What pack returns goes along with the request for the job (Files.Ahead).
 func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, error) {
+	failed := make(chan error, 1)
+	out := newOutlet(func(err error) { abandon(failed, err) })
+	o.Stdout, o.Stderr, o.Status = out.writer(o.Stdout), out.writer(o.Stderr), out.status(o.Status)
+	defer out.flush(ctx)
 	s := &session{
-		Options: o, printer: newPrinter(o.Stdout, o.Stderr, int(o.Spec.Ranks), o.Label), printed: records.NewReader(),
+		Options: o, outlet: out, printer: newPrinter(o.Stdout, o.Stderr, int(o.Spec.Ranks), o.Label), printed: records.NewReader(),
 		files: newWindow(control.FileWindow), homecoming: newHomecoming(o), running: make(chan struct{}),
-		ended: make(chan *control.JobState, 1), failed: make(chan error, 1), keys: make(chan os.Signal, 1),
+		ended: make(chan *control.JobState, 1), failed: failed, keys: make(chan os.Signal, 1),
 	}
 	if o.Collapse {
 		s.printer.whole, s.printer.collapse = true, newCollapser(int(o.Spec.Ranks))
@@ -235,8 +241,12 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 	code, err = s.broughtBack(stop, code, err)
 	s.printing.Lock()
 	defer s.printing.Unlock()
-	if unwritten := s.printer.finish(); unwritten != nil && code != ExitMargay {
-		return ExitMargay, errors.Join(fmt.Errorf("write output: %w", unwritten), err)
+	unwritten := s.printer.finish()
+	if unwritten != nil {
+		unwritten = fmt.Errorf("write output: %w", unwritten)
+	}
+	if unwritten = errors.Join(unwritten, s.outlet.flush(ctx)); unwritten != nil && code != ExitMargay {
+		return ExitMargay, errors.Join(unwritten, err)
 	}
 	if unread := s.stdin.unread(); unread != nil && code == 0 {
 		return ExitMargay, unread
@@ -584,6 +594,7 @@ func (s *session) runs() {
 // printed is a duplicate; one that is not the next follows one that was lost with a connection, and
 // both will be sent again.
 func (s *session) record(m *control.Record) {
+	defer s.outlet.await(s.current())
 	s.printing.Lock()
 	defer s.printing.Unlock()
 	if s.printed.Next(m.Node, m.Seq) {
@@ -599,7 +610,11 @@ func (s *session) record(m *control.Record) {
 			}
 		}
 	}
-	s.send(&control.Ack{Job: m.Job, Node: m.Node, Seq: s.printed.Seen(m.Node)})
+	ack := &control.Ack{Job: m.Job, Node: m.Node, Seq: s.printed.Seen(m.Node)}
+	s.outlet.then(0, func() error {
+		s.send(ack)
+		return nil
+	})
 }
 
 // collapse prints the lines that have waited long enough for others that are equal, until ctx ends.
@@ -623,9 +638,11 @@ func (s *session) collapse(ctx context.Context) {
 }
 
 // abandon gives the job up. serve ends it when the connection is gone.
-func (s *session) abandon(err error) {
+func (s *session) abandon(err error) { abandon(s.failed, err) }
+
+func abandon(failed chan<- error, err error) {
 	select {
-	case s.failed <- err:
+	case failed <- err:
 	default:
 	}
 }

@@ -148,7 +148,7 @@ func (p *printer) end(from source, rest []byte) error {
 	if l.file == nil {
 		return p.writeLines(from, l.node, slices.Concat(l.memory, rest))
 	}
-	defer l.file.Close()
+	defer func() { l.file.Close() }()
 	begin := []byte(p.prefix(from.rank, l.node))
 	if p.collapse != nil {
 		if err := p.writeGroups(p.collapse.all()); err != nil {
@@ -162,7 +162,10 @@ func (p *printer) end(from source, rest []byte) error {
 	if _, err := l.file.Seek(0, io.SeekStart); err != nil {
 		return fmt.Errorf("read a long line of rank %d: %w", from.rank, err)
 	}
-	if _, err := io.Copy(p.writer(from), l.file); err != nil {
+	if w, ok := p.writer(from).(*outletWriter); ok {
+		w.take(l.file)
+		l.file = nil
+	} else if _, err := io.Copy(p.writer(from), l.file); err != nil {
 		return err
 	}
 	return p.write(from, slices.Concat(l.memory, rest))

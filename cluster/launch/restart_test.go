@@ -167,3 +167,61 @@ func TestMachineIsGone(t *testing.T) {
 		t.Errorf("status %d, %v", code, err)
 	}
 }
+
+// blockedWriter is a reader of output that does not read until it is released.
+type blockedWriter struct {
+	released chan struct{}
+	to       io.Writer
+}
+
+func (b *blockedWriter) Write(data []byte) (int, error) {
+	select {
+	case <-b.released:
+		return b.to.Write(data)
+	case <-time.After(patience): // so that the test ends
+		return 0, os.ErrDeadlineExceeded
+	}
+}
+
+// A job whose output is not read goes on when serve is started again, twice.
+func TestReconnectWithBlockedReader(t *testing.T) {
+	const large, all = 3, 250
+	text := strings.Repeat("x", outletBytes/2)
+	says := func(c *talk) {
+		for seq := range uint64(large) {
+			c.says(seq+1, text)
+		}
+		for seq := range uint64(all - large) { // to be taken before the end of the connection is seen
+			c.says(large+seq+1, "y")
+		}
+		c.Flush(patience)
+	}
+	blocked := &blockedWriter{released: make(chan struct{})}
+	s := serveTo(t, func(c *talk) {
+		c.launched(1)
+		if err := c.NetConn().(*net.UnixConn).SetWriteBuffer(1 << 20); err != nil { // for all of it
+			t.Error(err)
+		}
+		says(c)
+	}, func(c *talk) {
+		c.attached()
+		c.says(1, text) // again
+		c.Flush(patience)
+	}, func(c *talk) {
+		c.attached()
+		close(blocked.released)
+		says(c)
+		for {
+			if ack, f := expect[*control.Ack](c); f == nil || ack.Seq == all {
+				break
+			}
+		}
+		c.done(ok())
+		c.left()
+	})
+	l := newLauncher(t, s, 1)
+	blocked.to, l.Stdout = &l.stdout, blocked
+	if code, err := l.run(t); code != 0 || err != nil || l.stdout.String() != strings.Repeat(text, large)+strings.Repeat("y", all-large) {
+		t.Errorf("status %d, %v, %d bytes of output", code, err, l.stdout.Len())
+	}
+}

@@ -164,6 +164,16 @@ func (c *talk) done(m *control.JobState) {
 	_ = c.Send(m)
 }
 
+// left waits until the client has left. A connection that is closed while the client still sends
+// can lose messages to it.
+func (c *talk) left() {
+	for {
+		if _, f := expect[*control.Ack](c); f == nil {
+			return
+		}
+	}
+}
+
 func ok() *control.JobState { return &control.JobState{FirstFailed: control.None} }
 
 // launcher is a margay run of a test.

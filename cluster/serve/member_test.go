@@ -390,6 +390,28 @@ func TestIllNode(t *testing.T) {
 	})
 }
 
+// A node whose registration shows that it is ill is never given a job before it is well.
+func TestIllFromTheStart(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2, func(c *Config) { c.Fitness = fitness.Limits{SpaceMiB: 4, Clock: time.Second} })
+		c := m.client()
+		for i, ill := range []*control.Vitals{{Space: 3 << 20, ClockErrorNs: -1}, {Space: 5 << 20, ClockNs: 3e9, ClockErrorNs: 1e9}} {
+			p := m.played[1]
+			p.boot = fmt.Sprint("boot ", i)
+			p.silence()
+			register := p.register()
+			register.Vitals, register.FreeMemory = ill, 1<<30
+			p.conn.Close()
+			synctest.Wait()
+			p.connectAs(register)
+			if n := c.node(1); n.Ill == "" || n.Health != control.NodeHealth_NODE_UP || n.FreeMemory != 1<<30 {
+				t.Errorf("node1 is %v", n)
+			}
+			c.refused(&control.RunRequest{Spec: only(1)}, control.Code_CODE_NO_ROOM, "node1 is ill: ")
+		}
+	})
+}
+
 // membership is a random history of a machine that grows and shrinks, and its expected state.
 type membership struct {
 	t      *testing.T

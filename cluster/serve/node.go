@@ -156,7 +156,7 @@ func (s *Server) serveNode(conn *control.Conn) error {
 		return s.serveFiles(conn, hello, sideNode)
 	}
 	defer s.greeted(hello.Node, conn)()
-	if err := conn.Send(&control.Welcome{Version: control.Version, Machine: s.config.Machine}); err != nil {
+	if err := conn.Send(&control.Welcome{Version: control.Version, Machine: s.config.Machine, TimeNs: time.Now().UnixNano()}); err != nil {
 		return err
 	}
 	conn.Distrust()
@@ -295,6 +295,10 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 		n.deeds.Printf("node%d is back", n.number)
 	} else {
 		n.deeds.Printf("node%d is up: %d application cores, %d MiB for jobs, Linux %s", n.number, len(m.Info.Cores), m.Info.Memory>>20, m.Info.Kernel)
+	}
+	if m.Vitals != nil { // before it can be given a job
+		n.free = m.FreeMemory
+		s.examine(n, m.Vitals)
 	}
 	if s.holder != nil {
 		_ = s.holder.Send(&control.NodeUp{Node: n.number})

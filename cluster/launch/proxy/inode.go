@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"container/list"
 	"os"
 	"path/filepath"
 	"sync"
@@ -18,15 +19,16 @@ type mount struct {
 	uid, gid uint32
 	*room
 
-	mu      sync.Mutex
-	inodes  map[uint64]*inode
-	handles map[uint64]*handle
-	last    uint64 // number that was given to an inode or a handle
+	mu         sync.Mutex
+	inodes     map[uint64]*inode
+	mostInodes int       // besides the root
+	spare      list.List // the *inode of files, not of folders: the least recently used one is first
+	handles    map[uint64]*handle
+	last       uint64 // number that was given to an inode or a handle
 }
 
-// room is how many more files a node may have open, and make this process remember, in all its
-// folders.
-type room struct{ files, nodes atomic.Int64 }
+// room is how many more files a node may have open in all its folders.
+type room struct{ files atomic.Int64 }
 
 // take takes a place, and reports whether there was one.
 func take(left *atomic.Int64) bool {
@@ -38,6 +40,12 @@ func take(left *atomic.Int64) bool {
 }
 
 // inode is a file or folder that Linux on the node remembers. Its number is never given again.
+//
+// Linux forgets a name when it needs the memory, which it may not do for long: when there are too
+// many, the least recently used file is dropped. When Linux uses its number again, it gets ESTALE,
+// looks for the path again from the root, and so finds the file under a new number. A folder is not
+// dropped: it may be the working directory of a process, which Linux does not look for. Nor is an
+// open file.
 type inode struct {
 	number   uint64
 	parent   *inode            // nil: the root, or it is no longer where it was
@@ -45,7 +53,9 @@ type inode struct {
 	children map[string]*inode // by name
 	lookups  uint64            // answers with it that the node has
 	dev, ino uint64
-	seen     stamp // of its content, when it was opened last
+	seen     stamp         // of its content, when it was opened last
+	open     int           // handles of it
+	spare    *list.Element // of mount.spare; nil: it is a folder
 }
 
 // stamp differs between two contents of a file.
@@ -67,9 +77,9 @@ type handle struct {
 	next int64      // of a folder: position
 }
 
-func newMount(root *os.File, readOnly bool, uid, gid uint32, left *room) *mount {
+func newMount(root *os.File, readOnly bool, uid, gid uint32, left *room, mostInodes int) *mount {
 	m := &mount{
-		root: root, readOnly: readOnly, uid: uid, gid: gid, room: left,
+		root: root, readOnly: readOnly, uid: uid, gid: gid, room: left, mostInodes: mostInodes,
 		inodes: make(map[uint64]*inode), handles: make(map[uint64]*handle), last: fuse.RootNode,
 	}
 	m.inodes[fuse.RootNode] = &inode{number: fuse.RootNode, lookups: 1}
@@ -93,6 +103,7 @@ func (m *mount) path(number uint64) (string, error) {
 	if i == nil {
 		return "", unix.ESTALE
 	}
+	m.used(i)
 	var path string
 	for ; i.parent != nil; i = i.parent {
 		path = filepath.Join(i.name, path)
@@ -123,16 +134,42 @@ func (m *mount) enter(folder uint64, name string, st *unix.Stat_t) (uint64, erro
 		i = nil
 	}
 	if i == nil {
-		if !take(&m.nodes) {
+		if len(m.inodes) > m.mostInodes && !m.dropSpare() {
 			return 0, unix.ENOMEM
 		}
 		m.last++
 		i = &inode{number: m.last, parent: parent, name: name, dev: st.Dev, ino: st.Ino}
 		m.inodes[i.number] = i
 		parent.add(i)
+		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			i.spare = m.spare.PushBack(i)
+		}
 	}
+	m.used(i)
 	i.lookups++
 	return i.number, nil
+}
+
+// used notes a use of an inode. The caller holds mount.mu.
+func (m *mount) used(i *inode) {
+	if i.spare != nil {
+		m.spare.MoveToBack(i.spare)
+	}
+}
+
+// dropSpare drops the file that was used least recently and is not open. It returns false if there
+// is none. The caller holds mount.mu.
+func (m *mount) dropSpare() bool {
+	for range m.spare.Len() {
+		i := m.spare.Front().Value.(*inode)
+		if i.open == 0 {
+			i.lookups = 0
+			m.drop(i)
+			return true
+		}
+		m.used(i)
+	}
+	return false
 }
 
 func (i *inode) add(child *inode) {
@@ -161,7 +198,10 @@ func (m *mount) drop(i *inode) {
 		parent := i.parent
 		if m.inodes[i.number] == i {
 			delete(m.inodes, i.number)
-			m.nodes.Add(1)
+		}
+		if i.spare != nil {
+			m.spare.Remove(i.spare)
+			i.spare = nil
 		}
 		if parent != nil {
 			delete(parent.children, i.name)
@@ -246,6 +286,7 @@ func (m *mount) keep(f *os.File, node uint64, st *unix.Stat_t) (number uint64, s
 	if i := m.inodes[node]; i != nil {
 		same = i.seen == stampOf(st)
 		i.seen = stampOf(st)
+		i.open++
 	}
 	m.last++
 	m.handles[m.last] = &handle{file: f, inode: node, users: 1}
@@ -282,6 +323,9 @@ func (m *mount) done(h *handle) {
 	m.mu.Lock()
 	h.users--
 	last := h.users == 0
+	if i := m.inodes[h.inode]; last && i != nil {
+		i.open--
+	}
 	m.mu.Unlock()
 	if last {
 		h.file.Close()

@@ -35,13 +35,16 @@ type Folders struct {
 	list  []Folder
 	roots []*os.File // opened with O_PATH
 
-	mostFiles, mostNodes int // open files, and remembered files, of each node
+	mostFiles  int // that each node may have open
+	mostInodes int // that each node has remembered in each folder
 }
 
-// Bounds of what all nodes of a job together make this process keep.
+// Bounds of what all nodes of a job together make this process keep. A remembered file takes about
+// 0.5 KiB: all together take 256 MiB.
 const (
-	allRemembered = 1 << 19
-	leastFiles    = 16
+	allRemembered   = 1 << 19
+	leastRemembered = 1024 // in each folder on each node
+	leastFiles      = 16
 )
 
 // Open opens the folders of a job with so many nodes.
@@ -66,7 +69,7 @@ func Open(list []Folder, nodes int) (*Folders, error) {
 	}
 	nodes = max(1, nodes)
 	f.mostFiles = max(leastFiles, int(min(limit.Cur, 1<<20))/2/nodes)
-	f.mostNodes = max(1024, allRemembered/nodes)
+	f.mostInodes = max(leastRemembered, allRemembered/nodes/max(1, len(list)))
 	return f, nil
 }
 
@@ -84,9 +87,8 @@ type Node struct{ mounts []*mount }
 func (f *Folders) Node(uid, gid uint32) *Node {
 	n, left := new(Node), new(room)
 	left.files.Store(int64(f.mostFiles))
-	left.nodes.Store(int64(f.mostNodes))
 	for i, folder := range f.list {
-		n.mounts = append(n.mounts, newMount(f.roots[i], folder.ReadOnly, uid, gid, left))
+		n.mounts = append(n.mounts, newMount(f.roots[i], folder.ReadOnly, uid, gid, left, f.mostInodes))
 	}
 	return n
 }

@@ -299,7 +299,7 @@ func TestBounds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	folders.mostFiles, folders.mostNodes = 3, 4
+	folders.mostFiles, folders.mostInodes = 3, 4
 	both := folders.Node(1000, 1001)
 	t.Cleanup(func() {
 		both.Close()
@@ -327,12 +327,72 @@ func TestBounds(t *testing.T) {
 	for i := range 10 {
 		_, _ = first.ask(fuse.MkDir, fuse.RootNode, uint64(0o700), fmt.Sprint(i))
 	}
-	if n := len(both.mounts[0].inodes) + len(both.mounts[1].inodes); n != 2+4 {
-		t.Errorf("%d files are remembered, the two folders among them", n)
+	if n := len(both.mounts[0].inodes); n != 1+4 {
+		t.Errorf("%d files are remembered, the shared folder among them", n)
+	}
+	if _, err := first.ask(fuse.Lookup, fuse.RootNode, "9"); err != unix.ENOMEM {
+		t.Errorf("a folder more than the bound: %v", err)
 	}
 	both.mounts[0].forget([]fuse.Forgotten{{Node: first.look("0"), Count: 1 << 60}})
-	if _, err := second.ask(fuse.Lookup, fuse.RootNode, "1"); err != nil {
-		t.Errorf("one file is forgotten, and another one is not remembered: %v", err)
+	if _, err := first.ask(fuse.Lookup, fuse.RootNode, "9"); err != nil {
+		t.Errorf("one folder is forgotten, and another one is not remembered: %v", err)
+	}
+	if _, err := second.ask(fuse.Lookup, fuse.RootNode, "9"); err != nil {
+		t.Errorf("the other shared folder: %v", err)
+	}
+}
+
+// TestManyNames: a node that looks at more files than are remembered finds all of them. The ones
+// that were not used for long get another number. Folders and open files keep theirs.
+func TestManyNames(t *testing.T) {
+	dir := t.TempDir()
+	const most, files = 8, 100
+	for i := range files {
+		put(t, filepath.Join(dir, fmt.Sprint(i)), fmt.Sprint(i))
+	}
+	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	n := share(t, dir, false)
+	m := n.mounts[0]
+	m.mostInodes = most
+	folder, open, used := n.look("folder"), n.look("0"), n.look("1")
+	handle, _, err := n.open(open, unix.O_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	attr := func(inode uint64) error {
+		_, err := n.ask(fuse.GetAttr, inode, [2]uint64{})
+		return err
+	}
+	var numbers []uint64
+	for i := 2; i < files; i++ {
+		numbers = append(numbers, n.look(fmt.Sprint(i)))
+		for name, err := range map[string]error{"a folder": attr(folder), "an open file": attr(open), "a used file": attr(used), "the last file": attr(numbers[i-2])} {
+			if err != nil {
+				t.Fatalf("%s, with %d others: %v", name, i, err)
+			}
+		}
+	}
+	if n := len(m.inodes); n != 1+most || m.spare.Len() != most-1 {
+		t.Errorf("%d files are remembered, the shared folder among them, %d may be dropped", n, m.spare.Len())
+	}
+	if err := attr(numbers[0]); err != unix.ESTALE {
+		t.Errorf("the file that was used least recently: %v", err)
+	}
+	if again := n.look("2"); again == numbers[0] || attr(again) != nil {
+		t.Errorf("it is found again as %d, it was %d", again, numbers[0])
+	}
+	m.forget([]fuse.Forgotten{{Node: numbers[0], Count: 1}}) // Linux does not know of the drop
+	if text := n.read(handle); text != "0" {
+		t.Errorf("the open file has %q", text)
+	}
+	n.must(n.ask(fuse.Release, 0, [3]uint64{handle}))
+	for i := range most {
+		n.look(fmt.Sprint(10 + i))
+	}
+	if err := attr(open); err != unix.ESTALE {
+		t.Errorf("a file that is closed: %v", err)
 	}
 }
 

@@ -124,10 +124,11 @@ const (
 // run writes the input to the rank until its end, and reports each new position. The rank gets the
 // end when it has read all before it, because nothing can be asked about a closed pipe.
 func (i *input) run(tell func(position uint64)) {
-	pause := firstLook
+	pause, begun := firstLook, false // begun: the last line has no end
 	for told := uint64(0); ; {
 		piece, looks := i.next(pause)
 		if len(piece) > 0 {
+			begun = piece[len(piece)-1] != '\n'
 			if _, err := i.pipe.Write(piece); err != nil {
 				i.broken()
 			}
@@ -144,7 +145,7 @@ func (i *input) run(tell func(position uint64)) {
 		told = position
 		if over {
 			if i.terminal {
-				_, _ = i.pipe.WriteString(endOfFile)
+				i.typeEnd(begun)
 			}
 			i.pipe.Close()
 			return
@@ -157,13 +158,7 @@ func (i *input) next(pause time.Duration) (piece []byte, looks bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if looks = i.unread > 0 && len(i.pending) == 0 && !i.closed; looks {
-		again := time.AfterFunc(pause, func() {
-			i.mu.Lock() // so that it does not come before the wait
-			defer i.mu.Unlock()
-			i.changed.Broadcast()
-		})
-		defer again.Stop()
-		i.changed.Wait()
+		i.waitFor(pause)
 	}
 	for len(i.pending) == 0 && i.unread == 0 && !i.eof && !i.closed {
 		i.changed.Wait()
@@ -172,6 +167,17 @@ func (i *input) next(pause time.Duration) (piece []byte, looks bool) {
 		piece, i.pending = i.pending, nil
 	}
 	return piece, looks
+}
+
+// waitFor waits for a change, at most for the given time. The caller holds the lock.
+func (i *input) waitFor(most time.Duration) {
+	again := time.AfterFunc(most, func() {
+		i.mu.Lock() // so that it does not come before the wait
+		defer i.mu.Unlock()
+		i.changed.Broadcast()
+	})
+	defer again.Stop()
+	i.changed.Wait()
 }
 
 // broken notes that the pipe has no reader: the rank has closed its standard input, unless it has

@@ -16,10 +16,6 @@ import (
 // terminals bounds the pseudo-terminals of a job on this node. Linux bounds the sum of all jobs.
 const terminals = 64
 
-// endOfFile ends the input of a terminal: the first ends a line that has begun, if one has, the
-// second is the end of the file. A reader that has ended leaves the rest.
-const endOfFile = "\x04\x04"
-
 // mountTerminals gives the job pseudo-terminals of its own, in the folder that becomes its /dev.
 func mountTerminals() error {
 	pts := filepath.Join(mountPoint, "pts")
