@@ -647,9 +647,10 @@ func (s *Server) awaitRecords(j *job) {
 	}
 }
 
-// fail ends a job as a whole. Only the first reason counts. The caller holds Server.mu.
+// fail ends a job as a whole. Only the first reason counts, and none after the end was recorded,
+// also by an earlier serve, whose successor has yet to ask the nodes. The caller holds Server.mu.
 func (s *Server) fail(j *job, failure *control.Failure) {
-	if j.failure != nil || j.finishing {
+	if j.failure != nil || j.finishing || j.phase == control.JobPhase_JOB_ENDING {
 		return
 	}
 	s.config.Log("job %d: %v", j.number, failure)
