@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"syscall"
 	"time"
@@ -74,6 +75,8 @@ func RunArray(ctx context.Context, o ArrayOptions) (int, error) {
 	if err := a.connect(); err != nil {
 		return ExitStatus(err), err
 	}
+	var code int
+	var failure error
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
@@ -81,14 +84,14 @@ func RunArray(ctx context.Context, o ArrayOptions) (int, error) {
 		if err := a.outlet.flush(ctx); err != nil && a.failure == nil {
 			a.failure = err
 		}
+		a.progress.clear()
+		code, failure = a.result()
+		_ = a.outlet.flush(ctx) // what result has reported
 	}()
 	if sig := a.heed(over); sig != 0 { // loop may be writing to a reader that does not read
 		return 128 + int(sig), &Interrupted{Signal: sig}
 	}
-	a.progress.clear()
-	code, err := a.result()
-	_ = a.outlet.flush(ctx) // what result has reported
-	return code, err
+	return code, failure
 }
 
 // arraySession is an array from the client's side. Only the goroutine of loop uses it. Other
@@ -615,11 +618,16 @@ func (a *arraySession) result() (int, error) {
 
 // besideProgress writes output where a line of progress may stand.
 type besideProgress struct {
-	to       interface{ Write([]byte) (int, error) }
+	to       *outletWriter
 	progress *arrayProgress
 }
 
 func (b *besideProgress) Write(data []byte) (int, error) {
 	b.progress.clear()
 	return b.to.Write(data)
+}
+
+func (b *besideProgress) take(f *os.File) {
+	b.progress.clear()
+	b.to.take(f)
 }

@@ -174,7 +174,7 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 	failed := make(chan error, 1)
 	out := newOutlet(func(err error) { abandon(failed, err) })
 	o.Stdout, o.Stderr, o.Status = out.writer(o.Stdout), out.writer(o.Stderr), out.status(o.Status)
-	defer out.flush(ctx)
+	defer func() { _ = out.flush(ctx) }() // ctx as it is then: ended
 	s := &session{
 		Options: o, outlet: out, printer: newPrinter(o.Stdout, o.Stderr, int(o.Spec.Ranks), o.Label), printed: records.NewReader(),
 		files: newWindow(control.FileWindow), homecoming: newHomecoming(o), running: make(chan struct{}),
@@ -245,7 +245,14 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 	if unwritten != nil {
 		unwritten = fmt.Errorf("write output: %w", unwritten)
 	}
-	if unwritten = errors.Join(unwritten, s.outlet.flush(ctx)); unwritten != nil && code != ExitMargay {
+	written := s.outlet.flush(ctx)
+	if errors.Is(written, errUnread) { // given up
+		if written = nil; code == 0 && err == nil {
+			err = context.Cause(ctx)
+			code = ExitStatus(err)
+		}
+	}
+	if unwritten = errors.Join(unwritten, written); unwritten != nil && code != ExitMargay {
 		return ExitMargay, errors.Join(unwritten, err)
 	}
 	if unread := s.stdin.unread(); unread != nil && code == 0 {

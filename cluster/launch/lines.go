@@ -162,7 +162,7 @@ func (p *printer) end(from source, rest []byte) error {
 	if _, err := l.file.Seek(0, io.SeekStart); err != nil {
 		return fmt.Errorf("read a long line of rank %d: %w", from.rank, err)
 	}
-	if w, ok := p.writer(from).(*outletWriter); ok {
+	if w, ok := p.writer(from).(interface{ take(*os.File) }); ok {
 		w.take(l.file)
 		l.file = nil
 	} else if _, err := io.Copy(p.writer(from), l.file); err != nil {

@@ -3,9 +3,11 @@ package launch
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +23,9 @@ const hangUpLook = 100 * time.Millisecond
 
 // lastWrite bounds the wait for unread output once the job is given up.
 const lastWrite = time.Second
+
+// errUnread reports output that was not read before the job was given up.
+var errUnread = errors.New("the output was not read")
 
 // outlet writes output, in order, beside the goroutines that bring it. So they go on while the
 // reader of the output does not read, and find serve again when it is restarted.
@@ -40,8 +45,9 @@ type outlet struct {
 
 // piece is something to be done when all before it is.
 type piece struct {
-	size int
-	do   func() error
+	size   int
+	status bool // has no errors, and is done even after the error of another
+	do     func() error
 }
 
 func newOutlet(failed func(error)) *outlet {
@@ -51,14 +57,16 @@ func newOutlet(failed func(error)) *outlet {
 }
 
 // then calls do when all output before it is written, unless there was an error. It never waits.
-func (o *outlet) then(size int, do func() error) {
+func (o *outlet) then(size int, do func() error) { o.add(piece{size: size, do: do}) }
+
+func (o *outlet) add(p piece) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.err != nil {
+	if o.err != nil && !p.status {
 		return
 	}
-	o.queue = append(o.queue, piece{size, do})
-	o.size += size
+	o.queue = append(o.queue, p)
+	o.size += p.size
 	if !o.writing {
 		o.writing = true
 		go o.write()
@@ -76,7 +84,11 @@ func (o *outlet) write() {
 		err := p.do()
 		o.mu.Lock()
 		if o.size -= p.size; err != nil {
-			o.err, o.queue, o.size = err, nil, 0
+			o.err, o.size = err, 0
+			o.queue = slices.DeleteFunc(o.queue, func(p piece) bool { return !p.status })
+			for _, p := range o.queue {
+				o.size += p.size
+			}
 			o.mu.Unlock()
 			o.failed(err)
 			o.mu.Lock()
@@ -116,7 +128,9 @@ func (o *outlet) flush(ctx context.Context) error {
 	if cond.Wait(ctx, &o.changed, idle) != nil {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWrite)
 		defer cancel()
-		_ = cond.Wait(last, &o.changed, idle)
+		if cond.Wait(last, &o.changed, idle) != nil && o.err == nil {
+			return errUnread
+		}
 	}
 	return o.err
 }
@@ -128,7 +142,7 @@ type outletWriter struct {
 	lossy  bool // errors are dropped
 }
 
-func (o *outlet) writer(to io.Writer) io.Writer { return &outletWriter{outlet: o, to: to} }
+func (o *outlet) writer(to io.Writer) *outletWriter { return &outletWriter{outlet: o, to: to} }
 
 // status returns a Status that writes through the outlet, and drops its errors.
 func (o *outlet) status(s *Status) *Status {
@@ -137,16 +151,20 @@ func (o *outlet) status(s *Status) *Status {
 
 func (w *outletWriter) Write(data []byte) (int, error) {
 	data = bytes.Clone(data)
-	w.outlet.then(len(data), func() error {
+	w.outlet.add(piece{size: len(data), status: w.lossy, do: func() error {
 		_, err := w.to.Write(data)
 		return w.error(err)
-	})
+	}})
 	return len(data), nil
 }
 
 // take writes a file, from where it stands, and closes it.
 func (w *outletWriter) take(f *os.File) {
-	w.outlet.then(0, func() error {
+	size := 0
+	if info, err := f.Stat(); err == nil {
+		size = int(info.Size())
+	}
+	w.outlet.then(size, func() error {
 		defer f.Close()
 		_, err := io.Copy(w.to, f)
 		return w.error(err)

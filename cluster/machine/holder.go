@@ -143,6 +143,8 @@ func holdMachine(ctx context.Context, d Dir, serve []string, until *os.File, log
 		go h.watch(until)
 	}
 	h.run(ctx)
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	return h.vacated, nil
 }
 
@@ -382,11 +384,11 @@ func (h *holder) watch(process *os.File) {
 	h.vacate("the session that has made the machine has ended")
 }
 
-// allGone reports whether no node runs, and none will be started again without an order. The caller
-// holds h.mu.
+// allGone reports whether no node runs or was switched off, and none will be started again without
+// an order. The caller holds h.mu.
 func (h *holder) allGone() bool {
 	for _, n := range h.nodes {
-		if n.exit == nil || n.exit.Retry {
+		if n.exit == nil || n.exit.Retry || n.exit.Off { // an operator switches it on again
 			return false
 		}
 	}

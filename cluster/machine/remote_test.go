@@ -187,6 +187,15 @@ func TestHostsLost(t *testing.T) {
 	if !h.vacated {
 		t.Error("its folder stays")
 	}
+
+	// A node that an operator has switched off keeps the machine.
+	h.vacated, h.nodes[0].exit = false, nil
+	h.nodes[1].life.switchOff("by op")
+	h.nodeOff(h.nodes[1])
+	h.nodeExited(h.nodes[0], exit{Off: true})
+	if h.vacated {
+		t.Error("the machine has ended beside a node that is off")
+	}
 }
 
 // A machine of hosts grows by no more than them.

@@ -451,7 +451,7 @@ func (r *rank) end() ledger.End {
 // historyOfDown is historyOf for a job that goes down with its machine. The caller holds Server.mu.
 func (s *Server) historyOfDown(j *job, down *control.Failure) *ledger.Record {
 	r := s.historyOf(j)
-	if j.failure == nil {
+	if j.failure == nil && j.phase != control.JobPhase_JOB_ENDING {
 		r.State, r.Status, r.Reason = ledger.Down, exitDown, printable.Short(down.Error(), mostReason)
 	}
 	return r

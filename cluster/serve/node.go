@@ -241,7 +241,7 @@ func (s *Server) greeted(node uint32, conn *control.Conn) (forget func()) {
 func (s *Server) nodeRefused(hello *control.Hello, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if n := s.member(hello.Node); n != nil && n.conn == nil {
+	if n := s.member(hello.Node); n != nil && n.conn == nil && n.health != control.NodeHealth_NODE_OFF {
 		n.turn(control.NodeHealth_NODE_REFUSED, err.Error())
 	}
 }
@@ -274,6 +274,9 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 	}
 	if n.conn != nil && n.boot != m.Boot && n.health == control.NodeHealth_NODE_UP {
 		return nil, control.Failf(control.Code_CODE_REFUSED, "another node has registered with its join token and is up: a token admits one node").At(m.Node)
+	}
+	if n.health == control.NodeHealth_NODE_OFF { // its host may not have noticed yet
+		return nil, control.Failf(control.Code_CODE_REFUSED, "it is off: %s", n.reason).At(m.Node)
 	}
 	if n.leaving != "" && n.leaving == m.Boot {
 		return nil, control.Failf(control.Code_CODE_REFUSED, "it is being ended by order of an operator").At(m.Node)
@@ -726,6 +729,7 @@ func (s *Server) nodeExit(m *control.NodeExit) {
 		return
 	}
 	n.power = control.NodePower_POWER_OFF
+	off := n.health == control.NodeHealth_NODE_OFF
 	if m.Off {
 		s.switchedOff(n, m.Reason)
 		return
@@ -738,4 +742,8 @@ func (s *Server) nodeExit(m *control.NodeExit) {
 	}
 	s.dead(n, reason, remedy)
 	n.retry = m.Retry
+	if off { // it could not be switched on
+		s.hinder(s.queue...)
+		s.roomChanged()
+	}
 }

@@ -224,7 +224,9 @@ func (s *Server) farewell(cause error) error {
 		}
 		s.history.enter(s.historyOfDown(j, down))
 		if j.client != nil {
-			j.failure = down
+			if j.phase != control.JobPhase_JOB_ENDING { // an earlier serve has recorded how it ended
+				j.failure = down
+			}
 			j.phase, j.finishing = control.JobPhase_JOB_DONE, true
 			j.tellClient()
 		}

@@ -51,7 +51,7 @@ func Run(c Config) error {
 		return errors.New(offer.Error)
 	}
 	in := bufio.NewReader(c.In)
-	config, err := readConfiguration(in)
+	config, err := awaitConfiguration(in)
 	if err != nil {
 		return err
 	}
@@ -63,6 +63,26 @@ func Run(c Config) error {
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	return hold(in, ended)
+}
+
+// awaitConfiguration reads the configuration of the node, which must come within the time that the
+// holder may be silent.
+func awaitConfiguration(in *bufio.Reader) (node.Config, error) {
+	type configuration struct {
+		node.Config
+		error
+	}
+	read := make(chan configuration, 1)
+	go func() {
+		config, err := readConfiguration(in)
+		read <- configuration{config, err}
+	}()
+	select {
+	case c := <-read:
+		return c.Config, c.error
+	case <-time.After(mostSilent * BeatInterval):
+		return node.Config{}, fmt.Errorf("the holder of the machine has sent no configuration within %v", mostSilent*BeatInterval)
+	}
 }
 
 // offer finds out what this host has for a node.

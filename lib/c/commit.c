@@ -555,6 +555,8 @@ static int probe_awaited(const struct part *p)
 		sent = probe(p, c->place);
 		break;
 	}
+	if (sent >= 0 && p->runs && p->first && p->run.parent != NOWHERE)
+		sent = probe(p, p->run.root); /* it may have ended */
 	if (sent >= 0 && !p->runs && p->asked && p->team.own)
 		sent = probe(p, 0);
 	if (sent >= 0 && p->holder > 0 && p->waiters)
@@ -804,8 +806,24 @@ static void start(struct part *p, struct commit *o)
 	else
 		p->first = o;
 	p->last = o;
+	int was = margay_in_mask(); /* an upcall must not see half a block */
 	enlist(p);
 	margay_in_commit();
+	margay_in_unmask(was);
+}
+
+/* keep copies the data of a run that the other ranks have yet to carry out. Without memory it is
+ * carried out here while the data are there. */
+static void keep(struct run *r)
+{
+	if ((r->kept = malloc(r->op.value))) {
+		r->data = memcpy(r->kept, r->data, r->op.value);
+		return;
+	}
+	apply_op(&r->op, r->data);
+	r->op.value = 0;
+	r->op.second = NO_OFFSET;
+	r->data = NULL;
 }
 
 /* abandon ends an operation without waiting, and reports whether it takes effect nevertheless. */
@@ -819,10 +837,8 @@ static int abandon(struct part *p, struct commit *o)
 		decided = r->decided && r->commits;
 		if (!r->decided)
 			r->status = WIRE_COMMIT_ABANDONED;
-		else if (!r->applied && o->op.value && !o->op.compare && (r->kept = malloc(o->op.value)))
-			r->data = memcpy(r->kept, r->data, o->op.value);
-		else if (!r->applied && decided)
-			apply(r); /* while the data are there */
+		else if (!r->applied && decided && length_of(&r->op))
+			keep(r);
 	}
 	for (struct commit *at = p->first; at; before = at, at = at->next) {
 		if (at != o)

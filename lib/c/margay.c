@@ -1701,7 +1701,8 @@ int margay_barrier(int timeout_ms) { return synchronise(timeout_ms) != 0 ? -1 : 
 
 int margay_finalize(int timeout_ms)
 {
-	if (no_job() != 0 || margay_in_settle_commits(timeout_ms) != 0 || synchronise(timeout_ms) != 0 || margay_upcalls(0) != 0)
+	int64_t deadline = timeout_ms < 0 ? -1 : now_ns() + timeout_ms * 1000000LL;
+	if (no_job() != 0 || margay_in_settle_commits(timeout_ms) != 0 || synchronise(margay_in_left(deadline)) != 0 || margay_upcalls(0) != 0)
 		return -1;
 	self.finalized = 1;
 	return margay_in_refused();

@@ -213,10 +213,10 @@ func (d *Desk) Forget(id wire.GroupID) { delete(d.parts, id) }
 // Abandon ends a call without waiting: its data are the caller's again. It reports whether the
 // operation takes effect nevertheless, because it was decided. Otherwise it takes effect nowhere.
 func (d *Desk) Abandon(team *collective.Group, c *Call) (decided bool) {
-	p := d.part(team)
 	if c.over {
-		return false
+		return false // its group may have been freed
 	}
+	p := d.part(team)
 	if r := p.running; r != nil && r.call == c {
 		decided = r.abandon()
 		r.call = nil

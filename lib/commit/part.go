@@ -221,6 +221,9 @@ func (p *part) awaited() (places []int) {
 	switch {
 	case p.running != nil:
 		places = p.running.awaited()
+		if p.running.parent != nowhere && len(p.calls) > 0 {
+			places = append(places, p.running.root) // it may have ended
+		}
 	case p.asked && p.team.Place() != 0:
 		places = []int{0}
 	}

@@ -233,8 +233,8 @@ func giveUp(ctx context.Context, job *margay.Job) error {
 	if _, err := job.Window(0, 8); err != nil {
 		return err
 	}
-	for range 2 {
-		limited, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+	for _, most := range []time.Duration{500 * time.Millisecond, 5 * time.Second} {
+		limited, cancel := context.WithTimeout(ctx, most)
 		_, err := margay.CompareAndWrite(limited, job, 0, 0, margay.Equal, 0, 0, 1)
 		cancel()
 		fmt.Println(err)

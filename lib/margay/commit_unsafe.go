@@ -150,10 +150,14 @@ func (j *Job) awaitCommit(ctx context.Context, team *collective.Group, c *commit
 	}
 	j.handling.Lock()
 	defer j.handling.Unlock()
-	switch {
-	case c.Over():
+	if c.Over() {
 		return nil
-	case j.desk.Abandon(team, c):
+	}
+	decided := j.desk.Abandon(team, c)
+	if j.desk.Advance(clerk{j}) { // a goroutine that sleeps would not send it
+		j.announce()
+	}
+	if decided {
 		return fmt.Errorf("%w; it takes effect at all ranks", err)
 	}
 	return fmt.Errorf("%w; it takes effect at no rank", err)

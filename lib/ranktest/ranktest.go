@@ -397,7 +397,7 @@ func payload(i int) []byte {
 //	windows     see Windows
 //	commit      see Commits
 //	giveup      makes window 0 of 8 bytes; twice compares its first word with 0, by ==, in all ranks, and writes 1 there, with a time-out of
-//	            500 ms, prints the error, and waits for a message; and ends
+//	            500 ms and then 5 s, prints the error, and waits for a message; and ends
 //	pending     starts a get of 8 bytes from window 0 of rank 0, waits for it 50 ms in vain, starts puts there until that is
 //	            refused, prints the error, abandons the get, starts another put, prints "abandoned", waits for all puts, and
 //	            finalizes if the memory of the get is as it was

@@ -129,7 +129,8 @@ func (m *mount) enter(folder uint64, name string, st *unix.Stat_t) (uint64, erro
 		return 0, unix.ESTALE
 	}
 	i := parent.children[name]
-	if i != nil && (i.dev != st.Dev || i.ino != st.Ino) {
+	isFolder := st.Mode&unix.S_IFMT == unix.S_IFDIR
+	if i != nil && (i.dev != st.Dev || i.ino != st.Ino || (i.spare == nil) != isFolder) {
 		m.leave(i)
 		i = nil
 	}
@@ -141,7 +142,7 @@ func (m *mount) enter(folder uint64, name string, st *unix.Stat_t) (uint64, erro
 		i = &inode{number: m.last, parent: parent, name: name, dev: st.Dev, ino: st.Ino}
 		m.inodes[i.number] = i
 		parent.add(i)
-		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		if !isFolder {
 			i.spare = m.spare.PushBack(i)
 		}
 	}

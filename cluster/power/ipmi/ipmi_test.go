@@ -35,6 +35,7 @@ type bmc struct {
 	proof    proof
 	keys     keys
 	sequence uint32
+	did      []byte // the last request of the session
 }
 
 func play(t *testing.T, b *bmc) Controller {
@@ -98,21 +99,24 @@ func (b *bmc) answer(p []byte) []byte {
 		}
 		sik := b.proof.session()
 		b.keys, b.sequence = newKeys(b.suite, sik), 0
+		b.did = nil
 		return plain(typeRAKP4, append(head(0), b.proof.last(sik)...))
 	}
 	m, err := b.keys.open(p, binary.LittleEndian.Uint32(own))
 	if err != nil {
 		return nil
 	}
+	again := bytes.Equal(m, b.did) // real controllers recognise a repetition by its number, too
+	b.did = bytes.Clone(m)
 	answer := []byte{addressConsole, m[1] | 4}
 	answer = append(answer, checksum(answer))
-	data := append([]byte{addressBMC, m[4], m[5], b.code}, b.command(m[1]>>2, m[5], m[6:len(m)-1])...)
+	data := append([]byte{addressBMC, m[4], m[5], b.code}, b.command(m[1]>>2, m[5], m[6:len(m)-1], again)...)
 	answer = append(append(answer, data...), checksum(data))
 	b.sequence++
 	return b.keys.seal(binary.LittleEndian.Uint32(b.proof.own), b.sequence, answer)
 }
 
-func (b *bmc) command(function, command byte, data []byte) []byte {
+func (b *bmc) command(function, command byte, data []byte, again bool) []byte {
 	switch {
 	case function == functionApp && command == commandCloseSession:
 		b.mu.Lock()
@@ -123,7 +127,7 @@ func (b *bmc) command(function, command byte, data []byte) []byte {
 			return []byte{0x21, 0, 0}
 		}
 		return []byte{0x20, 0, 0}
-	case function == functionChassis && command == commandChassisControl:
+	case function == functionChassis && command == commandChassisControl && !again:
 		b.hardware.Do(map[byte]power.Action{0: power.SwitchOff, 1: power.SwitchOn, 3: power.Reset}[data[0]])
 	}
 	return nil

@@ -161,7 +161,7 @@ type status byte
 
 func (s status) Error() string {
 	switch s {
-	case 0x01, 0x08:
+	case 0x01, 0x0b:
 		return "it has no room for a session: it is busy, or others hold all of them"
 	case 0x09, 0x0a:
 		return "it refuses the user the privilege level Operator"

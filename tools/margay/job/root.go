@@ -56,6 +56,9 @@ func (f *Flags) ownProgram() ([]part, error) {
 	if len(argv) == 0 {
 		return nil, fmt.Errorf("run: the program is missing: the image %s names none (Entrypoint, Cmd)", f.Root)
 	}
+	if strings.Contains(argv[0], "/") && !path.IsAbs(argv[0]) { // a file of the image, not one of this host's working directory
+		argv[0] = path.Join("/", f.image.Config.WorkingDir, argv[0])
+	}
 	return []part{{ranks: f.Ranks, argv: argv}}, nil
 }
 

@@ -46,7 +46,7 @@ encrypted connections.`,
 		Example: `  margay machine up --nodes 4 --cores 2
   margay machine up -m test --substrate hosted --nodes 16 --cores 1
   margay machine up --substrate hosts --hosts 'cn[01-16]' --launcher "ssh -p 2222"
-  salloc -N 4 margay machine up --substrate hosts
+  margay machine up --substrate hosts    # in the shell of salloc, or in a script of sbatch
   margay machine up --extension ext/boot/minimum/minimum.o,cores=2 --extension ext/exit/account/account.o`,
 		Args: command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -178,7 +178,7 @@ void give_up(void)
 	if (!margay_window(0, 8))
 		errx(1, "%s", margay_error());
 	for (int i = 0; i < 2; i++) {
-		if (margay_compare_and_write(MARGAY_WORLD, 0, 0, MARGAY_EQ, 0, 0, 1, 500) == -1)
+		if (margay_compare_and_write(MARGAY_WORLD, 0, 0, MARGAY_EQ, 0, 0, 1, i ? 5000 : 500) == -1)
 			puts(margay_error());
 		fflush(stdout);
 		margay_wait(WAIT);
