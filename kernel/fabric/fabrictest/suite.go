@@ -375,13 +375,18 @@ func (s Suite) closed(t *testing.T) {
 	}
 	defer l.Close()
 	ts[0].Meet(7, l.Addr().String())
+	fill := func(ctx context.Context) error { // sends until the queue is full and ctx ends
+		for {
+			if err := ts[0].Send(ctx, 7, fabric.User, make([]byte, fabric.MaxFrame)); err != nil {
+				return err
+			}
+		}
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	for err == nil {
-		err = ts[0].Send(ctx, 7, fabric.User, make([]byte, fabric.MaxFrame))
-	}
-	waiting := make(chan error, 1) // the queue is full, so this waits, now or as soon as it begins
-	go func() { waiting <- ts[0].Send(context.Background(), 7, fabric.User, make([]byte, fabric.MaxFrame)) }()
+	_ = fill(ctx)
+	waiting := make(chan error, 1) // a Send waits, now or soon: on a busy host the queue may not be full yet
+	go func() { waiting <- fill(context.Background()) }()
 	if err := ts[0].Close(); err != nil {
 		t.Error(err)
 	}
