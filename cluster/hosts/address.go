@@ -42,7 +42,7 @@ func Address(list []string) (netip.Addr, error) {
 	if local.IsValid() && !unknown {
 		return local, nil
 	}
-	from, err := sourceTo(context.Background(), elsewhere) // it is no name, so nothing is waited for
+	from, err := sourceTo(context.Background(), elsewhere) // it is not a name, so there is no wait
 	if err != nil {
 		return from, errors.New("no address of this host is known to reach the others")
 	}

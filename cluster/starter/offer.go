@@ -37,7 +37,7 @@ type Offer struct {
 	Error    string `json:"error,omitempty"`   // why no node can be started; empty: one can
 }
 
-// Bounds of an offer, and of what comes before it.
+// Bounds of an offer, and of the lines before it.
 const (
 	maxText  = 500  // of each text in it, in bytes
 	maxCPUs  = 4096 // of a host
@@ -84,7 +84,7 @@ func parseOffer(text []byte) (o Offer, err error) {
 // ErrNoOffer reports a launcher or starter that has ended without an offer.
 var ErrNoOffer = errors.New("it ended without an offer of a node")
 
-// ReadOffer reads the offer from what a launcher writes. What comes before it goes to noise.
+// ReadOffer reads the offer from a launcher's output. Lines before it go to noise.
 func ReadOffer(r *bufio.Reader, noise io.Writer) (Offer, error) {
 	for passed := 0; passed < maxNoise; {
 		line, err := readLine(r, maxOffer)

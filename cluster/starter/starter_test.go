@@ -170,7 +170,7 @@ func TestRunWithoutNode(t *testing.T) {
 		t.Errorf("%+v, %v", o, err)
 	}
 	l.Close()
-	o, err = offer("127.0.0.1:1") // nothing listens there, and Linux gives that port to nobody
+	o, err = offer("127.0.0.1:1") // nothing listens there, and Linux gives that port to no socket
 	if !strings.Contains(o.Error, "it does not reach the machine's serve") || err == nil || err.Error() != o.Error {
 		t.Errorf("%+v, %v", o, err)
 	}

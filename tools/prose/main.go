@@ -1,18 +1,16 @@
 // Command prose checks the language of comments, strings and documents.
 //
-//	go run ./tools/prose            check the files that tools/prose/clean.txt lists
+//	go run ./tools/prose            check the tree
 //	go run ./tools/prose PATH...    check these files and folders
 //
 // It refuses phrases that this project has unlearned (patterns.go) and comments wider than 100
-// columns. A text is checked once an editor has been through it and has added its folder to
-// clean.txt: from then on it stays clean. A list needs no history of the repository, so the check
-// says the same in a shallow clone, and it does not depend on where a line was moved from.
+// columns. Exempt are folders named testdata, programs and pages that make build puts into bin,
+// docs/features.md, which quotes what others promise, and the patterns themselves.
 package main
 
 import (
 	"bufio"
 	"bytes"
-	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +18,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -27,8 +26,8 @@ import (
 // width is how many columns a line of comments may have; a tab counts as four.
 const width = 100
 
-//go:embed clean.txt
-var clean string
+// exempt are paths that are not checked.
+var exempt = []string{".git", "bin", "docs/features.md", "tools/prose/patterns.go", "tools/prose/prose_test.go"}
 
 var errFound = errors.New("prose: see CONTRIBUTING.md, \"Prose\"")
 
@@ -41,7 +40,7 @@ func main() {
 
 func run(paths []string, out io.Writer) error {
 	if len(paths) == 0 {
-		paths = strings.Fields(clean)
+		paths = []string{"."}
 	}
 	found := false
 	for _, p := range paths {
@@ -66,18 +65,18 @@ func run(paths []string, out io.Writer) error {
 	return nil
 }
 
-// expand returns the files of a path: the file itself, the files in a folder, or with /... also
-// those in its subfolders. A path without files is an error, so that the list does not outlive its
-// files. Folders named testdata are skipped.
-func expand(p string) ([]string, error) {
-	root, deep := strings.CutSuffix(path.Clean(p), "/...")
+// expand returns the files of a path: the file itself, or the files below a folder that are not
+// exempt. A path without files is an error.
+func expand(root string) ([]string, error) {
 	var files []string
-	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(path.Clean(root), func(name string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && name != root && (!deep || d.Name() == "testdata"):
-			return filepath.SkipDir
+		case slices.Contains(exempt, name) || d.IsDir() && d.Name() == "testdata":
+			if d.IsDir() {
+				return filepath.SkipDir
+			}
 		case d.Type().IsRegular():
 			files = append(files, name)
 		}
@@ -87,7 +86,7 @@ func expand(p string) ([]string, error) {
 		err = errors.New("no files")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("prose: %s: %w; correct tools/prose/clean.txt", p, err)
+		return nil, fmt.Errorf("prose: %s: %w", root, err)
 	}
 	return files, nil
 }

@@ -77,7 +77,7 @@ type Answer struct {
 	Packet  []byte // nil: nothing is sent
 	Name    string // of the file that is fetched; empty if there is none
 	Done    int64  // bytes of it that the client has acknowledged
-	Refusal string // why the client gets nothing, or no more
+	Refusal string // why the client gets nothing, or no further data
 }
 
 // Server sends files. It is not safe for concurrent use.
@@ -107,7 +107,7 @@ func New(files map[string]File, most int) *Server {
 	return &Server{files: files, most: most, transfers: make(map[netip.Addr]*transfer)}
 }
 
-// Busy reports whether a transfer is going on, for which Tick must be called.
+// Busy reports whether a transfer is going on. Then Tick must be called.
 func (s *Server) Busy() bool { return len(s.transfers) > 0 }
 
 // Handle answers a datagram, which is untrusted. An error is ErrDatagram, and there is no answer.

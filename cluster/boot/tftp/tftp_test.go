@@ -169,8 +169,8 @@ func TestTransfersAreBounded(t *testing.T) {
 	}
 }
 
-// A client that is gone is given up, and so is one that never comes to an end. Meanwhile what was
-// lost is sent again.
+// A client that is gone is given up, and so is one that never comes to an end. Before that, lost
+// datagrams are sent again.
 func TestTime(t *testing.T) {
 	s, from := server(1), client(1, 2000)
 	first := handle(t, s, from, rrq("5000", "octet"))

@@ -14,8 +14,9 @@ import (
 	"margay/lib/margay"
 )
 
-// attackChannels has rank 0 write nonsense into everything that it shares with rank 1 of its job and node, with counters that are
-// as large as can be, and ring its doorbell without end. Rank 1 waits for messages meanwhile.
+// attackChannels lets rank 0 write nonsense, with counters of the largest values, into everything
+// that it shares with rank 1 of its job and node, and ring its doorbell without end. In the
+// meantime rank 1 waits for messages.
 func attackChannels([]string) error {
 	a, err := newAttacker()
 	if err != nil {
@@ -65,7 +66,7 @@ func (a *attacker) damage() (bell int, err error) {
 	for index := uint64(0); ; index++ {
 		reply, files, err := a.ask(encoded(wire.Request{Op: wire.OpChannel, Value: index}))
 		if err != nil {
-			break // there are no more
+			break // that was the last one
 		}
 		if err := overwrite(files[0], wire.ChannelSize, 0xff); err != nil {
 			return 0, err

@@ -22,7 +22,8 @@ type wired struct {
 	socket *os.File // of the datagrams
 }
 
-// newWired takes part in a job of two nodes. Rank 0 gets its mirrored channels; rank 1 waits for messages, and gets nil.
+// newWired takes part in a job of two nodes. Rank 0 gets its mirrored channels. Rank 1 waits for
+// messages, and gets nil.
 func newWired(ctx context.Context) (*wired, error) {
 	a, err := newAttacker()
 	if err != nil {
@@ -55,8 +56,8 @@ func newWired(ctx context.Context) (*wired, error) {
 	return nil, errors.New("there are no mirrored channels")
 }
 
-// attackDatagrams has rank 0 try what its socket is not for, and send forged datagrams to every port of rank 1's node that may be a
-// rank's or a node kernel's.
+// attackDatagrams lets rank 0 misuse its socket, and send forged datagrams to every port of rank
+// 1's node that may be a rank's or a node kernel's.
 func attackDatagrams([]string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Second)
 	defer cancel()
@@ -94,7 +95,8 @@ func attackDatagrams([]string) error {
 	return nil
 }
 
-// moveDisconnected connects a socket, disconnects it and binds it, and reports whether it has its old port.
+// moveDisconnected connects a socket, disconnects it and binds it, and reports whether it has its
+// old port.
 func moveDisconnected(fd int, to *unix.SockaddrInet4) error {
 	peer := *to
 	if err := unix.Connect(fd, &peer); err != nil {
@@ -106,7 +108,8 @@ func moveDisconnected(fd int, to *unix.SockaddrInet4) error {
 	return unix.Bind(fd, to)
 }
 
-// forge sends datagrams to the ports of rank 1's node: of mirrored channels with a wrong key, and of the fabric.
+// forge sends datagrams to the ports of rank 1's node: of mirrored channels with a wrong key, and
+// of the fabric.
 func (w *wired) forge(fd int) {
 	var to unix.SockaddrInet4
 	binary.BigEndian.PutUint32(to.Addr[:], w.mirror.Address)
@@ -130,7 +133,8 @@ func (w *wired) forge(fd int) {
 	}
 }
 
-// attackMirrors has rank 0 write nonsense into its mirrored channels, and send nonsense through them.
+// attackMirrors lets rank 0 write nonsense into its mirrored channels, and send nonsense through
+// them.
 func attackMirrors([]string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

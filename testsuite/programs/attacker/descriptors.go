@@ -9,8 +9,8 @@ import (
 // maxDescriptor is beyond what a process has unless it asks for more.
 const maxDescriptor = 1024
 
-// descriptors prints what this process was started with, and whether a file of the host can be opened from there. It reads no folder,
-// since Go opens more then.
+// descriptors prints the descriptors that this process was started with, and whether a file of the
+// host can be opened from there. It reads no folder, because Go opens further descriptors for that.
 func descriptors([]string) error {
 	name := make([]byte, 256)
 	for fd := range maxDescriptor {

@@ -10,8 +10,8 @@ import (
 )
 
 // attackHold WAY gives the node kernel a socket that takes an hour to close, unless a process that
-// ends closes it: it has data that nobody takes. WAY is the socket by which it gives it, "request"
-// or "doorbell". Then it ends.
+// ends closes it: it has data that are never received. WAY is the socket that carries it, "request"
+// or "doorbell". Then the attacker ends.
 func attackHold(args []string) error {
 	a, err := newAttacker()
 	if err != nil {
@@ -31,8 +31,8 @@ func attackHold(args []string) error {
 	if err := unix.Sendmsg(int(to.Fd()), []byte("junk"), rights, nil, 0); err != nil {
 		return err
 	}
-	// Whoever closes it last has to wait. That is the node kernel, if it takes longer than this to
-	// wake up.
+	// The process that closes it last has to wait. That is the node kernel, if it takes longer than
+	// this to wake up.
 	go func() {
 		for _, f := range files {
 			f.Close()

@@ -1,9 +1,23 @@
-// Command attacker is an application that tries what no application may. Its first argument says what it does: "system" tries
-// to get by Linux at what is not its job's, "node HANDLE CALLER" asks the node kernel for it, "ring" writes nonsense into
-// its area, "channels" writes nonsense into all memory that it shares with its neighbour, "mirrors" does so in mirrored channels, "datagrams" tries what its socket for them is not for and sends forged ones to all ports, "network JOB" sends forged packets into the network of another job, "area WHAT" damages its area for the next node kernel, "keys" leaves keys of Linux behind and looks for those of others, "hold WAY" gives the node kernel what takes long to close, "stay" leaves behind what is to outlive it, "remains" says
-// what is left, "descriptors" lists those it was started with, "victim" is the job beside it.
+// Command attacker is an application that tries everything that applications are not allowed to do.
+// Its first argument is a command:
 //
-// Each try is one line: its name, and "refused: " and why, or DONE.
+//	system ADDRESS...   reach other jobs and the node through Linux
+//	node HANDLE CALLER  ask the node kernel for things of another job
+//	ring                write nonsense into the own area
+//	channels            write nonsense into all memory that is shared with a neighbour
+//	mirrors             write nonsense into mirrored channels and send it through them
+//	datagrams           misuse the socket of mirrored channels, and send forged datagrams to all ports
+//	network JOB         send forged packets into the network of another job
+//	area WHAT           damage the area for the next node kernel
+//	keys                leave keys of Linux behind and look for keys of others
+//	hold WAY            pass the node kernel a socket that takes long to close
+//	stay [wait]         leave processes behind that try to outlive the job
+//	remains             print the traces of jobs on this node
+//	descriptors         list the descriptors of this process at its start
+//	linger              ignore the signals that end processes
+//	victim              be the job that is attacked
+//
+// Each try is one line: its name, and "refused: " with the reason, or DONE.
 package main
 
 import (

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forged is a packet of the network of a job from its first node to its second, in a VXLAN packet: to
-// UDP port 9999, with a payload of size bytes.
+// forged is a packet of the network of a job from its first node to its second, in a VXLAN packet:
+// to UDP port 9999, with a payload of size bytes.
 func forged(job uint32, size int) []byte {
 	b := binary.BigEndian.AppendUint32(nil, 0x08000000) // VXLAN: it has a number,
 	b = binary.BigEndian.AppendUint32(b, job<<8)
@@ -34,9 +34,10 @@ func forged(job uint32, size int) []byte {
 	return append(b, "forged "+strings.Repeat("x", size-7)...)
 }
 
-// attackNetwork VICTIM tries to get packets into the network of job VICTIM on rank 1's node: from the
-// socket of its mirrored channels, whole, in fragments and to all nodes, and from its own job's network,
-// whose addresses are the same. Then it asks for the hardware addresses of thousands of nodes.
+// attackNetwork VICTIM tries to get packets into the network of job VICTIM on rank 1's node: from
+// the socket of its mirrored channels, whole, in fragments and to all nodes, and from its own job's
+// network, whose addresses are the same. Then it asks for the hardware addresses of thousands of
+// nodes.
 func attackNetwork(args []string) error {
 	job, err := strconv.ParseUint(args[0], 10, 32)
 	if err != nil {

@@ -26,7 +26,7 @@ type attacker struct {
 	area     []byte // mapped once more
 	doorbell *os.File
 	victim   uint32 // handle of an extension of another job
-	other    uint32 // a handle that nobody has
+	other    uint32 // a handle that no extension has
 	object   *os.File
 }
 
@@ -63,7 +63,7 @@ func encoded(q wire.Request) []byte {
 	return b
 }
 
-// ask sends any bytes as a request, with files, and returns the answer. One that is no yes is an error.
+// ask sends any bytes as a request, with files, and returns the answer. A refusal is an error.
 func (a *attacker) ask(request []byte, give ...*os.File) (wire.Reply, []*os.File, error) {
 	var fds []int
 	for _, f := range give {
@@ -100,8 +100,8 @@ func (a *attacker) ask(request []byte, give ...*os.File) (wire.Reply, []*os.File
 	return reply, files, nil
 }
 
-// attackNode HANDLE CALLER asks the node kernel for what is another job's: an extension with that handle. CALLER is the file of an
-// extension that calls it.
+// attackNode HANDLE CALLER asks the node kernel for an extension of another job, the one with that
+// handle. CALLER is the file of an extension that calls it.
 func attackNode(args []string) error {
 	handle, err := strconv.ParseUint(args[0], 10, 32)
 	if err != nil {
@@ -142,7 +142,7 @@ func (a *attacker) requests() []try {
 		insert("insert into slot boot", "boot"),
 		insert("insert into slot packet", "packet"),
 		insert("insert into no slot", "victim/message"),
-		insert("set what is no variable", "", wire.Setting{Kind: wire.SetConstant, Name: "victim", Value: 1}),
+		insert("set a variable that does not exist", "", wire.Setting{Kind: wire.SetConstant, Name: "victim", Value: 1}),
 		insert("set more entries than there is memory", "", wire.Setting{Kind: wire.SetEntries, Name: accumulate.Table, Value: 1 << 26}),
 		request("forge a name", wire.Request{Op: wire.OpInsert, Name: "x\nmargay: all is well\x1b[2J"}, a.object),
 		request("remove the victim's extension", wire.Request{Op: wire.OpRemove, Handle: a.victim}),
@@ -169,7 +169,7 @@ func (a *attacker) nonsense() []try {
 	return []try{
 		raw("ask in 3 bytes", []byte{1, 2, 3}),
 		raw("ask in too many bytes", make([]byte, wire.MaxRequest+1)),
-		raw("ask for what is not", encoded(wire.Request{Op: 4242})),
+		raw("make an unknown request", encoded(wire.Request{Op: 4242})),
 		raw("ask with settings that are not there", many),
 		raw("insert nothing", insert),
 		raw("insert a pipe", insert, pipe),
@@ -214,7 +214,8 @@ func (a *attacker) call(file string) error {
 // Where the area's header says what the rank is (package wire).
 const headerJob, headerEnd = 8, 36
 
-// forge writes another rank, node and job over what the area says, sends itself a message, and looks who it is from.
+// forge writes another rank, node and job into the area, sends itself a message, and looks at its
+// source.
 func (a *attacker) forge() error {
 	rank, node := a.job.Rank(), a.job.Node()
 	kept := append([]byte(nil), a.area[headerJob:headerEnd]...)
@@ -238,7 +239,7 @@ func (a *attacker) forge() error {
 	if got.Source != rank || got.Node != node {
 		return nil
 	}
-	return errors.New("it comes from who has sent it")
+	return errors.New("its source is true")
 }
 
 // shrink takes the memory away on which the node kernel works.
@@ -269,8 +270,9 @@ func attackRing([]string) error {
 // Where the area has the control block of the receive ring, and of its head (package wire).
 const receiveControl, ringHead = 512, 64
 
-// attackArea WHAT damages what the next node kernel finds in the area of rank 0: "shape", so that it is no area, or "positions", so that
-// those of its receive ring lie within records. A rank 1 sends rank 0 a message when it gets SIGUSR1.
+// attackArea WHAT damages the area of rank 0 for the next node kernel: "shape", so that it is not
+// an area any more, or "positions", so that the positions of its receive ring lie within records. A
+// rank 1 sends rank 0 a message when it gets SIGUSR1.
 func attackArea(args []string) error {
 	signalled := make(chan os.Signal, 1)
 	signal.Notify(signalled, unix.SIGUSR1)
@@ -301,7 +303,8 @@ func attackArea(args []string) error {
 // victimRegion is the name of a region of the victim.
 const victimRegion = "secret"
 
-// victim counts words, and keeps a region and a file, until it is told to end; then it says whether all is as it should be.
+// victim counts words, and keeps a region and a file, until SIGTERM. Then it prints whether they
+// are unchanged.
 func victim([]string) error {
 	job, err := margay.Init()
 	if err != nil {

@@ -16,18 +16,19 @@ import (
 	"margay/lib/margay"
 )
 
-// endOf returns a channel that is told when the process is to end.
+// endOf returns a channel that receives SIGTERM.
 func endOf() <-chan os.Signal {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, unix.SIGTERM)
 	return c
 }
 
-// keepName is the name of the region that is to outlive its job.
+// keepName is the name of the region that tries to outlive its job.
 const keepName = "outlive"
 
-// stay [wait] leaves processes behind that have left their session, ignore signals, and hold everything that this one has: its
-// memory, its extension's, its sockets. Then it ends, or waits to be ended.
+// stay [wait] leaves processes behind that have left their session, ignore signals, and hold
+// everything that this one has: its memory, its extension's, its sockets. Then it ends, or waits
+// for its end.
 func stay(args []string) error {
 	fd, err := unix.FcntlInt(wire.FD, unix.F_DUPFD, 10) // it goes to the children
 	if err != nil {
@@ -59,7 +60,7 @@ func stay(args []string) error {
 	if _, err := unix.Write(area, region.Bytes); err != nil {
 		return err
 	}
-	// In flight: memory and a socket that nobody has read from its own socket.
+	// In flight: memory and a socket that are in its own socket, unread.
 	if err := unix.Sendmsg(fd, []byte("junk"), unix.UnixRights(area, fd), nil, unix.MSG_DONTWAIT); err != nil {
 		return err
 	}
@@ -79,7 +80,7 @@ func stay(args []string) error {
 	return nil
 }
 
-// linger starts its like once more, and will not go.
+// linger starts another linger. Both ignore the signals that end processes.
 func linger(args []string) error {
 	signal.Ignore(unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT)
 	if len(args) == 0 {
@@ -91,8 +92,8 @@ func linger(args []string) error {
 	return nil
 }
 
-// remains prints what of jobs there is on a node with a Linux of its own, as Linux counts it for everybody: KiB of shared memory, threads,
-// and control groups.
+// remains prints the traces of jobs on a node with a Linux of its own, as Linux counts them for the
+// whole system: KiB of shared memory, threads, and control groups.
 func remains([]string) error {
 	var shared, threads, groups int
 	memory, err := os.ReadFile("/proc/meminfo")

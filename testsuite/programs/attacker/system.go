@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attackSystem ADDRESS... tries to get at the node and at other jobs by what Linux offers. The addresses are of the node kernel and
-// of serve.
+// attackSystem ADDRESS... tries to reach the node and other jobs through Linux. The addresses are
+// the node kernel's and serve's.
 func attackSystem(addresses []string) error {
-	runtime.LockOSThread() // what is changed of a thread is changed of this one
+	runtime.LockOSThread() // changes of a thread apply to this one
 	attempt(processes)
 	attempt(files)
 	attempt(privileges)
@@ -26,7 +26,7 @@ func attackSystem(addresses []string) error {
 	return nil
 }
 
-// maxPID is beyond what a namespace gives out as long as nobody asks for more.
+// maxPID is above all process numbers of a namespace with the usual limit.
 const maxPID = 1 << 16
 
 // others does something to every process but PID 1 and this one.
@@ -35,7 +35,7 @@ func others(do func(pid int) error) error {
 		if pid == os.Getpid() {
 			continue
 		}
-		if err := do(pid); err != unix.ESRCH && err != unix.EINVAL { // a thread of this process is no process
+		if err := do(pid); err != unix.ESRCH && err != unix.EINVAL { // a thread of this process is not a process
 			return err
 		}
 	}
@@ -86,7 +86,7 @@ func tgkill(pid int) error {
 	return unix.Kill(pid, 0)
 }
 
-// isThread reports whether a number is that of a thread of this process, or of PID 1.
+// isThread reports whether a thread of this process, or of PID 1, has a number.
 func isThread(tid int) bool {
 	init := unix.Tgkill(1, tid, 0)
 	return unix.Tgkill(os.Getpid(), tid, 0) == nil || init == nil || init == unix.EPERM
@@ -255,7 +255,8 @@ func socket(family, kind, protocol int) error {
 	return err
 }
 
-// vsock tries to reach whoever runs the virtual machine, or another job, by what knows no namespaces.
+// vsock tries to reach the host of the virtual machine, or another job, through sockets that have
+// no namespaces.
 func vsock() error {
 	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM, 0)
 	if err != nil {

@@ -1,4 +1,5 @@
-// Command oldlib is a rank whose library speaks another version of the application interface than the node kernel.
+// Command oldlib is a rank whose library speaks another version of the application interface than
+// the node kernel.
 package main
 
 import (

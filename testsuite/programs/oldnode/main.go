@@ -1,4 +1,5 @@
-// Command oldnode is a node of another build: it speaks another version of the control protocol than serve.
+// Command oldnode is a node of another build: it speaks another version of the control protocol
+// than serve.
 package main
 
 import (

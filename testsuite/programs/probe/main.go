@@ -104,8 +104,8 @@ func hello(args []string) error {
 	return err
 }
 
-// share WAIT_S TIME_S says that it is there, waits, and computes for some time, all ranks in the same time. Then it says how much
-// processor time it has had in that.
+// share WAIT_S TIME_S prints that it is there, waits, and computes for some time, all ranks in the
+// same time. Then it prints the processor time that it had in it.
 func share(args []string) error {
 	ctx, job, err := join()
 	if err != nil {
@@ -160,7 +160,8 @@ func count(args []string) error {
 	return nil
 }
 
-// late has rank 0 leave a child behind that writes after a second, while rank 1 runs, and then goes on for an hour.
+// late lets rank 0 leave a child behind that writes after a second, while rank 1 runs, and then
+// goes on for an hour.
 func late(args []string) error {
 	if len(args) > 0 {
 		time.Sleep(time.Second)
@@ -196,7 +197,7 @@ func wide(args []string) error {
 	return nil
 }
 
-// spew BYTES prints so many bytes, in numbered lines of 16, the last one of which may be shorter.
+// spew BYTES prints so many bytes, in numbered lines of 16. The last line may be shorter.
 func spew(args []string) error {
 	out := bufio.NewWriter(os.Stdout)
 	for left, i := number(args, 0, 0), 0; left > 0; i++ {
@@ -428,7 +429,8 @@ func compute(args []string) error {
 	return nil
 }
 
-// touch MIB [wait] touches so much memory, prints how much of the process's is in huge pages, and keeps it until it is ended.
+// touch MIB [wait] touches so much memory, prints how much of the process's is in huge pages, and
+// keeps it until its end.
 func touch(args []string) error {
 	memory, err := unix.Mmap(-1, 0, number(args, 0, 16)<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -509,8 +511,8 @@ func barrier(args []string) error {
 	return job.Finalize(ctx)
 }
 
-// meet N PAUSE passes N barriers and pauses so many milliseconds before each. Before a barrier each rank sends a message to the next
-// one, which must have handled it after the barrier.
+// meet N PAUSE passes N barriers and pauses so many milliseconds before each. Before a barrier each
+// rank sends a message to the next one, which must have handled it after the barrier.
 func meet(args []string) error {
 	ctx, job, err := join()
 	if err != nil {
@@ -579,8 +581,8 @@ func leave(args []string) error {
 	return job.Barrier(ctx)
 }
 
-// pingpong N PAUSE_MS [BYTES] has rank 0 exchange messages with every other rank, and checks their order. Each tenth message from
-// rank 0 has so many bytes.
+// pingpong N PAUSE_MS [BYTES] lets rank 0 exchange messages with every other rank, and checks their
+// order. Each tenth message from rank 0 has so many bytes.
 func pingpong(args []string) error {
 	ctx, job, err := join()
 	if err != nil {
@@ -636,7 +638,7 @@ func pingpong(args []string) error {
 	return job.Finalize(ctx)
 }
 
-// insert FILE tries to insert an extension and prints what came of it.
+// insert FILE tries to insert an extension and prints the result.
 func insert(args []string) error {
 	_, job, err := join()
 	if err != nil {
@@ -655,8 +657,8 @@ func insert(args []string) error {
 	return nil
 }
 
-// compose CALLEE CALLER inserts two extensions, tells the second the handle of the first, sends a message and says when it
-// is delivered.
+// compose CALLEE CALLER inserts two extensions, passes the second the handle of the first, sends a
+// message and prints when it is delivered.
 func compose(args []string) error {
 	ctx, job, err := join()
 	if err != nil {
@@ -686,7 +688,8 @@ func insertFile(job *margay.Job, file string, spec margay.ExtensionSpec) (*marga
 	return job.Insert(spec)
 }
 
-// spread FILE N has the ranks send N messages each, to anybody, which an extension sends on to those who own their numbers.
+// spread FILE N lets the ranks send N messages each, to any rank. An extension sends them on to the
+// ranks that own their numbers.
 func spread(args []string) error {
 	ctx, job, err := join()
 	if err != nil {
@@ -768,7 +771,8 @@ func upcalls(args []string) error {
 	return job.Finalize(ctx)
 }
 
-// hog FILE SECONDS inserts an extension and sends messages to this rank, as many as there is room for, until the time is over.
+// hog FILE SECONDS inserts an extension and sends messages to this rank, as many as there is room
+// for, until the time is over.
 func hog(args []string) error {
 	ctx, job, err := join()
 	if err != nil {
@@ -795,8 +799,8 @@ func hog(args []string) error {
 	return job.Finalize(ctx)
 }
 
-// extension FILE inserts an extension and sends messages to this rank until the extension is gone; then messages must come
-// through.
+// extension FILE inserts an extension and sends messages to this rank until the extension is gone.
+// Then messages must come through.
 func extension(args []string) error {
 	ctx, job, err := join()
 	if err != nil {

@@ -49,7 +49,7 @@ func (c *client) ask(line, want string) error {
 	return err
 }
 
-// exchange has each rank put its number, and get those of all.
+// exchange lets each rank put its number, and get all ranks' numbers.
 func (c *client) exchange(round int) error {
 	err := c.put(round)
 	if err == nil {
@@ -66,10 +66,11 @@ func (c *client) put(round int) error {
 	return c.ask(fmt.Sprintf("cmd=put kvsname=job-%s key=k%d-%d value=%d", os.Getenv("MARGAY_JOB"), round, c.rank, c.rank), "cmd=put_result rc=0 ")
 }
 
-// speakPMI WHAT has the ranks find each other. WHAT is what rank 1 does besides: "bad" sends what is no
-// command, "before", "in" and "after" exit with status 3 then, "silent" writes a line and ends well
-// without saying so, "abort" asks for the end of the job, "late" waits for SIGUSR1 before it enters the
-// barrier, "limit" waits for SIGTERM and ends well, "flood" asks and reads no answer.
+// speakPMI TASK lets the ranks find each other. TASK is the additional task of rank 1: "bad" sends
+// invalid commands, "before", "in" and "after" exit with status 3 then, "silent" writes a line and
+// ends well without a finalize, "abort" asks for the end of the job, "late" waits for SIGUSR1
+// before it enters the barrier, "limit" waits for SIGTERM and ends well, "flood" asks and reads no
+// answer.
 func speakPMI(args []string) error {
 	c, err := newClient()
 	if err != nil {
@@ -152,7 +153,7 @@ func (c *client) served() error {
 	return err
 }
 
-// bad sends what is wrong in all ways, and demands an error for each.
+// bad sends invalid commands of all kinds, and demands an error for each.
 func (c *client) bad() error {
 	const failed = "cmd=error rc=-1 "
 	ten := strings.Repeat("x", 10<<20)
@@ -202,8 +203,8 @@ func (c *client) flood() error {
 	return nil
 }
 
-// listenOnNetwork prints what comes to port 9999 of the job's network on rank 1, until SIGUSR1. Then
-// rank 0, which waits for the signal too, has sent a word there by the name of rank 1's node.
+// listenOnNetwork prints the packets to port 9999 of the job's network on rank 1, until SIGUSR1.
+// Then rank 0, which waits for the signal too, has sent a word there by the name of rank 1's node.
 func listenOnNetwork([]string) error {
 	got := make(chan os.Signal, 1)
 	signal.Notify(got, unix.SIGUSR1)

@@ -7,7 +7,8 @@ import (
 	"margay/lib/margay"
 )
 
-// pointers has each rank point to memory of its own in a region of its node, and read what all others there point to.
+// pointers lets each rank point to memory of its own in a region of its node, and read the targets
+// of all others there.
 func pointers([]string) error {
 	job, err := margay.Init()
 	if err != nil {

@@ -56,7 +56,7 @@ func TestLeavesAProcess(t *testing.T) {
 
 func TestSleep(t *testing.T) {
 	if os.Getenv("SLEEP") != "" {
-		fmt.Scanln() // from nobody
+		fmt.Scanln() // from /dev/null
 		unix.Pause()
 	}
 }
