@@ -32,8 +32,8 @@ func (j *Job) leaders() (leaders []id.Rank) {
 
 // Repath determines again which messages must pass this node kernel. It must be called after the
 // extensions in the slots message and packet have changed, recording has begun or ended, or
-// JobConfig.Scheduled has changed. While there is an extension, Repath returns once the other nodes obey the change, so
-// that the extension sees all messages sent from then on.
+// JobConfig.Scheduled has changed. While there is an extension, Repath returns once the other nodes
+// obey the change, so that the extension sees all messages sent from then on.
 func (e *Engine) Repath() {
 	var waits []*Job
 	for _, j := range e.all() {

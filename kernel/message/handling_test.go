@@ -519,6 +519,11 @@ func TestHandling(t *testing.T) {
 	if _, err := h.Room(0); err != unix.ELOOP || h.Send(slot.Send{}, nil) != unix.ELOOP || !h.ByExtension() {
 		t.Errorf("of one that was forwarded as often as can be: %v", err)
 	}
+	m = frame.Message{Source: 3, Handler: wire.HandlerCollective, Payload: []byte("payload")}
+	h.begin(1, &m, len(m.Payload), slot.MaxHops)
+	if err := h.Reply(slot.Send{}, nil); err != unix.ENOTSUP || h.Change(3) != unix.ENOTSUP || h.Allow(slot.Pass) != nil || h.Allow(slot.Consume) == nil {
+		t.Errorf("of one of the libraries: %v", err)
+	}
 }
 
 // The fault names a node that sends messages which no extension can send.
