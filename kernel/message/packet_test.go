@@ -169,7 +169,7 @@ func TestAnswersToPackets(t *testing.T) {
 }
 
 // With an extension in slot packet, the ranks of its node have channels, and so have messages to
-// other nodes. Only messages from other nodes pass the node kernels.
+// other nodes. Only messages from other nodes pass the node kernels. The next node kernel goes on so.
 func TestPathOfPackets(t *testing.T) {
 	j, a, b := openFar(t)
 	x := j.packets(1, packetByHandler)
@@ -187,6 +187,8 @@ func TestPathOfPackets(t *testing.T) {
 	}
 	exchange(a, b, true)
 	exchange(b, a, false)
+	j.restart(1)
+	exchange(a, b, true)
 	if b.area.Path().Load()&wire.PathDirect == 0 {
 		t.Error("ranks of the node have no channels")
 	}
