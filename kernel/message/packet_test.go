@@ -169,7 +169,8 @@ func TestAnswersToPackets(t *testing.T) {
 }
 
 // With an extension in slot packet, the ranks of its node have channels, and so have messages to
-// other nodes. Only messages from other nodes pass the node kernels. The next node kernel goes on so.
+// other nodes. Only messages from other nodes pass the node kernels. The next node kernel goes on
+// so.
 func TestPathOfPackets(t *testing.T) {
 	j, a, b := openFar(t)
 	x := j.packets(1, packetByHandler)
