@@ -175,7 +175,9 @@ func New(c Config) (*Node, error) {
 	timer.New(c.Boot.Node, n.extensions, c.Log)
 	n.messages = message.NewEngine(message.Config{Self: c.Boot.Node, Log: c.Log, Fault: c.Sink.Fault, Recorder: n.recorder})
 	n.recorder.Watch(func(bool) { n.messages.Repath() })
-	n.extensions.Watch(slot.Message, func(id.Job) { n.messages.Repath() })
+	for _, name := range []slot.Name{slot.Message, slot.Packet} {
+		n.extensions.Watch(name, func(id.Job) { n.messages.Repath() })
+	}
 	if err := n.assign(Duties{All: c.Boot.AllCores, Message: c.Boot.MessageCore}); err != nil {
 		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("the core roles of its configuration: %v", err))
 	}

@@ -69,9 +69,9 @@ func (m *Manager) Chain(job id.Job, name slot.Name) []*Extension {
 	return list
 }
 
-// Empty reports whether no extension runs at the job's messages.
-func (s *Set) Empty() bool {
-	return len(s.chains[slot.Message].load()) == 0 && len(s.manager.machine.chains[slot.Message].load()) == 0
+// Empty reports whether no extension runs at events of the job in a slot.
+func (s *Set) Empty(name slot.Name) bool {
+	return len(s.chains[name].load()) == 0 && len(s.manager.machine.chains[name].load()) == 0
 }
 
 // Burst is a nimble.Burst of runs for messages that arrive together.
@@ -80,15 +80,15 @@ type Burst struct {
 	run run
 }
 
-// Message runs the extensions for a message, whose context is a slot.MessageContext, and returns
-// the first verdict that is not the default. A verdict that h does not allow is a fault; a nil h
-// allows all, and then no service is about the message. Messages that arrive together share a
-// burst.
-func (s *Set) Message(burst *Burst, context memory.Region, h Handling) slot.Verdict {
+// Handle runs the extensions in slot message or packet for a message, with a context of the slot,
+// and returns the first verdict that is not the default. A verdict that h does not allow is a
+// fault; a nil h allows all, and then no service is about the message. Messages that arrive
+// together share a burst.
+func (s *Set) Handle(name slot.Name, burst *Burst, context memory.Region, h Handling) slot.Verdict {
 	event := nimble.Event{Context: context}
 	burst.run.handling = h
 	for _, set := range [...]*Set{s.manager.machine, s} {
-		for _, x := range set.chains[slot.Message].load() {
+		for _, x := range set.chains[name].load() {
 			v, err := x.ask(burst, &event)
 			if h != nil {
 				if err == nil {
@@ -102,7 +102,7 @@ func (s *Set) Message(burst *Burst, context memory.Region, h Handling) slot.Verd
 					h.Keep()
 				}
 			}
-			if err != nil || v == slot.Deliver {
+			if err != nil || v == x.row.Default {
 				continue
 			}
 			if v == slot.Drop {
@@ -111,7 +111,7 @@ func (s *Set) Message(burst *Burst, context memory.Region, h Handling) slot.Verd
 			return v
 		}
 	}
-	return slot.Deliver
+	return slot.Deliver // as slot.Pass
 }
 
 // Ask runs the extension for an event of its slot. An error is a fault, which has been counted, or

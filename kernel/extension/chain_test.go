@@ -75,8 +75,8 @@ func TestMachineFirst(t *testing.T) {
 		t.Errorf("chain %v", got)
 	}
 	for _, set := range []*Set{s, other} {
-		if v := message(set, event(t)); v != slot.Drop || set.Empty() {
-			t.Errorf("%v: verdict %d, empty: %v", set, v, set.Empty())
+		if v := message(set, event(t)); v != slot.Drop || set.Empty(slot.Message) {
+			t.Errorf("%v: verdict %d, empty: %v", set, v, set.Empty(slot.Message))
 		}
 	}
 	if err := m.Remove(second.Handle(), "a test"); err != nil {

@@ -80,7 +80,7 @@ var (
 func TestInsertListRemove(t *testing.T) {
 	m := newManager(t)
 	s, other := open(t, m, 7), open(t, m, 8)
-	if !s.Empty() {
+	if !s.Empty(slot.Message) {
 		t.Error("a new set is not empty")
 	}
 	first := insert(t, s, deliver)
@@ -89,7 +89,7 @@ func TestInsertListRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	third := insert(t, s, drop)
-	if s.Empty() || m.Set(7) != s || m.Set(9) != nil {
+	if s.Empty(slot.Message) || m.Set(7) != s || m.Set(9) != nil {
 		t.Error("the manager does not know its sets")
 	}
 	if x, err := s.Find(third.Handle()); x != third || err != nil {
@@ -153,7 +153,7 @@ func TestRefused(t *testing.T) {
 			if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%v, %v; it should say %q", x, err, c.says)
 			}
-			if !s.Empty() || len(m.List()) != 0 || s.used != 0 {
+			if !s.Empty(slot.Message) || len(m.List()) != 0 || s.used != 0 {
 				t.Errorf("something is left of it: %+v, %d bytes", m.List(), s.used)
 			}
 			if notes := m.Notes(0); len(notes) != 1 || notes[0].Job != 1 || !strings.Contains(notes[0].Text, c.says) {
@@ -252,7 +252,7 @@ func TestChain(t *testing.T) {
 func message(s *Set, context memory.Region) slot.Verdict {
 	var burst Burst
 	defer burst.End()
-	return s.Message(&burst, context, nil)
+	return s.Handle(slot.Message, &burst, context, nil)
 }
 
 func TestStats(t *testing.T) {
@@ -592,7 +592,7 @@ func TestLend(t *testing.T) {
 	mine := errors.New("mine")
 	err = x.Lend("totals", func(m *state.Map) error {
 		go func() { done <- s.Remove(x.Handle(), "a test") }()
-		check.Await(t, "removal from the chain", s.Empty)
+		check.Await(t, "removal from the chain", func() bool { return s.Empty(slot.Message) })
 		go func() { done <- s.Close() }()
 		select {
 		case err := <-done:

@@ -146,7 +146,7 @@ func TestKeptAndDiscarded(t *testing.T) {
 			}
 			var burst Burst
 			defer burst.End()
-			if v := s.Message(&burst, event(t), n); v != c.verdict || !slices.Equal(n.asked, c.want) {
+			if v := s.Handle(slot.Message, &burst, event(t), n); v != c.verdict || !slices.Equal(n.asked, c.want) {
 				t.Errorf("verdict %d, %q", v, n.asked)
 			}
 		})

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/call"
 	"margay/kernel/channel"
@@ -30,9 +31,9 @@ func (j *Job) leaders() (leaders []id.Rank) {
 }
 
 // Repath determines again which messages must pass this node kernel. It must be called after the
-// extensions in the message slot have changed, recording has begun or ended, or JobConfig.Scheduled
-// has changed. While there is an extension, Repath returns once the other nodes obey the change, so
-// that the extension sees all messages sent from then on.
+// extensions in the slots message and packet have changed, recording has begun or ended, or
+// JobConfig.Scheduled has changed. While there is an extension, Repath returns once the other nodes
+// obey the change, so that the extension sees all messages sent from then on.
 func (e *Engine) Repath() {
 	var waits []*Job
 	for _, j := range e.all() {
@@ -42,7 +43,7 @@ func (e *Engine) Repath() {
 		defer j.running.Done()
 		j.setPath()
 		j.rouseAll() // room that a rank waits for may be on the other path
-		if !j.config.Set.Empty() {
+		if !j.config.Set.Empty(slot.Message) || j.inspects() {
 			waits = append(waits, j)
 		}
 	}
@@ -58,8 +59,8 @@ func (j *Job) setPath() {
 	j.pathing.Lock() // keeps a stale state from overwriting a newer one
 	defer j.pathing.Unlock()
 	var bits uint32
-	seen := !j.config.Set.Empty() || j.recorder().On()
-	if !seen {
+	seen, inspects := !j.config.Set.Empty(slot.Message) || j.recorder().On(), j.inspects()
+	if !seen && !inspects {
 		bits |= wire.PathMeet
 	}
 	if !j.scheduled() {
@@ -74,7 +75,12 @@ func (j *Job) setPath() {
 		}
 	}
 	j.channels.SetPath(bits)
-	j.publish(bits&wire.PathDirect != 0)
+	j.publish(bits&wire.PathDirect != 0 && !inspects)
+}
+
+// inspects reports whether extensions in slot packet want to see the messages from other nodes.
+func (j *Job) inspects() bool {
+	return len(j.config.Members) > 1 && !j.config.Set.Empty(slot.Packet)
 }
 
 // scheduled reports whether a scheduler wants to be notified of each message and each rank that is

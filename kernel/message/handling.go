@@ -18,6 +18,7 @@ import (
 // belongs to the receiver and is reused for each message.
 type handling struct {
 	job     *Job
+	from    id.Node         // whose node kernel has sent it
 	message *frame.Message  // as the extensions have left it; of a long one, its beginning
 	total   int             // bytes of its whole payload
 	hops    uint8           // most times that it may have been forwarded
@@ -27,29 +28,59 @@ type handling struct {
 	change  int             // bytes of the payload that the run leaves; -1: it does not change the message
 }
 
-// ask lets the extensions decide about a message. They may change it, unless m is only its
-// beginning. Afterwards, sent has the messages that they send for it.
-func (h *handling) ask(m *frame.Message, total int, hops uint8) slot.Verdict {
-	j := h.job
-	h.begin(m, total, hops)
-	v := j.config.Set.Message(&j.receiver.burst, j.receiver.event.Region(true), h)
-	h.share(v == slot.Forward)
-	return v
+// begin makes a message from a node the handled one.
+func (h *handling) begin(from id.Node, m *frame.Message, total int, hops uint8) {
+	h.from, h.message, h.total, h.hops = from, m, total, hops
+	h.sent, h.kept, h.change = h.sent[:0], 0, -1
 }
 
-// begin puts a message into the context.
-func (h *handling) begin(m *frame.Message, total int, hops uint8) {
-	h.message, h.total, h.hops = m, total, hops
-	h.sent, h.kept, h.change = h.sent[:0], 0, -1
-	h.job.fill(m, total)
+// ask lets the extensions in slot packet or message decide about the message. They may change it,
+// unless it is only a beginning. Afterwards, sent has the messages that they have sent for it, too.
+func (h *handling) ask(name slot.Name) slot.Verdict {
+	in := &h.job.receiver
+	h.fill() // also after another slot: its extensions may have written anything
+	context := in.event.Region(true)
+	if name == slot.Message {
+		context.Length = slot.MessageSize
+	}
+	return h.job.config.Set.Handle(name, &in.burst, context, h)
 }
+
+// fill writes the context of the slots message and packet.
+func (h *handling) fill() {
+	j, m, b := h.job, h.message, h.job.receiver.event.Bytes()
+	binary.LittleEndian.PutUint32(b[0:], uint32(j.config.Job))
+	binary.LittleEndian.PutUint32(b[4:], uint32(j.config.Nodes[m.Source]))
+	binary.LittleEndian.PutUint32(b[8:], uint32(m.Source))
+	binary.LittleEndian.PutUint32(b[12:], uint32(m.Target))
+	binary.LittleEndian.PutUint32(b[16:], uint32(m.Handler))
+	binary.LittleEndian.PutUint32(b[20:], uint32(len(m.Payload)))
+	binary.LittleEndian.PutUint64(b[24:], m.Args[0])
+	binary.LittleEndian.PutUint64(b[32:], m.Args[1])
+	data := b[40:][:slot.MaxMessage]
+	clear(data[copy(data, m.Payload):]) // an extension may have written there
+	binary.LittleEndian.PutUint64(b[40+slot.MaxMessage:], uint64(h.total))
+	binary.LittleEndian.PutUint32(b[slot.MessageSize:], uint32(h.from))
+	binary.LittleEndian.PutUint32(b[slot.MessageSize+4:], uint32(m.Hops))
+}
+
+// namedTarget returns the rank that the context names.
+func (h *handling) namedTarget() id.Rank {
+	return id.Rank(binary.LittleEndian.Uint32(h.job.receiver.event.Bytes()[12:]))
+}
+
+// ofLibraries reports whether the message is the libraries' own. Extensions only look at these.
+func (h *handling) ofLibraries() bool { return h.message.Handler >= wire.MaxHandlers }
 
 // Allow returns an error if an extension must not return this verdict about the message.
 func (h *handling) Allow(v slot.Verdict) error {
+	if h.ofLibraries() && v != slot.Pass {
+		return fmt.Errorf("it stops a message of the libraries, for handler %d, from rank %d to rank %d", h.message.Handler, h.message.Source, h.message.Target)
+	}
 	if v != slot.Forward {
 		return nil
 	}
-	switch target := h.job.namedTarget(); {
+	switch target := h.namedTarget(); {
 	case int(target) >= len(h.job.place):
 		return fmt.Errorf("it forwards a message to rank %d of %d", target, len(h.job.place))
 	case target == h.message.Target:
@@ -71,13 +102,13 @@ func (h *handling) Keep() {
 	m.Args = [2]uint64{binary.LittleEndian.Uint64(b[24:]), binary.LittleEndian.Uint64(b[32:])}
 	h.changed = append(h.changed[:0], b[40:40+h.change]...)
 	m.Payload, h.total, h.change = h.changed, h.change, -1
-	h.job.fill(m, h.total)
+	h.fill()
 }
 
 // Discard drops the requests of the last run, and its changes to the context.
 func (h *handling) Discard() {
 	h.sent, h.change = h.sent[:h.kept], -1
-	h.job.fill(h.message, h.total)
+	h.fill()
 }
 
 // Send sends a message to a rank.
@@ -126,6 +157,8 @@ func (h *handling) send(m frame.Message, payload []byte) error {
 func (h *handling) Room(rank uint32) (int, error) {
 	j := h.job
 	switch {
+	case h.ofLibraries():
+		return 0, unix.ENOTSUP
 	case int(rank) >= len(j.place):
 		return 0, unix.EINVAL
 	case h.message.Hops >= slot.MaxHops:
@@ -170,6 +203,9 @@ func (h *handling) share(forwarded bool) {
 // Change sets the message's arguments and the first length bytes of its payload to those in the
 // context, and drops the rest of the payload.
 func (h *handling) Change(length uint64) error {
+	if h.ofLibraries() {
+		return unix.ENOTSUP
+	}
 	if length > uint64(len(h.message.Payload)) || h.total > len(h.message.Payload) {
 		return unix.EMSGSIZE
 	}

@@ -455,11 +455,11 @@ func TestHandling(t *testing.T) {
 	j := open(t, 2, 2)
 	h := &j.nodes[0].job.receiver.handled
 	m := frame.Message{Source: 3, Target: 0, Handler: 7, Hops: slot.MaxHops - 1, Used: slot.MaxCaused - 5, Args: [2]uint64{1, 2}, Payload: []byte("payload")}
-	h.begin(&m, len(m.Payload)+1, slot.MaxHops)
+	h.begin(1, &m, len(m.Payload)+1, slot.MaxHops)
 	if err := h.Change(7); err != unix.EMSGSIZE {
 		t.Errorf("the beginning of a long message changes: %v", err)
 	}
-	h.begin(&m, len(m.Payload), slot.MaxHops)
+	h.begin(1, &m, len(m.Payload), slot.MaxHops)
 	for name, c := range map[string]struct{ got, want error }{
 		"no such rank":    {h.Send(slot.Send{Rank: 4}, nil), unix.EINVAL},
 		"a far rank":      {h.Send(slot.Send{Rank: 1<<32 - 1}, nil), unix.EINVAL},
@@ -515,9 +515,14 @@ func TestHandling(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	}
-	h.begin(&h.sent[0], len(h.sent[0].Payload), slot.MaxHops)
+	h.begin(0, &h.sent[0], len(h.sent[0].Payload), slot.MaxHops)
 	if _, err := h.Room(0); err != unix.ELOOP || h.Send(slot.Send{}, nil) != unix.ELOOP || !h.ByExtension() {
 		t.Errorf("of one that was forwarded as often as can be: %v", err)
+	}
+	m = frame.Message{Source: 3, Handler: wire.HandlerCollective, Payload: []byte("payload")}
+	h.begin(1, &m, len(m.Payload), slot.MaxHops)
+	if err := h.Reply(slot.Send{}, nil); err != unix.ENOTSUP || h.Change(3) != unix.ENOTSUP || h.Allow(slot.Pass) != nil || h.Allow(slot.Consume) == nil {
+		t.Errorf("of one of the libraries: %v", err)
 	}
 }
 

@@ -67,7 +67,7 @@ func (e *Engine) newJob(c JobConfig) (*Job, error) {
 		return nil, fmt.Errorf("messages of job %d: a node is not a member of the job", c.Job)
 	}
 	var err error
-	if j.receiver.event, err = memory.Map("message", slot.MessageSize); err != nil {
+	if j.receiver.event, err = memory.Map("message", slot.PacketSize); err != nil {
 		return nil, err
 	}
 	j.receiver.returns.job, j.receiver.handled.job = j, j

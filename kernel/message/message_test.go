@@ -266,7 +266,9 @@ func (j *testJob) start(i int) {
 	n.engine = NewEngine(Config{
 		Self: id.Node(i), Log: func(string, ...any) {}, Fault: func(_ id.Job, err error) { j.faults <- err }, Recorder: n.events,
 	})
-	n.manager.Watch(slot.Message, func(id.Job) { n.engine.Repath() })
+	for _, name := range []slot.Name{slot.Message, slot.Packet} {
+		n.manager.Watch(name, func(id.Job) { n.engine.Repath() })
+	}
 	n.events.Watch(func(bool) { n.engine.Repath() })
 	n.port = &port{net: j.net, self: id.Node(i), engine: n.engine, in: make(map[id.Node]chan []byte), done: make(chan struct{})}
 	n.engine.Connect(n.port)

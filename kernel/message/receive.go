@@ -1,7 +1,6 @@
 package message
 
 import (
-	"encoding/binary"
 	"slices"
 	"sync"
 
@@ -18,7 +17,7 @@ import (
 // receiver passes the messages for ranks of this node to extensions and ranks, one after the other.
 type receiver struct {
 	mu       sync.Mutex     // held while messages are handled
-	event    *memory.Memory // a slot.MessageContext
+	event    *memory.Memory // a slot.PacketContext, which begins with a slot.MessageContext
 	handled  handling       // of the message in it
 	pieces   map[stream]decision
 	burst    extension.Burst
@@ -178,13 +177,9 @@ func (j *Job) target(member int, m *frame.Message) *rank {
 func (j *Job) handle(a arrival, m *frame.Message) {
 	in := &j.receiver
 	begin := j.recorder().Begin()
-	verdict := slot.Deliver
-	if m.Handler == wire.HandlerRemote && j.serve(begin, a, m) {
-		return
-	}
-	target := m.Target
-	switch {
-	case m.Handler == wire.HandlerPiece:
+	var verdict slot.Verdict
+	var target id.Rank
+	if m.Handler == wire.HandlerPiece {
 		d, err := j.judgePiece(a.origin, m)
 		if err != nil {
 			j.fault("rank %d has sent rank %d a message: %w", m.Source, m.Target, err)
@@ -192,8 +187,11 @@ func (j *Job) handle(a arrival, m *frame.Message) {
 			return
 		}
 		verdict, target = d.verdict, d.target
-	case m.Handler < wire.MaxHandlers: // higher ones are the libraries'
+	} else {
 		verdict, target = j.judge(a.origin, m, len(m.Payload), slot.MaxHops)
+	}
+	if m.Handler == wire.HandlerRemote && j.serve(begin, a, m) {
+		return
 	}
 	a.rank.recordArrived(begin, a.origin, m, verdict)
 	switch verdict {
@@ -213,13 +211,23 @@ func (j *Job) handle(a arrival, m *frame.Message) {
 // times that it may have been forwarded. judge sends the messages that the extensions send for it,
 // and applies their changes. The caller holds receiver.mu.
 func (j *Job) judge(o flow.Origin, m *frame.Message, total int, hops uint8) (slot.Verdict, id.Rank) {
-	if j.config.Set.Empty() {
+	inspect := o.Member != j.self && !j.config.Set.Empty(slot.Packet)
+	ask := m.Handler < wire.MaxHandlers && !j.config.Set.Empty(slot.Message) // higher ones are the libraries'
+	if !inspect && !ask {
 		return slot.Deliver, m.Target
 	}
-	in := &j.receiver
-	verdict := in.handled.ask(m, total, hops)
-	j.cause(o, m.Source, in.handled.sent)
-	return verdict, j.namedTarget()
+	h, verdict, target := &j.receiver.handled, slot.Deliver, m.Target
+	h.begin(j.config.Members[o.Member], m, total, hops)
+	if inspect {
+		verdict = h.ask(slot.Packet)
+	}
+	if ask && verdict == slot.Pass {
+		verdict = h.ask(slot.Message)
+		target = h.namedTarget()
+	}
+	h.share(verdict == slot.Forward)
+	j.cause(o, m.Source, h.sent)
+	return verdict, target
 }
 
 // deliver gives the rank a message. The caller holds receiver.mu.
@@ -228,27 +236,6 @@ func (r *rank) deliver(to endpoint.Inbox, m *frame.Message, o flow.Origin) {
 	if r.job.config.Arrived != nil && waits > 0 {
 		r.job.config.Arrived(r.number, waits)
 	}
-}
-
-// fill writes the context of the message slot.
-func (j *Job) fill(m *frame.Message, total int) {
-	b := j.receiver.event.Bytes()
-	binary.LittleEndian.PutUint32(b[0:], uint32(j.config.Job))
-	binary.LittleEndian.PutUint32(b[4:], uint32(j.config.Nodes[m.Source]))
-	binary.LittleEndian.PutUint32(b[8:], uint32(m.Source))
-	binary.LittleEndian.PutUint32(b[12:], uint32(m.Target))
-	binary.LittleEndian.PutUint32(b[16:], uint32(m.Handler))
-	binary.LittleEndian.PutUint32(b[20:], uint32(len(m.Payload)))
-	binary.LittleEndian.PutUint64(b[24:], m.Args[0])
-	binary.LittleEndian.PutUint64(b[32:], m.Args[1])
-	data := b[40:][:slot.MaxMessage]
-	clear(data[copy(data, m.Payload):]) // an extension may have written there
-	binary.LittleEndian.PutUint64(b[40+slot.MaxMessage:], uint64(total))
-}
-
-// namedTarget returns the rank that the context of the message slot names.
-func (j *Job) namedTarget() id.Rank {
-	return id.Rank(binary.LittleEndian.Uint32(j.receiver.event.Bytes()[12:]))
 }
 
 // forward queues a message for another rank. It does not wait.

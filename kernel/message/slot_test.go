@@ -106,7 +106,7 @@ func TestFaultsFallBack(t *testing.T) {
 			}
 		}
 	}
-	check.Await(t, "removal", func() bool { return j.nodes[1].job.config.Set.Empty() })
+	check.Await(t, "removal", func() bool { return j.nodes[1].job.config.Set.Empty(slot.Message) })
 	if stats, _ := b.ask(wire.Request{Op: wire.OpStats, Handle: reply.Handle}, nil); stats.Status != wire.StatusNotFound {
 		t.Errorf("stats of what is gone: %+v", stats)
 	}
@@ -202,28 +202,30 @@ func TestWoken(t *testing.T) {
 	j.noFault()
 }
 
-// The context of a message has its source and contents, and nothing of the message before it.
+// The context of a message has its source, its way and contents, and nothing of the message before
+// it.
 func TestContext(t *testing.T) {
 	j := open(t, 2, 2)
 	job := j.nodes[1].job
-	dirty := bytes.Repeat([]byte{0xff}, slot.MessageSize)
+	dirty := bytes.Repeat([]byte{0xff}, slot.PacketSize)
 	for _, size := range []int{wire.MaxPayload, 0, 1, 7, 500, 1008} {
 		total := size
 		if size == 1008 {
 			total = wire.MaxMessage // this is its beginning
 		}
-		p := frame.Message{Source: 1, Target: 3, Handler: 1<<16 - 1, Args: [2]uint64{5, 1 << 63}, Payload: bytes.Repeat([]byte("x"), size)}
+		p := frame.Message{Source: 1, Target: 3, Hops: 2, Handler: 1<<16 - 1, Args: [2]uint64{5, 1 << 63}, Payload: bytes.Repeat([]byte("x"), size)}
 		copy(job.receiver.event.Bytes(), dirty) // as an extension may leave it
-		job.fill(&p, total)
-		var got slot.MessageContext
+		job.receiver.handled.begin(6, &p, total, 0)
+		job.receiver.handled.fill()
+		var got slot.PacketContext
 		if _, err := binary.Decode(job.receiver.event.Bytes(), binary.LittleEndian, &got); err != nil {
 			t.Fatal(err)
 		}
-		want := slot.MessageContext{
+		want := slot.PacketContext{Message: slot.MessageContext{
 			Job: 7, SourceNode: 0, SourceRank: 1, TargetRank: 3, Handler: 1<<16 - 1, Length: uint32(size), Args: p.Args,
 			Total: uint64(total),
-		}
-		copy(want.Data[:], p.Payload)
+		}, FromNode: 6, Hops: 2}
+		copy(want.Message.Data[:], p.Payload)
 		if got != want {
 			t.Errorf("context of a message of %d bytes is not as it should be", size)
 		}

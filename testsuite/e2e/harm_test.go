@@ -105,7 +105,7 @@ var ordinaryMay = []string{"signal PID 1", "signal PID 1 by a descriptor", "limi
 var nodeTries = []struct{ name, told, logged string }{
 	{"insert a trusted extension", "only the machine has trusted extensions", "(attack): refused: the extension is refused: only the machine has trusted"},
 	{"insert into slot boot", "slot boot takes only", "(attack): refused: the extension is refused: slot boot takes only"},
-	{"insert into slot packet", "slot packet takes no extensions", "(attack): refused: the extension is refused: slot packet takes"},
+	{"insert into slot trap", "slot trap takes no extensions", "(attack): refused: the extension is refused: slot trap takes"},
 	{"insert into no slot", `there is no slot "victim/message"`, `(attack): refused: the extension is refused: there is no slot "victim/message"`},
 	{"set a variable that does not exist", `it has no variable "victim"`, `(attack): refused: the extension is refused: it has no variable "victim"`},
 	{"set more entries than there is memory", "bytes of maps", `bytes of maps`},

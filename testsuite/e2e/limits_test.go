@@ -290,8 +290,10 @@ func TestExtensionsRefused(t *testing.T) {
 			}
 		})
 	}
-	if r := m.run(0, "-n", "2", "--with", good, probe(), "insert", good); strings.Count(r.stdout, "inserted as ") != 2 {
-		t.Error(r)
+	for _, good := range []string{good, object(t, "packet/firewall")} {
+		if r := m.run(0, "-n", "2", "--with", good, probe(), "insert", good); strings.Count(r.stdout, "inserted as ") != 2 {
+			t.Error(r)
+		}
 	}
 }
 

@@ -113,7 +113,7 @@ func TestExtensionLog(t *testing.T) {
 		}
 	}
 	slots := m.margay("ext", "slots").stdout
-	for _, line := range []string{`(?m)^boot +80 `, `(?m)^sched +360 .*DEFAULT \(255\), an index \(0 to 7\)`, `(?m)^packet +- +- +- +later`} {
+	for _, line := range []string{`(?m)^boot +80 `, `(?m)^sched +360 .*DEFAULT \(255\), an index \(0 to 7\)`, `(?m)^packet +1080 `, `(?m)^trap +- +- +- +later`} {
 		if !regexp.MustCompile(line).MatchString(slots) {
 			t.Errorf("slots have no %s:\n%s", line, slots)
 		}

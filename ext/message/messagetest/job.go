@@ -90,7 +90,7 @@ func (j *Job) arrive(m Message) {
 	h := &handling{job: j, message: m, change: -1}
 	context := slot.MessageContext{
 		Job: 1, SourceNode: uint32(j.place[m.Source]), SourceRank: uint32(m.Source), TargetRank: uint32(m.Target), Handler: m.Handler,
-		Length: uint32(len(m.Payload)), Args: m.Args,
+		Length: uint32(len(m.Payload)), Args: m.Args, Total: uint64(len(m.Payload)),
 	}
 	copy(context.Data[:], m.Payload)
 	x.data = h

@@ -1,5 +1,5 @@
-// Package messagetest tests extensions in slot message: it runs one on made-up messages, or one on
-// each node of a made-up job.
+// Package messagetest tests extensions in the slots message and packet: it runs one on made-up
+// messages, or one for slot message on each node of a made-up job.
 package messagetest
 
 import (
@@ -18,6 +18,7 @@ import (
 type Extension struct {
 	*nimble.Extension
 	t       testing.TB
+	slot    slot.Name
 	context *memory.Memory
 	data    any // for services
 }
@@ -27,15 +28,15 @@ type Extension struct {
 func Insert(t testing.TB, e engine.Engine, objectFile []byte, options nimble.Options) *Extension {
 	t.Helper()
 	specs, err := object.ELF(objectFile)
-	if err != nil || len(specs) != 1 || specs[0].Slot() != string(slot.Message) {
-		t.Fatalf("the object holds %d programs, or none for slot %s: %v", len(specs), slot.Message, err)
+	if err != nil || len(specs) != 1 {
+		t.Fatalf("the object holds %d programs: %v", len(specs), err)
 	}
 	options.Engine = e
 	if options.Services, err = service.NewTable(append(service.Linux(), services()...)...); err != nil {
 		t.Fatal(err)
 	}
-	x := &Extension{t: t}
-	if x.context, err = memory.Map("context", slot.MessageSize); err != nil {
+	x := &Extension{t: t, slot: slot.Name(specs[0].Slot())}
+	if x.context, err = memory.Map("context", slot.PacketSize); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { x.context.Close() })
@@ -49,6 +50,25 @@ func Insert(t testing.TB, e engine.Engine, objectFile []byte, options nimble.Opt
 // Ask runs the extension on a message and returns its verdict. The target rank is then the
 // extension's.
 func (x *Extension) Ask(m *slot.MessageContext) slot.Verdict {
+	x.t.Helper()
+	return x.ask(slot.Message, slot.MessageSize, m)
+}
+
+// Inspect runs the extension in slot packet on a message and returns its verdict.
+func (x *Extension) Inspect(p *slot.PacketContext) slot.Verdict {
+	x.t.Helper()
+	b := x.context.Bytes()[slot.MessageSize:]
+	binary.LittleEndian.PutUint32(b, p.FromNode)
+	binary.LittleEndian.PutUint32(b[4:], p.Hops)
+	return x.ask(slot.Packet, slot.PacketSize, &p.Message)
+}
+
+// ask runs the extension in a slot.
+func (x *Extension) ask(name slot.Name, size uint64, m *slot.MessageContext) slot.Verdict {
+	x.t.Helper()
+	if x.slot != name {
+		x.t.Fatalf("the extension is for slot %s, not %s", x.slot, name)
+	}
 	b := x.context.Bytes()
 	for i, v := range [...]uint32{m.Job, m.SourceNode, m.SourceRank, m.TargetRank, m.Handler, m.Length} {
 		binary.LittleEndian.PutUint32(b[4*i:], v)
@@ -57,7 +77,10 @@ func (x *Extension) Ask(m *slot.MessageContext) slot.Verdict {
 		binary.LittleEndian.PutUint64(b[24+8*i:], v)
 	}
 	copy(b[40:], m.Data[:])
-	r0, err := x.Run(&nimble.Event{Context: x.context.Region(true), Data: x.data})
+	binary.LittleEndian.PutUint64(b[40+slot.MaxMessage:], m.Total)
+	context := x.context.Region(true)
+	context.Length = size
+	r0, err := x.Run(&nimble.Event{Context: context, Data: x.data})
 	if err != nil {
 		x.t.Fatalf("handler %d, %d bytes: %v", m.Handler, m.Length, err)
 	}

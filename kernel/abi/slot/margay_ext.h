@@ -261,4 +261,18 @@ struct margay_sched {
 #define MARGAY_INFINITE (~0ull)
 #define MARGAY_DEFAULT 255 /* let the next extension decide, finally the node kernel */
 
+/* The packet slot: a message has come from another node. The verdicts are MARGAY_PASS, for it to go
+ * on, MARGAY_CONSUME and MARGAY_DROP. Messages of the libraries are seen here, too, with handlers
+ * from MARGAY_HANDLERS on. They can only pass, and services that send or change return -ENOTSUP for
+ * them. Changes made here are seen by the following extensions in this slot only, except those that
+ * message_change takes. */
+#define MARGAY_HANDLERS 256
+#define MARGAY_ENOTSUP 95
+
+struct margay_packet {
+	struct margay_message message;
+	__u32 from_node; /* that has sent it: not message.source_node if it was forwarded */
+	__u32 hops;      /* times that it was forwarded */
+};
+
 #endif

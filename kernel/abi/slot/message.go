@@ -26,6 +26,17 @@ type MessageContext struct {
 // MessageSize is the size of MessageContext, in bytes.
 const MessageSize = 48 + MaxMessage
 
+// PacketContext is what an extension in the packet slot gets: struct margay_packet. Messages of the
+// libraries are among them.
+type PacketContext struct {
+	Message  MessageContext
+	FromNode uint32 // whose node kernel has sent it: not the source's if the message was forwarded
+	Hops     uint32 // times that it was forwarded
+}
+
+// PacketSize is the size of PacketContext, in bytes.
+const PacketSize = MessageSize + 8
+
 // Bounds of what extensions send while they handle messages.
 const (
 	// MaxSends is how many messages the extensions of a node send for one message at most.

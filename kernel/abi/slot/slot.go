@@ -30,7 +30,7 @@ const (
 // Verdict is what an extension answers, its r0.
 type Verdict uint64
 
-// The verdicts of the message slot.
+// The verdicts of the message slot. The packet slot has CONSUME and DROP, too.
 const (
 	Deliver Verdict = 0 // queue the message for its target rank; the default
 	Consume Verdict = 1 // it has been handled and goes no further
@@ -39,7 +39,7 @@ const (
 	Upcall  Verdict = 4 // have its target rank handle it at once
 )
 
-// The verdicts of the slots boot, timer, fault and exit.
+// The verdicts of the slots boot, timer, fault and exit, and the default of the packet slot.
 const (
 	Go     Verdict = 0 // the node registers; the default
 	Refuse Verdict = 1 // it does not, and is turned off
@@ -47,7 +47,7 @@ const (
 	Continue Verdict = 0 // the extension is run again after its interval; the default
 	Stop     Verdict = 1 // it is not
 
-	Pass Verdict = 0 // the end of the process means what it would mean without extensions; the default
+	Pass Verdict = 0 // the end of the process, or the message, is what it would be without extensions; the default
 	End  Verdict = 1 // the job has failed, and the rest of it is ended
 )
 
@@ -145,7 +145,28 @@ message can be forwarded once. UPCALL delivers it like DELIVER: it cannot interr
 		Fuel:     100_000,
 		Time:     20 * time.Millisecond,
 	},
-	{Name: Packet, What: "when a frame arrives from the network"},
+	{
+		Name: Packet, What: "when a message arrives from another node", Ready: true,
+		Notes: `The node kernel asks these extensions when it has checked the frame, before it asks those in slot message and before the
+message waits for a rank. Messages between ranks of the node do not pass, and stay as fast as they are without an extension.
+Of a message of more than 1024 bytes an extension sees the beginning, as in slot message, and the verdict counts for all of it.
+
+A message with a handler of 256 or more is the libraries' own: a part of a collective operation, an access to a window. An
+extension sees it and can count it. Another verdict than PASS about it is a fault, because the ranks that wait for it would hang,
+and it cannot be changed or answered. Messages about barriers, and answers to accesses to windows of other nodes, may come another way,
+on which no extension sees them.
+
+A message that was dropped or consumed returns its credit to the sender, and barriers do not wait for it.
+`,
+		Owners:   machineFirst,
+		Context:  PacketSize,
+		Out:      "arguments and payload, after message_change",
+		Verdicts: map[Verdict]string{Pass: "PASS", Consume: "CONSUME", Drop: "DROP"},
+		Default:  Pass,
+		Services: append(sending, plain...),
+		Fuel:     100_000,
+		Time:     20 * time.Millisecond,
+	},
 	{Name: Trap, What: "when a process enters the kernel"},
 	processEnds(Fault, "when a process has been ended by a fault of its own (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS, SIGABRT)"),
 	processEnds(Exit, "when a process has ended, after slot fault"),

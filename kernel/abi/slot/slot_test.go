@@ -13,6 +13,8 @@ import (
 
 	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/wire"
 )
 
 // The C structures of the contexts, as the compiler laid them out, are the Go structures.
@@ -23,6 +25,7 @@ func TestContextsAgree(t *testing.T) {
 		size         int
 	}{
 		{"message/accumulate", "margay_message", reflect.TypeFor[MessageContext](), MessageSize},
+		{"packet/firewall", "margay_packet", reflect.TypeFor[PacketContext](), PacketSize},
 		{"message/allreduce", "margay_send", reflect.TypeFor[Send](), 32},
 		{"message/put", "margay_put", reflect.TypeFor[Put](), 16},
 		{"message/allreduce", "margay_job_rank", reflect.TypeFor[JobRank](), 16},
@@ -98,10 +101,10 @@ func TestTable(t *testing.T) {
 var constants = map[string]uint64{
 	"TICK": uint64(Tick), "BLOCK": uint64(Block), "WAKE": uint64(Wake), "ARRIVAL": uint64(Arrival), "ENDING": uint64(Ending),
 	"CHANGE": uint64(Change), "READY": uint64(Ready), "RUNNING": uint64(Running), "BLOCKED": uint64(Blocked), "HELD": uint64(Held),
-	"TASKS": MaxTasks, "MESSAGE_MAX": MaxMessage, "MAX_HOPS": MaxHops,
+	"TASKS": MaxTasks, "MESSAGE_MAX": MaxMessage, "HANDLERS": wire.MaxHandlers, "MAX_HOPS": MaxHops,
 	"MAX_SENDS": MaxSends, "MAX_CAUSED": MaxCaused, "SEND_FUEL": SendFuel, "FROM_RANK": FromRank, "FROM_EXTENSION": FromExtension,
 	"EAGAIN": uint64(unix.EAGAIN), "EINVAL": uint64(unix.EINVAL), "ELOOP": uint64(unix.ELOOP), "EMSGSIZE": uint64(unix.EMSGSIZE),
-	"EDQUOT": uint64(unix.EDQUOT),
+	"ENOTSUP": uint64(unix.ENOTSUP), "EDQUOT": uint64(unix.EDQUOT),
 }
 
 // The header declares each constant with the number that it has here, and no other.

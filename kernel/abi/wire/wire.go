@@ -94,9 +94,9 @@
 //
 // A message with a handler of MaxHandlers or more is between the libraries of two ranks, or a rank
 // and a node kernel: Call for collective operations, Remote for accesses to windows, Note for
-// barriers, Commit for operations on all ranks of a group. No extension sees it. Piece is a part of
-// a message of the application that is too long for a record; an extension sees the first one, as
-// that message.
+// barriers, Commit for operations on all ranks of a group. No extension decides about it. Piece is
+// a part of a message of the application that is too long for a record; an extension sees the first
+// one, as that message.
 //
 // # The board
 //

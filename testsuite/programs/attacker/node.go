@@ -140,7 +140,7 @@ func (a *attacker) requests() []try {
 	return []try{
 		insert("insert a trusted extension", "", wire.Setting{Kind: wire.SetTrusted}),
 		insert("insert into slot boot", "boot"),
-		insert("insert into slot packet", "packet"),
+		insert("insert into slot trap", "trap"),
 		insert("insert into no slot", "victim/message"),
 		insert("set a variable that does not exist", "", wire.Setting{Kind: wire.SetConstant, Name: "victim", Value: 1}),
 		insert("set more entries than there is memory", "", wire.Setting{Kind: wire.SetEntries, Name: accumulate.Table, Value: 1 << 26}),
