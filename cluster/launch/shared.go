@@ -5,13 +5,18 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os/signal"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/launch/proxy"
+	"margay/internal/printable"
 	"margay/kernel/abi/share"
 )
 
@@ -32,6 +37,7 @@ const (
 type sharing struct {
 	folders *proxy.Folders
 	running sync.WaitGroup
+	losses  atomic.Uint64 // open files whose close was the first to report an error
 }
 
 // share opens the shared folders. Requests are carried out until ctx ends; then close must be
@@ -51,8 +57,13 @@ func (s *session) share(ctx context.Context) (*sharing, error) {
 	if sh.folders, err = proxy.Open(s.Shared, len(nodes)); err != nil {
 		return nil, err
 	}
+	signal.Ignore(unix.SIGXFSZ) // a file that must not grow as much is an error of the rank
 	for _, node := range nodes {
 		p := newPeer(share.Window(len(nodes)), max(1, min(busyNode, busyAll/len(nodes))))
+		p.watch.Lost = func(path string, errno unix.Errno) { s.dataLost(sh, node, path, errno) }
+		if s.Trace != nil {
+			p.watch.Did = func(e proxy.Event) { s.Trace.print(node, e) }
+		}
 		sh.running.Go(func() { s.shareWith(ctx, sh.folders, node, p) })
 	}
 	return sh, nil
@@ -73,6 +84,20 @@ func (sh *sharing) close() {
 	case <-closed:
 	case <-time.After(closeWait):
 	}
+}
+
+// dataLost reports that a write has failed after it had returned.
+func (s *session) dataLost(sh *sharing, node uint32, path string, errno unix.Errno) {
+	sh.losses.Add(1)
+	s.Status.Lossf("%s lacks data that a rank on node%d has written: %v", printable.Name(path), node, errno)
+}
+
+// lost adds data that were lost in shared folders to the result of a job.
+func (sh *sharing) lost(code int, err error) (int, error) {
+	if n := sh.losses.Load(); n > 0 && code == 0 && err == nil {
+		return ExitMargay, errors.New("files in shared folders lack data that ranks have written, as said before")
+	}
+	return code, err
 }
 
 // shareWith serves a node until ctx ends, over as many streams as it takes.
@@ -106,6 +131,7 @@ type peer struct {
 	window  int
 	busy    chan struct{} // has a value for each request that is carried out
 	files   *proxy.Node   // nil before the first stream
+	watch   proxy.Watch
 	running sync.WaitGroup
 
 	mu      sync.Mutex
@@ -148,7 +174,7 @@ func (p *peer) serve(ctx context.Context, conn net.Conn, folders *proxy.Folders)
 		return err
 	}
 	if p.files == nil {
-		p.files = folders.Node(hello.UID, hello.GID)
+		p.files = folders.Node(hello.UID, hello.GID, p.watch)
 	}
 	p.mu.Lock()
 	p.stream = stream

@@ -202,7 +202,7 @@ func TestWindow(t *testing.T) {
 			t.Fatalf("request %d comes after %d", got, unique)
 		}
 		r.mu.Lock()
-		room := r.table.Room(big(0))
+		room := r.queue.Room(big(0))
 		r.mu.Unlock()
 		if unique < 4 {
 			continue // they fit together

@@ -77,6 +77,7 @@ type Flags struct {
 	Out       []string
 	Overwrite bool   // by Out
 	Timing    string // how the phases are printed; empty: not at all
+	TraceIO   string // file for a line for each request for a shared file; traceStderr, or empty: none
 	Array     string // the tasks; empty: it is one job
 	JSON      bool   // print the end of each task
 
@@ -261,6 +262,8 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.IntVar(&f.Pids, "pids", 0, "processes and threads of the job on each node (default 1024)")
 	addRootFlags(fs, &f)
 	fs.StringArrayVar(&f.Files, "files", nil, "let the ranks see and change the folder `DIR[=DEST][:ro]` of this host (may be repeated)")
+	fs.StringVar(&f.TraceIO, "trace-io", "", "print a line for each request for a file of --files: to standard error, or with =FILE to a `file`")
+	fs.Lookup("trace-io").NoOptDefVal = traceStderr
 	fs.StringArrayVar(&f.Out, "out", nil, "bring back what the ranks have written at `PATH[=DEST]`, a file or folder (may be repeated)")
 	fs.BoolVar(&f.Overwrite, "out-overwrite", false, "let --out replace files that are here already")
 	addFlags(fs, &f)
@@ -376,7 +379,12 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if f.Array != "" {
 		return f.runArray(ctx, a, o)
 	}
+	endTrace, err := f.traceIO(a, &o)
+	if err != nil {
+		return fmt.Errorf("run: --trace-io: %w", err)
+	}
 	code, err := launch.Run(ctx, o)
+	endTrace()
 	if o.Timing != nil {
 		f.printTimes(a.Stderr, o.Timing)
 	}
@@ -587,6 +595,8 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 		return errors.New("run: --out brings files back to a margay run that waits for the end of its job: --out and -d exclude each other")
 	case f.Detach && len(f.Files) > 0:
 		return errors.New("run: --files needs a margay run that waits for the end of its job: --files and -d exclude each other")
+	case f.TraceIO != "" && len(f.Files) == 0:
+		return errors.New("run: --trace-io shows what ranks do in shared folders, and there is no --files")
 	case f.Overwrite && len(f.Out) == 0:
 		return errors.New("run: --out-overwrite says how --out brings files back, and there is no --out")
 	case f.Timing != "" && f.Timing != timingTable && f.Timing != timingJSON:
