@@ -144,6 +144,7 @@ type peer struct {
 type peerStream struct {
 	net.Conn
 	sending sync.Mutex
+	buffer  []byte // guarded by sending
 }
 
 func newPeer(window, busy int) *peer {
@@ -240,9 +241,9 @@ func answerFrame(f share.Frame, answer []byte) share.Frame {
 
 // send sends a frame, after those that are being sent.
 func (s *peerStream) send(f share.Frame) error {
-	packet := f.Append(make([]byte, 0, len(f.Body)+32))
 	s.sending.Lock()
 	defer s.sending.Unlock()
-	_, err := s.Write(packet)
+	s.buffer = f.Append(s.buffer[:0])
+	_, err := s.Write(s.buffer)
 	return err
 }

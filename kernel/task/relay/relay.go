@@ -13,6 +13,7 @@
 package relay
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -129,8 +130,9 @@ type relay struct {
 // stream is a connection to margay run.
 type stream struct {
 	net.Conn
+	in      *bufio.Reader
 	sending sync.Mutex // the floors of requests do not fall
-	buffer  []byte     // guarded by sending
+	header  []byte     // guarded by sending
 
 	wake  chan struct{}    // has a value when there is something in ready
 	ready []*share.Pending // to be sent by pass; guarded by relay.mu
@@ -231,8 +233,9 @@ func (r *relay) send(s *stream, p *share.Pending) {
 	if !open {
 		return
 	}
-	s.buffer = f.Append(s.buffer[:0])
-	if _, err := s.Write(s.buffer); err != nil {
+	s.header = f.AppendHeader(s.header[:0])
+	packet := net.Buffers{s.header, f.Body} // in one call, without a copy
+	if _, err := packet.WriteTo(s.Conn); err != nil {
 		s.Close() // its reader sees that
 	}
 }
@@ -270,7 +273,7 @@ func (r *relay) open(f *os.File) {
 	if err != nil {
 		return
 	}
-	s := &stream{Conn: conn, wake: make(chan struct{}, 1)}
+	s := &stream{Conn: conn, in: bufio.NewReader(conn), wake: make(chan struct{}, 1)}
 	defer s.Close()
 	window, err := r.greet(s)
 	if err != nil {
@@ -304,7 +307,7 @@ func (r *relay) greet(s *stream) (window int, err error) {
 	if _, err := s.Write(hello.Frame().Append(nil)); err != nil {
 		return 0, err
 	}
-	f, err := share.ReadFrame(s)
+	f, err := share.ReadFrame(s.in)
 	if err != nil {
 		return 0, err
 	}
@@ -314,7 +317,7 @@ func (r *relay) greet(s *stream) (window int, err error) {
 // answers takes answers from a stream until its end.
 func (r *relay) answers(s *stream) {
 	for {
-		f, err := share.ReadFrame(s)
+		f, err := share.ReadFrame(s.in)
 		if err != nil || f.Kind != share.Answer {
 			return
 		}
