@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -53,6 +54,7 @@ func TestSharedFolders(t *testing.T) {
 			return
 		}
 		m.changedMeanwhile(dir, put)
+		m.writtenInVain(dir)
 		m.sharedUnderKills(dir, holds)
 		orphan := m.runIn(dir, "--files", ".", "bash", "-c", "while :; do echo on >on; done")
 		m.awaitFile(filepath.Join(dir, "on"))
@@ -90,6 +92,26 @@ func (m *machine) changedMeanwhile(dir string, put func(name, text string)) {
 	put("go", "")
 	if r := c.wait(); len(r.stdout) != 7006 {
 		m.t.Errorf("the rank has read %d bytes: %v", len(r.stdout), r)
+	}
+}
+
+// writtenInVain lets a rank write more than may be in a file here. The write returns before that is
+// known, and the close is ignored.
+func (m *machine) writtenInVain(dir string) {
+	m.t.Helper()
+	trace := filepath.Join(m.t.TempDir(), "trace")
+	limited := func(c *exec.Cmd) {
+		c.Dir = dir
+		c.Path, c.Args = "/bin/bash", append([]string{"bash", "-c", `ulimit -f 64 && exec "$@"`, "bash"}, c.Args...)
+	}
+	r := start(m.t, limited, "-m", m.name, "run", "--files", ".", "--trace-io="+trace, "--with", "/bin/dd",
+		"bash", "-c", "dd if=/dev/zero of=large bs=100000 count=1 2>/dev/null || echo the close has failed").wait()
+	if r.code != 125 || r.stdout != "the close has failed\n" || !strings.Contains(r.stderr, "large lacks data that a rank on node0 has written: file too large\n") {
+		m.t.Error(r)
+	}
+	b, err := os.ReadFile(trace)
+	if err != nil || !strings.Contains(string(b), " node0 write-behind "+filepath.Join(dir, "large")+" 0+100000 ") || !strings.Contains(string(b), " - EFBIG ") {
+		m.t.Errorf("the trace is %q, %v", b, err)
 	}
 }
 
