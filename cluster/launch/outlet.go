@@ -49,7 +49,7 @@ type outlet struct {
 	writing bool  // a goroutine is carrying out pieces
 	err     error // nothing is written any more
 
-	now    piece     // while writing: what is carried out
+	now    piece     // the piece that is being carried out
 	begun  time.Time // since then
 	ahead  bool      // messages are being written ahead of now
 	timing bool      // goAhead is about to look
@@ -60,7 +60,7 @@ type piece struct {
 	size     int
 	status   bool      // has no errors, and is done even after the error of another
 	progress bool      // takes the place of another one right before it
-	to       io.Writer // nil: it is no output
+	to       io.Writer // nil: it is not output
 	do       func() error
 }
 

@@ -64,16 +64,16 @@ func (s stuck) Write(data []byte) (int, error) {
 
 func (s stuck) Stat() (os.FileInfo, error) { return nil, nil }
 
-// heard is another file.
-type heard struct{ strings.Builder }
+// quiet is another file, in memory.
+type quiet struct{ strings.Builder }
 
-func (h *heard) Stat() (os.FileInfo, error) { return nil, nil }
+func (q *quiet) Stat() (os.FileInfo, error) { return nil, nil }
 
 // Messages go ahead of output that is not read, if they go to another file. They do not go ahead of
 // other messages, nor of output before that was read.
 func TestMessagesGoAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		out, said := make(stuck), new(heard)
+		out, said := make(stuck), new(quiet)
 		o := newOutlet(func(error) {})
 		errors := o.writer(said)
 		_, _ = errors.Write([]byte("rank\n"))

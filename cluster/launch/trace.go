@@ -19,7 +19,8 @@ import (
 //
 // The columns are when it was carried out, the node, what was done, with which file, offset and
 // length ("-": it has none), the result, and how long it took here. A write that the rank does not
-// wait for is a write-behind: it is one or more writes of the rank. A slow writer holds up the ranks.
+// wait for is a write-behind: it is one or more writes of the rank. A slow writer holds up the
+// ranks.
 type Trace struct {
 	mu  sync.Mutex
 	w   io.Writer

@@ -115,11 +115,11 @@ func (m *machine) writtenInVain(dir string) {
 	}
 }
 
-// sharedUnderKills kills node kernels and serve while ranks append to files.
+// sharedUnderKills kills node kernels and serve while ranks append to files, and write behind.
 func (m *machine) sharedUnderKills(dir string, holds func(name, text string)) {
 	m.t.Helper()
 	const rounds = 300
-	script := fmt.Sprintf("for ((i = 0; i < %d; i++)); do echo $i >>long$MARGAY_RANK && mkdir made$MARGAY_RANK && rmdir made$MARGAY_RANK || exit; done", rounds)
+	script := fmt.Sprintf("exec 3>stream$MARGAY_RANK; for ((i = 0; i < %d; i++)); do echo $i >&3; echo $i >>long$MARGAY_RANK && mkdir made$MARGAY_RANK && rmdir made$MARGAY_RANK || exit; done", rounds)
 	c := m.runIn(dir, "-n", "2", "--ppn", "1", "--files", ".", "--with", "/bin/mkdir", "--with", "/bin/rmdir", "bash", "-c", script)
 	m.awaitFile(filepath.Join(dir, "long0"))
 	m.awaitFile(filepath.Join(dir, "long1"))
@@ -135,4 +135,6 @@ func (m *machine) sharedUnderKills(dir string, holds func(name, text string)) {
 	}
 	holds("long0", want.String())
 	holds("long1", want.String())
+	holds("stream0", want.String())
+	holds("stream1", want.String())
 }

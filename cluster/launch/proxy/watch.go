@@ -89,9 +89,9 @@ func (m *mount) takeOwed(h *handle) error {
 	return errno
 }
 
-// settleLoss returns the error of a write behind when a file is closed. Many programs do not look at
-// what close returns, and none when it ends, so the user gets it as well: unless the file is removed,
-// whose data nothing reads.
+// settleLoss returns the error of a write behind when a file is closed. Many programs ignore the
+// result of close, and all do that when they end, so the user gets the error as well: unless the
+// file is removed, whose data nothing reads.
 func (m *mount) settleLoss(h *handle) error {
 	err := m.takeOwed(h)
 	if err == nil {

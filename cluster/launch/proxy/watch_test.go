@@ -29,7 +29,7 @@ func TestBehind(t *testing.T) {
 	var lost []string
 	n.mounts[0].watch.Lost = func(path string, errno unix.Errno) { lost = append(lost, fmt.Sprint(path, ": ", errno)) }
 	a := n.look("a")
-	fail := func() uint64 { // opens the file and writes what cannot be written
+	fail := func() uint64 { // opens the file for reading, and writes
 		t.Helper()
 		handle, _, err := n.open(a, unix.O_RDONLY)
 		if err != nil || n.behind(handle, "text") != unix.EBADF {

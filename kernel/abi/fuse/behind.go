@@ -77,8 +77,8 @@ func Released(b []byte) (handle uint64, ok bool) {
 	return binary.LittleEndian.Uint64(b[HeaderSize:]), true
 }
 
-// Reach is what a request can tell Linux about, or depends on: the writes that must be carried out
-// before it.
+// Reach says which files a request can show or depends on: their writes must be carried out before
+// it.
 type Reach int
 
 // The reaches of requests.

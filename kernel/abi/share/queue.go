@@ -14,10 +14,10 @@ import (
 // and output, and not safe for concurrent use.
 //
 // A write behind is sent when it is full, or when none of the same open file is under way, or when
-// a request waits for it. A request waits for the writes that came before it and that it could show
-// (fuse.Reach), so a rank finds what it has written, and has the answer to a Flush or FSync when all
-// of it was carried out. A write waits for those that it overlaps, because margay run may carry out
-// requests in any order.
+// a request waits for it. A request waits for the earlier writes that it could show (fuse.Reach).
+// So a rank reads its own writes, and has the answer to a Flush or FSync when all of them were
+// carried out. A write waits for the earlier writes that it overlaps, because margay run may carry
+// out requests in any order.
 //
 // margay run keeps the error of a write behind for the open file, and returns it to the next
 // request that can report it: Flush, FSync, or a Write. So the writes of an open file are not
@@ -65,7 +65,7 @@ func NewQueue(patience time.Duration, now time.Time) *Queue {
 	return &Queue{Requests: NewRequests(patience, now), failed: make(map[openFile]struct{})}
 }
 
-// Take takes a request for which there is Room, and keeps its body.
+// Take takes a request, and keeps its body. There must be Room for it.
 func (q *Queue) Take(folder uint8, body []byte) (todo Todo) {
 	h, err := fuse.ReadHeader(body)
 	if err != nil {

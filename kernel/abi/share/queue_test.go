@@ -345,8 +345,9 @@ func (l *linux) answered(answer []byte) {
 	}
 }
 
-// TestQueue plays random histories of ranks that write and read: what has returned is found,
-// errors are reported, each request gets one answer, and no write is carried out over a later one.
+// TestQueue plays random histories of ranks that write and read. Data of writes that have returned
+// are found, errors are reported, each request gets one answer, and no write is carried out over a
+// later one.
 func TestQueue(t *testing.T) {
 	seed := check.Seed(t)
 	for history := range histories() {

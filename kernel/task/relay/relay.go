@@ -240,8 +240,8 @@ func (r *relay) send(s *stream, p *share.Pending) {
 	}
 }
 
-// pass sends what is ready, until the stream has ended. The goroutine that takes answers does not:
-// margay run may wait until it goes on.
+// pass sends the requests that are ready, until the stream has ended. The goroutine that takes
+// answers does not send: margay run may wait until it goes on.
 func (r *relay) pass(s *stream) {
 	for range s.wake {
 		r.mu.Lock()

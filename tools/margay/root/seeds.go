@@ -29,8 +29,8 @@ var yodRefused = map[string]string{
 	"-file": "messages of margay go to standard error, where 2>FILE takes them, with what ranks write there",
 }
 
-// yodStages are the stages of -d, and the flags of margay run for them. The files of yod's programs
-// are those of its working directory.
+// yodStages are the stages of -d, and the flags of margay run for them. Programs of yod
+// find the files of its working directory.
 var yodStages = map[string][]string{"load": {"--timing"}, "io": {"--files", ".", "--trace-io"}}
 
 // yod is Cplant's launcher: yod [-size N] [-l NODES] [OPTION...] PROGRAM|LOADFILE [ARGUMENT...].
