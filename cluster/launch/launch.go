@@ -9,8 +9,8 @@
 // Locks, outermost first: session.printing (held while a record is printed), stdin.reading (held
 // while a file is read, and set back), stdin.mu (held while a piece is sent), session.mu. Of shared
 // folders, peer.mu guards the requests of a node, and peerStream.sending is held while a frame is
-// written; neither is taken under another lock. window.mu, Status.mu, Timing.mu and placeTexts.mu
-// are held for no other, but outlet.mu, which is taken last.
+// written; neither is taken under another lock. window.mu, Status.mu, Timing.mu, Trace.mu and
+// placeTexts.mu are held for no other, but outlet.mu, which is taken last.
 package launch
 
 import (

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,9 +66,24 @@ func (s stuck) Write(data []byte) (int, error) {
 func (s stuck) Stat() (os.FileInfo, error) { return nil, nil }
 
 // quiet is another file, in memory.
-type quiet struct{ strings.Builder }
+type quiet struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
 
 func (q *quiet) Stat() (os.FileInfo, error) { return nil, nil }
+
+func (q *quiet) Write(data []byte) (int, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.text.Write(data)
+}
+
+func (q *quiet) String() string {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.text.String()
+}
 
 // Messages go ahead of output that is not read, if they go to another file. They do not go ahead of
 // other messages, nor of output before that was read.

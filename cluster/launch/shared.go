@@ -26,6 +26,9 @@ const streamPause = 100 * time.Millisecond
 // closeWait bounds how long requests that are carried out may take at the end.
 const closeWait = 5 * time.Second
 
+// mostLosses is how many files that lack data are named.
+const mostLosses = 20
+
 // Bounds of the requests that are carried out at once. Each may hold a thread of this process, of
 // which Go permits 10,000.
 const (
@@ -88,7 +91,13 @@ func (sh *sharing) close() {
 
 // dataLost reports that a write has failed after it had returned.
 func (s *session) dataLost(sh *sharing, node uint32, path string, errno unix.Errno) {
-	sh.losses.Add(1)
+	switch n := sh.losses.Add(1); {
+	case n == mostLosses+1:
+		s.Status.Lossf("more files lack data; no further one is named")
+		return
+	case n > mostLosses:
+		return
+	}
 	s.Status.Lossf("%s lacks data that a rank on node%d has written: %v", printable.Name(path), node, errno)
 }
 

@@ -50,6 +50,12 @@ func TestDataLost(t *testing.T) {
 	if code, err := sh.lost(0, nil); code != ExitMargay || err == nil {
 		t.Errorf("%d, %v", code, err)
 	}
+	for range 100 {
+		s.dataLost(sh, 2, "/a/b", unix.ENOSPC)
+	}
+	if n := strings.Count(said.String(), "\n"); n != mostLosses+1 {
+		t.Errorf("it says %d lines", n)
+	}
 	failed := errors.New("the rank")
 	if code, err := sh.lost(3, failed); code != 3 || err != failed {
 		t.Errorf("%d, %v", code, err)

@@ -14,8 +14,8 @@ import (
 
 // block is the piece of a file that has a version: the number of the write that it is from.
 const (
-	block      = 512
-	fileBlocks = 2048
+	block      = 4096
+	fileBlocks = 128
 )
 
 // linux is a node whose ranks use a few files of a shared folder, a relay and margay run, and a
@@ -350,7 +350,7 @@ func (l *linux) answered(answer []byte) {
 // later one.
 func TestQueue(t *testing.T) {
 	seed := check.Seed(t)
-	for history := range histories() {
+	for history := range histories() / 2 {
 		l := newLinux(t, seed, uint64(history))
 		for range 600 {
 			l.step(true)

@@ -110,7 +110,9 @@ them at its end, but none in /tmp. Standard output and standard error come back,
 those end half a second after the last rank. Each rank finds its number in MARGAY_RANK and the number of ranks in MARGAY_SIZE.
 
 With --files ranks see and change a folder of this host while they run, under the same name or as DEST; with :ro they only read it. What
-they do there, this command does for them, so it must run as long as the job.
+they do there, this command does for them, so it must run as long as the job. Writes return before they are carried out: their errors
+come with a later write, fsync or close, and status 125 means that a file lacks data. --trace-io prints a line for each request: time,
+node, what was done, file, offset and length, result, and how long it took.
 
 With --out the files at a path come back when the ranks have ended, also when they failed or were killed: a file, or all that is new or
 has changed in a folder. They get the same names here, or the name or folder DEST; %n in it is the node, %j the job. A file whose name

@@ -96,7 +96,7 @@ func within(path, folder string) bool {
 }
 
 // traceStderr is the value of --trace-io without a file.
-const traceStderr = "-"
+const traceStderr = "stderr"
 
 // traceIO lets a job print the requests for its shared files. It returns what ends that.
 func (f *Flags) traceIO(a *command.App, o *launch.Options) (end func(), err error) {
