@@ -5,8 +5,15 @@ import (
 	"syscall"
 )
 
-// writeSize is how many bytes of a Write stand before its data, with the header.
-const writeSize = HeaderSize + 40
+// Places in a Write, from the begin of its header.
+const (
+	handleAt     = HeaderSize
+	offsetAt     = HeaderSize + 8
+	sizeAt       = HeaderSize + 16
+	writeFlagsAt = HeaderSize + 20
+	openFlagsAt  = HeaderSize + 32
+	writeSize    = HeaderSize + 40 // of all before its data
+)
 
 // Flags of a Write. Linux sets the first one; the last one is the relay's own, and Linux has none
 // with its value.
@@ -31,10 +38,10 @@ func Deferrable(h Header, b []byte) (Extent, bool) {
 	if h.Opcode != Write || len(b) <= writeSize || len(b) > MaxRequest {
 		return Extent{}, false
 	}
-	e := Extent{Handle: binary.LittleEndian.Uint64(b[HeaderSize:]), Offset: binary.LittleEndian.Uint64(b[HeaderSize+8:])}
-	size := binary.LittleEndian.Uint32(b[HeaderSize+16:])
+	e := Extent{Handle: binary.LittleEndian.Uint64(b[handleAt:]), Offset: binary.LittleEndian.Uint64(b[offsetAt:])}
+	size := binary.LittleEndian.Uint32(b[sizeAt:])
 	e.End = e.Offset + uint64(size)
-	flags, opened := binary.LittleEndian.Uint32(b[HeaderSize+20:]), binary.LittleEndian.Uint32(b[HeaderSize+32:])
+	flags, opened := binary.LittleEndian.Uint32(b[writeFlagsAt:]), binary.LittleEndian.Uint32(b[openFlagsAt:])
 	return e, int(size) == len(b)-writeSize && e.End > e.Offset && e.End < 1<<63 && flags&(writeCached|writeBehind) == 0 && opened&direct == 0
 }
 
@@ -44,7 +51,7 @@ func Joins(first, second []byte) bool { return len(first)+len(second)-writeSize 
 // Join appends the data of a Write to another one. Both must be Deferrable.
 func Join(first, second []byte) []byte {
 	first = append(first, second[writeSize:]...)
-	binary.LittleEndian.PutUint32(first[HeaderSize+16:], uint32(len(first)-writeSize))
+	binary.LittleEndian.PutUint32(first[sizeAt:], uint32(len(first)-writeSize))
 	return Finish(first)
 }
 
@@ -53,7 +60,7 @@ func Full(b []byte) bool { return len(b) == MaxRequest }
 
 // Defer marks a Write as one whose rank does not wait for its answer.
 func Defer(b []byte) {
-	at := b[HeaderSize+20:]
+	at := b[writeFlagsAt:]
 	binary.LittleEndian.PutUint32(at, binary.LittleEndian.Uint32(at)|writeBehind)
 }
 
