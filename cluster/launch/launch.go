@@ -9,8 +9,8 @@
 // Locks, outermost first: session.printing (held while a record is printed), stdin.reading (held
 // while a file is read, and set back), stdin.mu (held while a piece is sent), session.mu. Of shared
 // folders, peer.mu guards the requests of a node, and peerStream.sending is held while a frame is
-// written; neither is taken under another lock. window.mu, Status.mu, Timing.mu and placeTexts.mu
-// are held for no other, but outlet.mu, which is taken last.
+// written; neither is taken under another lock. window.mu, Status.mu, Timing.mu, Trace.mu and
+// placeTexts.mu are held for no other, but outlet.mu, which is taken last.
 package launch
 
 import (
@@ -63,6 +63,7 @@ type Options struct {
 	Overwrite bool           // it may replace files
 
 	Shared []proxy.Folder // folders that the ranks see; Spec.Shared has their names there
+	Trace  *Trace         // gets a line for each request for a file in them; nil: none
 
 	Stdin          io.Reader // nil for none
 	Lines          bool      // Stdin is a terminal that gives lines: the next one is read when the ranks have read the last
@@ -238,6 +239,7 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 		go s.bringBack(bringing, s.places)
 	}
 	code, err := s.wait(ctx)
+	code, err = shared.lost(code, err)
 	code, err = s.broughtBack(stop, code, err)
 	s.printing.Lock()
 	defer s.printing.Unlock()

@@ -24,6 +24,10 @@ const hangUpLook = 100 * time.Millisecond
 // lastWrite bounds the wait for unread output once the job is given up.
 const lastWrite = time.Second
 
+// aheadAfter is how long a message waits for output before it. If the reader of that does not read
+// for so long, messages go ahead of it to another file.
+const aheadAfter = time.Second
+
 // errUnread reports output that was not read before the job was given up.
 var errUnread = errors.New("the output was not read")
 
@@ -32,6 +36,9 @@ var errUnread = errors.New("the output was not read")
 //
 // It is bounded by await: a reader that does not read holds up the records from serve. When serve
 // has gone, the rest of its connection is taken, at most as much as Linux holds for a socket.
+//
+// Messages come in order with the output, as long as that is read. Of lines
+// of progress that wait, one after the other, only the last is written.
 type outlet struct {
 	failed func(error) // called once, with the first error; it must not wait for the outlet
 
@@ -41,13 +48,20 @@ type outlet struct {
 	size    int   // bytes that are not written
 	writing bool  // a goroutine is carrying out pieces
 	err     error // nothing is written any more
+
+	now    piece     // the piece that is being carried out
+	begun  time.Time // since then
+	ahead  bool      // messages are being written ahead of now
+	timing bool      // goAhead is about to look
 }
 
 // piece is something to be done when all before it is.
 type piece struct {
-	size   int
-	status bool // has no errors, and is done even after the error of another
-	do     func() error
+	size     int
+	status   bool      // has no errors, and is done even after the error of another
+	progress bool      // takes the place of another one right before it
+	to       io.Writer // nil: it is not output
+	do       func() error
 }
 
 func newOutlet(failed func(error)) *outlet {
@@ -65,12 +79,73 @@ func (o *outlet) add(p piece) {
 	if o.err != nil && !p.status {
 		return
 	}
+	if last := len(o.queue) - 1; p.progress && last >= 0 && o.queue[last].progress {
+		o.size -= o.queue[last].size
+		o.queue = o.queue[:last]
+	}
 	o.queue = append(o.queue, p)
 	o.size += p.size
 	if !o.writing {
 		o.writing = true
 		go o.write()
+	} else if p.status {
+		o.watch()
 	}
+}
+
+// watch looks after a while whether messages must go ahead. The caller holds outlet.mu.
+func (o *outlet) watch() {
+	if !o.timing {
+		o.timing = true
+		time.AfterFunc(aheadAfter, o.goAhead)
+	}
+}
+
+// goAhead writes the messages that wait for output to another file that is not read.
+func (o *outlet) goAhead() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.timing = false
+	blocked := func(p piece) bool { return o.writing && p.status && apart(o.now.to, p.to) }
+	if !slices.ContainsFunc(o.queue, blocked) {
+		if slices.ContainsFunc(o.queue, func(p piece) bool { return p.status }) {
+			o.watch()
+		}
+		return
+	}
+	if time.Since(o.begun) < aheadAfter || o.ahead {
+		o.watch()
+		return
+	}
+	var first []piece
+	o.queue = slices.DeleteFunc(o.queue, func(p piece) bool {
+		if blocked(p) {
+			first = append(first, p)
+		}
+		return blocked(p)
+	})
+	o.ahead = true
+	for _, p := range first {
+		o.mu.Unlock()
+		_ = p.do()
+		o.mu.Lock()
+		o.size -= p.size
+	}
+	o.ahead = false
+	o.changed.Broadcast()
+}
+
+// apart reports whether two writers are different files.
+func apart(a, b io.Writer) bool {
+	type file interface{ Stat() (os.FileInfo, error) }
+	x, isFile := a.(file)
+	y, areFiles := b.(file)
+	if !isFile || !areFiles {
+		return false
+	}
+	first, err := x.Stat()
+	second, err2 := y.Stat()
+	return err == nil && err2 == nil && !os.SameFile(first, second)
 }
 
 // write carries out the pieces until none is left.
@@ -80,6 +155,7 @@ func (o *outlet) write() {
 	for len(o.queue) > 0 {
 		p := o.queue[0]
 		o.queue = o.queue[1:]
+		o.now, o.begun = p, time.Now()
 		o.mu.Unlock()
 		err := p.do()
 		o.mu.Lock()
@@ -95,7 +171,7 @@ func (o *outlet) write() {
 		}
 		o.changed.Broadcast()
 	}
-	o.queue, o.writing = nil, false
+	o.queue, o.writing, o.now = nil, false, piece{}
 	o.changed.Broadcast()
 }
 
@@ -124,7 +200,7 @@ func (o *outlet) hasRoom(wait time.Duration) bool {
 func (o *outlet) flush(ctx context.Context) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	idle := func() bool { return !o.writing }
+	idle := func() bool { return !o.writing && !o.ahead }
 	if cond.Wait(ctx, &o.changed, idle) != nil {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWrite)
 		defer cancel()
@@ -150,12 +226,23 @@ func (o *outlet) status(s *Status) *Status {
 }
 
 func (w *outletWriter) Write(data []byte) (int, error) {
+	w.outlet.add(w.piece(data))
+	return len(data), nil
+}
+
+// Progress writes a line in place of one that is not written yet.
+func (w *outletWriter) Progress(data []byte) {
+	p := w.piece(data)
+	p.progress = true
+	w.outlet.add(p)
+}
+
+func (w *outletWriter) piece(data []byte) piece {
 	data = bytes.Clone(data)
-	w.outlet.add(piece{size: len(data), status: w.lossy, do: func() error {
+	return piece{size: len(data), status: w.lossy, to: w.to, do: func() error {
 		_, err := w.to.Write(data)
 		return w.error(err)
-	}})
-	return len(data), nil
+	}}
 }
 
 // take writes a file, from where it stands, and closes it.
@@ -164,11 +251,11 @@ func (w *outletWriter) take(f *os.File) {
 	if info, err := f.Stat(); err == nil {
 		size = int(info.Size())
 	}
-	w.outlet.then(size, func() error {
+	w.outlet.add(piece{size: size, to: w.to, do: func() error {
 		defer f.Close()
 		_, err := io.Copy(w.to, f)
 		return w.error(err)
-	})
+	}})
 }
 
 func (w *outletWriter) error(err error) error {

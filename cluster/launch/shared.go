@@ -5,13 +5,18 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os/signal"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/launch/proxy"
+	"margay/internal/printable"
 	"margay/kernel/abi/share"
 )
 
@@ -20,6 +25,9 @@ const streamPause = 100 * time.Millisecond
 
 // closeWait bounds how long requests that are carried out may take at the end.
 const closeWait = 5 * time.Second
+
+// mostLosses is how many files that lack data are named.
+const mostLosses = 20
 
 // Bounds of the requests that are carried out at once. Each may hold a thread of this process, of
 // which Go permits 10,000.
@@ -32,6 +40,7 @@ const (
 type sharing struct {
 	folders *proxy.Folders
 	running sync.WaitGroup
+	losses  atomic.Uint64 // open files whose close was the first to report an error
 }
 
 // share opens the shared folders. Requests are carried out until ctx ends; then close must be
@@ -51,8 +60,13 @@ func (s *session) share(ctx context.Context) (*sharing, error) {
 	if sh.folders, err = proxy.Open(s.Shared, len(nodes)); err != nil {
 		return nil, err
 	}
+	signal.Ignore(unix.SIGXFSZ) // a file that must not grow as much is an error of the rank
 	for _, node := range nodes {
 		p := newPeer(share.Window(len(nodes)), max(1, min(busyNode, busyAll/len(nodes))))
+		p.watch.Lost = func(path string, errno unix.Errno) { s.dataLost(sh, node, path, errno) }
+		if s.Trace != nil {
+			p.watch.Did = func(e proxy.Event) { s.Trace.print(node, e) }
+		}
 		sh.running.Go(func() { s.shareWith(ctx, sh.folders, node, p) })
 	}
 	return sh, nil
@@ -73,6 +87,26 @@ func (sh *sharing) close() {
 	case <-closed:
 	case <-time.After(closeWait):
 	}
+}
+
+// dataLost reports that a write has failed after it had returned.
+func (s *session) dataLost(sh *sharing, node uint32, path string, errno unix.Errno) {
+	switch n := sh.losses.Add(1); {
+	case n == mostLosses+1:
+		s.Status.Lossf("more files lack data; no further one is named")
+		return
+	case n > mostLosses:
+		return
+	}
+	s.Status.Lossf("%s lacks data that a rank on node%d has written: %v", printable.Name(path), node, errno)
+}
+
+// lost adds data that were lost in shared folders to the result of a job.
+func (sh *sharing) lost(code int, err error) (int, error) {
+	if n := sh.losses.Load(); n > 0 && code == 0 && err == nil {
+		return ExitMargay, errors.New("files in shared folders lack data that ranks have written, as said before")
+	}
+	return code, err
 }
 
 // shareWith serves a node until ctx ends, over as many streams as it takes.
@@ -106,6 +140,7 @@ type peer struct {
 	window  int
 	busy    chan struct{} // has a value for each request that is carried out
 	files   *proxy.Node   // nil before the first stream
+	watch   proxy.Watch
 	running sync.WaitGroup
 
 	mu      sync.Mutex
@@ -118,6 +153,7 @@ type peer struct {
 type peerStream struct {
 	net.Conn
 	sending sync.Mutex
+	buffer  []byte // guarded by sending
 }
 
 func newPeer(window, busy int) *peer {
@@ -148,7 +184,7 @@ func (p *peer) serve(ctx context.Context, conn net.Conn, folders *proxy.Folders)
 		return err
 	}
 	if p.files == nil {
-		p.files = folders.Node(hello.UID, hello.GID)
+		p.files = folders.Node(hello.UID, hello.GID, p.watch)
 	}
 	p.mu.Lock()
 	p.stream = stream
@@ -214,9 +250,9 @@ func answerFrame(f share.Frame, answer []byte) share.Frame {
 
 // send sends a frame, after those that are being sent.
 func (s *peerStream) send(f share.Frame) error {
-	packet := f.Append(make([]byte, 0, len(f.Body)+32))
 	s.sending.Lock()
 	defer s.sending.Unlock()
-	_, err := s.Write(packet)
+	s.buffer = f.Append(s.buffer[:0])
+	_, err := s.Write(s.buffer)
 	return err
 }

@@ -68,7 +68,16 @@ func (p *Progress) Set(done int64) {
 	if p.total > 0 {
 		of = fmt.Sprintf(" of %d", p.total>>20)
 	}
-	fmt.Fprintf(p.status.W, "\r\x1b[Kmargay: %s: %d%s MiB", p.what, done>>20, of)
+	p.status.progress(fmt.Sprintf("\r\x1b[Kmargay: %s: %d%s MiB", p.what, done>>20, of))
+}
+
+// progress writes a line that takes the place of the one before. The caller holds Status.mu.
+func (s *Status) progress(line string) {
+	if w, ok := s.W.(interface{ Progress([]byte) }); ok {
+		w.Progress([]byte(line))
+	} else {
+		_, _ = io.WriteString(s.W, line)
+	}
 }
 
 // Done ends the showing.
@@ -76,6 +85,6 @@ func (p *Progress) Done() {
 	if !p.shown.IsZero() {
 		p.status.mu.Lock()
 		defer p.status.mu.Unlock()
-		fmt.Fprint(p.status.W, "\r\x1b[K")
+		p.status.progress("\r\x1b[K")
 	}
 }

@@ -128,7 +128,7 @@ func (p *arrayProgress) show(s *summary, total, running int) {
 	}
 	p.status.mu.Lock()
 	defer p.status.mu.Unlock()
-	fmt.Fprintf(p.status.W, "\r\x1b[Kmargay: %s", text)
+	p.status.progress(fmt.Sprintf("\r\x1b[Kmargay: %s", text))
 }
 
 // clear removes the line, before something else is written.
@@ -137,7 +137,7 @@ func (p *arrayProgress) clear() {
 		p.shown = false
 		p.status.mu.Lock()
 		defer p.status.mu.Unlock()
-		fmt.Fprint(p.status.W, "\r\x1b[K")
+		p.status.progress("\r\x1b[K")
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -53,6 +54,7 @@ func TestSharedFolders(t *testing.T) {
 			return
 		}
 		m.changedMeanwhile(dir, put)
+		m.writtenInVain(dir)
 		m.sharedUnderKills(dir, holds)
 		orphan := m.runIn(dir, "--files", ".", "bash", "-c", "while :; do echo on >on; done")
 		m.awaitFile(filepath.Join(dir, "on"))
@@ -93,11 +95,31 @@ func (m *machine) changedMeanwhile(dir string, put func(name, text string)) {
 	}
 }
 
-// sharedUnderKills kills node kernels and serve while ranks append to files.
+// writtenInVain lets a rank write more than may be in a file here. The write returns before that is
+// known, and the close is ignored.
+func (m *machine) writtenInVain(dir string) {
+	m.t.Helper()
+	trace := filepath.Join(m.t.TempDir(), "trace")
+	limited := func(c *exec.Cmd) {
+		c.Dir = dir
+		c.Path, c.Args = "/bin/bash", append([]string{"bash", "-c", `ulimit -f 64 && exec "$@"`, "bash"}, c.Args...)
+	}
+	r := start(m.t, limited, "-m", m.name, "run", "--files", ".", "--trace-io="+trace, "--with", "/bin/dd",
+		"bash", "-c", "dd if=/dev/zero of=large bs=100000 count=1 2>/dev/null || echo the close has failed").wait()
+	if r.code != 125 || r.stdout != "the close has failed\n" || !strings.Contains(r.stderr, "large lacks data that a rank on node0 has written: file too large\n") {
+		m.t.Error(r)
+	}
+	b, err := os.ReadFile(trace)
+	if err != nil || !strings.Contains(string(b), " node0 write-behind "+filepath.Join(dir, "large")+" 0+100000 ") || !strings.Contains(string(b), " - EFBIG ") {
+		m.t.Errorf("the trace is %q, %v", b, err)
+	}
+}
+
+// sharedUnderKills kills node kernels and serve while ranks append to files, and write behind.
 func (m *machine) sharedUnderKills(dir string, holds func(name, text string)) {
 	m.t.Helper()
 	const rounds = 300
-	script := fmt.Sprintf("for ((i = 0; i < %d; i++)); do echo $i >>long$MARGAY_RANK && mkdir made$MARGAY_RANK && rmdir made$MARGAY_RANK || exit; done", rounds)
+	script := fmt.Sprintf("exec 3>stream$MARGAY_RANK; for ((i = 0; i < %d; i++)); do echo $i >&3; echo $i >>long$MARGAY_RANK && mkdir made$MARGAY_RANK && rmdir made$MARGAY_RANK || exit; done", rounds)
 	c := m.runIn(dir, "-n", "2", "--ppn", "1", "--files", ".", "--with", "/bin/mkdir", "--with", "/bin/rmdir", "bash", "-c", script)
 	m.awaitFile(filepath.Join(dir, "long0"))
 	m.awaitFile(filepath.Join(dir, "long1"))
@@ -113,4 +135,6 @@ func (m *machine) sharedUnderKills(dir string, holds func(name, text string)) {
 	}
 	holds("long0", want.String())
 	holds("long1", want.String())
+	holds("stream0", want.String())
+	holds("stream1", want.String())
 }

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"path/filepath"
@@ -172,16 +173,21 @@ func (m *mount) onHandle(answer []byte, r *fuse.Request) ([]byte, error) {
 	fd := int(h.file.Fd())
 	switch r.Opcode {
 	case fuse.Flush: // as the rank closes it; some file systems report errors only then
+		if err := m.settleLoss(h); err != nil {
+			return nil, err
+		}
 		copied, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
 			return answer, nil
 		}
 		return answer, unix.Close(copied)
 	case fuse.FSync, fuse.FSyncDir:
+		sync := unix.Fsync
 		if r.Flags&fuse.FSyncData != 0 {
-			return answer, unix.Fdatasync(fd)
+			sync = unix.Fdatasync
 		}
-		return answer, unix.Fsync(fd)
+		err := sync(fd)
+		return answer, cmp.Or(m.takeOwed(h), err)
 	case fuse.FAllocate:
 		return answer, unix.Fallocate(fd, r.Flags, int64(r.Offset), int64(r.Size))
 	case fuse.LSeek:
@@ -572,24 +578,40 @@ func (m *mount) write(answer []byte, r *fuse.Request) ([]byte, error) {
 		return nil, err
 	}
 	defer m.done(h)
-	if r.Offset > 1<<63-1 {
-		return nil, unix.EFBIG
-	}
-	written := 0
-	for written < len(r.Data) {
-		n, err := unix.Pwrite(int(h.file.Fd()), r.Data[written:], int64(r.Offset)+int64(written)) // not WriteAt, which refuses O_APPEND
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil && written == 0 {
+	if !r.Behind {
+		if err := m.takeOwed(h); err != nil {
 			return nil, err
 		}
-		if err != nil || n == 0 {
-			break
+	}
+	written, err := writeAt(int(h.file.Fd()), r.Data, r.Offset)
+	if r.Behind && err != nil {
+		m.owe(h, err)
+	}
+	if written == 0 && err != nil {
+		return nil, err
+	}
+	return fuse.AppendWritten(answer, written), nil
+}
+
+// writeAt writes data at an offset, and returns how much it has written. That is all unless there
+// was an error.
+func writeAt(fd int, data []byte, offset uint64) (written int, err error) {
+	if offset > 1<<63-1 {
+		return 0, unix.EFBIG
+	}
+	for written < len(data) {
+		n, err := unix.Pwrite(fd, data[written:], int64(offset)+int64(written)) // not WriteAt, which refuses O_APPEND
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return written, err
+		case n == 0:
+			return written, unix.EIO
 		}
 		written += n
 	}
-	return fuse.AppendWritten(answer, written), nil
+	return written, nil
 }
 
 func (m *mount) access(r *fuse.Request) error {

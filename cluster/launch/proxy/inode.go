@@ -2,8 +2,10 @@ package proxy
 
 import (
 	"container/list"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -17,6 +19,7 @@ type mount struct {
 	root     *os.File
 	readOnly bool
 	uid, gid uint32
+	watch    Watch
 	*room
 
 	mu         sync.Mutex
@@ -71,15 +74,16 @@ func stampOf(st *unix.Stat_t) stamp { return stamp{st.Size, st.Mtim, st.Ctim} }
 type handle struct {
 	file  *os.File
 	inode uint64
-	users int // requests, and the table; guarded by mount.mu
+	users int        // requests, and the table; guarded by mount.mu
+	owed  unix.Errno // of a write behind that has failed, and no request has reported; guarded by mount.mu
 
 	mu   sync.Mutex // of a folder: held while entries are read
 	next int64      // of a folder: position
 }
 
-func newMount(root *os.File, readOnly bool, uid, gid uint32, left *room, mostInodes int) *mount {
+func newMount(root *os.File, readOnly bool, uid, gid uint32, watch Watch, left *room, mostInodes int) *mount {
 	m := &mount{
-		root: root, readOnly: readOnly, uid: uid, gid: gid, room: left, mostInodes: mostInodes,
+		root: root, readOnly: readOnly, uid: uid, gid: gid, watch: watch, room: left, mostInodes: mostInodes,
 		inodes: make(map[uint64]*inode), handles: make(map[uint64]*handle), last: fuse.RootNode,
 	}
 	m.inodes[fuse.RootNode] = &inode{number: fuse.RootNode, lookups: 1}
@@ -88,11 +92,11 @@ func newMount(root *os.File, readOnly bool, uid, gid uint32, left *room, mostIno
 
 func (m *mount) close() {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, h := range m.handles {
-		h.file.Close()
+	left := slices.Collect(maps.Keys(m.handles))
+	m.mu.Unlock()
+	for _, number := range left {
+		m.release(number)
 	}
-	clear(m.handles)
 }
 
 // path returns the path of a file below the shared folder.
@@ -341,6 +345,7 @@ func (m *mount) release(number uint64) {
 	delete(m.handles, number)
 	m.mu.Unlock()
 	if h != nil {
+		m.settleLoss(h)
 		m.done(h)
 	}
 }

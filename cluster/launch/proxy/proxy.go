@@ -84,11 +84,11 @@ func (f *Folders) Close() {
 type Node struct{ mounts []*mount }
 
 // Node returns a new node, on which ranks have a user and a group.
-func (f *Folders) Node(uid, gid uint32) *Node {
+func (f *Folders) Node(uid, gid uint32, watch Watch) *Node {
 	n, left := new(Node), new(room)
 	left.files.Store(int64(f.mostFiles))
 	for i, folder := range f.list {
-		n.mounts = append(n.mounts, newMount(f.roots[i], folder.ReadOnly, uid, gid, left, f.mostInodes))
+		n.mounts = append(n.mounts, newMount(f.roots[i], folder.ReadOnly, uid, gid, watch, left, f.mostInodes))
 	}
 	return n
 }
@@ -108,7 +108,10 @@ func (n *Node) Do(folder int, request []byte) []byte {
 	}
 	answer := fuse.NewAnswer(r.Unique, int(min(r.Size, fuse.MaxData))*readRoom(r.Opcode)+fuse.EntrySize+64)
 	if err == nil {
-		answer, err = n.mounts[folder].do(r, answer)
+		m := n.mounts[folder]
+		did := m.begin(&r)
+		answer, err = m.do(r, answer)
+		did(&r, answer, err)
 	}
 	if err != nil {
 		return fuse.Failed(r.Unique, errnoOf(err))

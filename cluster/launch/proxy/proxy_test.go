@@ -31,7 +31,7 @@ func share(t testing.TB, dir string, readOnly bool) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := folders.Node(1000, 1001)
+	n := folders.Node(1000, 1001, Watch{})
 	t.Cleanup(func() {
 		n.Close()
 		folders.Close()
@@ -300,7 +300,7 @@ func TestBounds(t *testing.T) {
 		t.Fatal(err)
 	}
 	folders.mostFiles, folders.mostInodes = 3, 4
-	both := folders.Node(1000, 1001)
+	both := folders.Node(1000, 1001, Watch{})
 	t.Cleanup(func() {
 		both.Close()
 		folders.Close()

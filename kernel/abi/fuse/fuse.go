@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -76,14 +77,32 @@ const (
 	LSeek       Opcode = 46
 )
 
+// names are the system calls that cause requests, or what they do.
+var names = map[Opcode]string{
+	Lookup: "lookup", Forget: "forget", GetAttr: "stat", SetAttr: "setattr", ReadLink: "readlink", Symlink: "symlink", MkNod: "mknod",
+	MkDir: "mkdir", Unlink: "unlink", RmDir: "rmdir", Rename: "rename", Link: "link", Open: "open", Read: "read", Write: "write",
+	StatFS: "statfs", Release: "release", FSync: "fsync", Flush: "close", OpenDir: "opendir", ReadDir: "readdir", ReleaseDir: "releasedir",
+	FSyncDir: "fsyncdir", Access: "access", Create: "create", BatchForget: "forget", FAllocate: "fallocate", ReadDirPlus: "readdir",
+	Rename2: "rename", LSeek: "seek",
+}
+
+// String returns the name of a kind of request.
+func (o Opcode) String() string {
+	if name := names[o]; name != "" {
+		return name
+	}
+	return "request" + strconv.Itoa(int(o))
+}
+
 // Answered reports whether Linux waits for an answer.
 func (o Opcode) Answered() bool { return o != Forget && o != BatchForget && o != Interrupt }
 
 // Repeatable reports whether carrying out a request twice is the same as once, so that its answer
-// need not be kept. Answers of the others are short.
+// need not be kept. Answers of the others are short. FSync and Flush may return the error of an
+// earlier write, once.
 func (o Opcode) Repeatable() bool {
 	switch o {
-	case Read, ReadDir, ReadDirPlus, GetAttr, ReadLink, StatFS, Access, FSync, FSyncDir, Flush, LSeek:
+	case Read, ReadDir, ReadDirPlus, GetAttr, ReadLink, StatFS, Access, FSyncDir, LSeek:
 		return true
 	}
 	return false
@@ -153,6 +172,7 @@ type Request struct {
 	Offset  uint64
 	Size    uint64 // bytes that are read, or a length
 	Flags   uint32 // of Open, Create and Rename2 as in the system calls, of Access the mask, of LSeek whence, of FAllocate the mode
+	Behind  bool   // of Write: the rank does not wait for the answer, so an error must be kept for it
 	Mode    uint32
 	Valid   uint32 // of SetAttr
 	UID     uint32
@@ -231,7 +251,8 @@ func (r *Request) read(in *reader) bool {
 		in.skip(20)
 	case Write:
 		r.Handle, r.Offset, r.Size = in.u64(), in.u64(), uint64(in.u32())
-		in.skip(20)
+		r.Behind = in.u32()&writeBehind != 0
+		in.skip(16)
 		r.Data = in.bytes(r.Size)
 	case Release, ReleaseDir, Flush:
 		r.Handle = in.u64()

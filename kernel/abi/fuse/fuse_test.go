@@ -72,12 +72,14 @@ func TestParse(t *testing.T) {
 
 // TestHeader compares sizes with the header of Linux.
 func TestHeader(t *testing.T) {
-	const header = "#include <linux/fuse.h>\n"
+	const header = "#include <stddef.h>\n#include <linux/fuse.h>\n"
 	values := check.CValues(t, header, map[string]string{
 		"in": "sizeof(struct fuse_in_header)", "out": "sizeof(struct fuse_out_header)", "attr": "sizeof(struct fuse_attr_out)",
 		"entry": "sizeof(struct fuse_entry_out)", "init": "sizeof(struct fuse_init_out)", "statfs": "sizeof(struct fuse_statfs_out)",
 		"open": "sizeof(struct fuse_open_out)", "write": "sizeof(struct fuse_write_out)", "dirent": "FUSE_NAME_OFFSET",
 		"setattr": "sizeof(struct fuse_setattr_in)", "read": "sizeof(struct fuse_read_in)",
+		"write in": "sizeof(struct fuse_write_in)", "write flags": "offsetof(struct fuse_write_in, write_flags)",
+		"open flags": "offsetof(struct fuse_write_in, flags)", "cached": "FUSE_WRITE_CACHE",
 	})
 	init, err := AnswerInit(request(Init, [4]uint32{Major, 44, 1 << 20, 1<<32 - 1}))
 	if err != nil {
@@ -87,6 +89,7 @@ func TestHeader(t *testing.T) {
 		"in": HeaderSize, "out": AnswerSize, "attr": len(AppendAttr(nil, Attr{}, 0)), "entry": len(AppendEntry(nil, Entry{})),
 		"init": len(init) - AnswerSize, "statfs": len(AppendSpace(nil, Space{})), "open": len(AppendOpen(nil, 0, 0)),
 		"write": len(AppendWritten(nil, 0)), "dirent": len(AppendDirent(nil, 0, 0, 0, "")), "setattr": 88, "read": 40,
+		"write in": writeSize - HeaderSize, "write flags": writeFlagsAt - HeaderSize, "open flags": openFlagsAt - HeaderSize, "cached": writeCached,
 	} {
 		if values[name] != size {
 			t.Errorf("%s: %d bytes, in Linux %d", name, size, values[name])
@@ -111,6 +114,10 @@ func FuzzParse(f *testing.F) {
 			t.Error("a request costs less than it takes")
 		}
 		_, _ = AnswerInit(b)
+		_, _ = Released(b)
+		if h, err := ReadHeader(b); err == nil {
+			deferred(t, h, b)
+		}
 		r, err := Parse(b)
 		if err != nil {
 			return
@@ -128,4 +135,47 @@ func FuzzParse(f *testing.F) {
 			t.Error("data from nowhere")
 		}
 	})
+}
+
+// deferred looks at a request as one that may be written behind.
+func deferred(t *testing.T, h Header, b []byte) {
+	e, ok := Deferrable(h, b)
+	if !ok {
+		return
+	}
+	if e.Offset >= e.End || !e.Overlaps(e) {
+		t.Errorf("it writes %+v", e)
+	}
+	b = bytes.Clone(b)
+	if Joins(b, b) {
+		b = Join(b, bytes.Clone(b))
+	}
+	Defer(b)
+	if r, err := Parse(b); err != nil || !r.Behind || uint64(len(r.Data)) != r.Size || r.Offset != e.Offset {
+		t.Errorf("the deferred write is %+v, %v", r, err)
+	}
+}
+
+// Writes that must be carried out before they return are not deferred.
+func TestDeferrable(t *testing.T) {
+	for name, test := range map[string]struct {
+		body [5]uint64 // handle, offset, size and flags of the write, owner, flags of the open file
+		want bool
+	}{
+		"plain":        {[5]uint64{3, 4096, 4, 0, syscall.O_RDWR}, true},
+		"append":       {[5]uint64{3, 4096, 4, 0, syscall.O_APPEND}, false},
+		"sync":         {[5]uint64{3, 4096, 4, 0, syscall.O_DSYNC}, false},
+		"direct":       {[5]uint64{3, 4096, 4, 0, syscall.O_DIRECT}, false},
+		"of a page":    {[5]uint64{3, 4096, 4 | writeCached<<32, 0, 0}, false},
+		"of relay":     {[5]uint64{3, 4096, 4 | writeBehind<<32, 0, 0}, false},
+		"another size": {[5]uint64{3, 4096, 5, 0, 0}, false},
+		"too far":      {[5]uint64{3, 1<<63 - 4, 4, 0, 0}, false},
+		"over the end": {[5]uint64{3, 1<<64 - 2, 4, 0, 0}, false},
+	} {
+		b := request(Write, test.body, "data")
+		h, err := ReadHeader(b)
+		if e, ok := Deferrable(h, b); err != nil || ok != test.want || ok && e != (Extent{3, 4096, 4100}) {
+			t.Errorf("%s: %+v, %v", name, e, ok)
+		}
+	}
 }

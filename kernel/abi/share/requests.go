@@ -13,6 +13,13 @@ type Pending struct {
 	Number uint64
 	Body   []byte
 	cost   int
+	held   bool // not to be sent yet
+
+	// Of a Queue:
+	header   fuse.Header
+	behind   bool        // a write that Linux does not wait for
+	extent   fuse.Extent // of a write behind
+	answered int         // bytes of a write behind that Linux takes for written
 }
 
 // Requests are the requests of a relay that are not answered. It is a state machine without input
@@ -86,7 +93,7 @@ func (r *Requests) Answered(number uint64) *Pending {
 // this order.
 func (r *Requests) Connected(window int) []*Pending {
 	r.away, r.window = false, window
-	return r.open()
+	return slices.DeleteFunc(r.open(), func(p *Pending) bool { return p.held })
 }
 
 // Disconnected notes the end of the stream.

@@ -37,7 +37,7 @@ const (
 )
 
 // Version of the frames.
-const Version = 1
+const Version = 2
 
 // MaxFolders is how many folders a job can share.
 const MaxFolders = 16
@@ -62,12 +62,14 @@ type Frame struct {
 }
 
 // Append appends the encoded frame.
-func (f Frame) Append(b []byte) []byte {
+func (f Frame) Append(b []byte) []byte { return append(f.AppendHeader(b), f.Body...) }
+
+// AppendHeader appends the header, which the body follows.
+func (f Frame) AppendHeader(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(f.Body)))
 	b = append(b, byte(f.Kind), f.Folder, 0, 0)
 	b = binary.LittleEndian.AppendUint64(b, f.Number)
-	b = binary.LittleEndian.AppendUint64(b, f.Floor)
-	return append(b, f.Body...)
+	return binary.LittleEndian.AppendUint64(b, f.Floor)
 }
 
 // ErrProtocol reports an other side that does not keep to the protocol.

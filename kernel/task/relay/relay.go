@@ -1,5 +1,6 @@
 // Package relay is the process of a job on a node that has the job's shared folders: it mounts
-// them, and passes what ranks do under them to margay run (package share).
+// them, and passes what ranks do under them to margay run (package share). Most writes it answers
+// itself, and carries them out behind the rank.
 //
 // The job's init starts it in the namespaces of the job, before the ranks. It is not the init
 // itself: Go stops the scheduling of a process that starts another until that has executed its
@@ -8,15 +9,15 @@
 // that breaks.
 //
 // Locks, outermost first: stream.sending is held while a frame is written, relay.mu guards the
-// table of requests and the current stream.
+// queue of requests and the current stream.
 package relay
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"sync"
@@ -121,7 +122,7 @@ type relay struct {
 
 	mu      sync.Mutex
 	changed sync.Cond
-	table   *share.Requests
+	queue   *share.Queue
 	stream  *stream // nil: none
 	timer   *time.Timer
 }
@@ -129,12 +130,16 @@ type relay struct {
 // stream is a connection to margay run.
 type stream struct {
 	net.Conn
+	in      *bufio.Reader
 	sending sync.Mutex // the floors of requests do not fall
-	buffer  []byte     // guarded by sending
+	header  []byte     // guarded by sending
+
+	wake  chan struct{}    // has a value when there is something in ready
+	ready []*share.Pending // to be sent by pass; guarded by relay.mu
 }
 
 func newRelay(c Config, now time.Time) *relay {
-	r := &relay{config: c, table: share.NewRequests(patience, now)}
+	r := &relay{config: c, queue: share.NewQueue(patience, now)}
 	r.changed.L = &r.mu
 	return r
 }
@@ -152,22 +157,20 @@ func (r *relay) await() {
 // expire fails the requests that have waited for a stream for too long.
 func (r *relay) expire() {
 	r.mu.Lock()
-	failed := r.table.Expire(time.Now())
+	todo := r.queue.Expire(time.Now())
 	r.changed.Broadcast()
 	r.mu.Unlock()
-	for _, p := range failed {
-		r.fail(p.Folder, p.Body)
+	r.reply(todo)
+}
+
+// reply gives Linux the answers of todo. It may not wait for them any more.
+func (r *relay) reply(todo share.Todo) {
+	for _, reply := range todo.Replies {
+		r.answer(reply.Folder, reply.Body)
 	}
 }
 
-// fail answers a request with EIO.
-func (r *relay) fail(folder uint8, request []byte) {
-	if h, err := fuse.ReadHeader(request); err == nil && h.Opcode.Answered() {
-		r.answer(folder, fuse.Failed(h.Unique, unix.EIO))
-	}
-}
-
-// answer gives Linux an answer. It may not wait for it any more.
+// answer gives Linux an answer.
 func (r *relay) answer(folder uint8, answer []byte) { _, _ = r.devices[folder].Write(answer) }
 
 // take takes requests from a device until its folder is unmounted.
@@ -187,7 +190,7 @@ func (r *relay) take(folder uint8, device *os.File) {
 	}
 }
 
-// request passes a request on, when there is room for it.
+// request takes a request, when there is room for it.
 func (r *relay) request(folder uint8, body []byte) {
 	h, err := fuse.ReadHeader(body)
 	if err != nil {
@@ -206,16 +209,16 @@ func (r *relay) request(folder uint8, body []byte) {
 		return
 	}
 	r.mu.Lock()
-	for !r.table.Room(body) {
+	for !r.queue.Room(body) {
 		r.changed.Wait()
 	}
-	p, s := r.table.Add(folder, body), r.stream
+	todo, s := r.queue.Take(folder, body), r.stream
 	r.mu.Unlock()
-	switch {
-	case p == nil:
-		r.fail(folder, body)
-	case s != nil:
-		r.send(s, p)
+	r.reply(todo)
+	if s != nil {
+		for _, p := range todo.Send {
+			r.send(s, p)
+		}
 	}
 }
 
@@ -225,14 +228,41 @@ func (r *relay) send(s *stream, p *share.Pending) {
 	s.sending.Lock()
 	defer s.sending.Unlock()
 	r.mu.Lock()
-	f, open := r.table.Frame(p)
+	f, open := r.queue.Frame(p)
 	r.mu.Unlock()
 	if !open {
 		return
 	}
-	s.buffer = f.Append(s.buffer[:0])
-	if _, err := s.Write(s.buffer); err != nil {
+	s.header = f.AppendHeader(s.header[:0])
+	packet := net.Buffers{s.header, f.Body} // in one call, without a copy
+	if _, err := packet.WriteTo(s.Conn); err != nil {
 		s.Close() // its reader sees that
+	}
+}
+
+// pass sends the requests that are ready, until the stream has ended. The goroutine that takes
+// answers does not send: margay run may wait until it goes on.
+func (r *relay) pass(s *stream) {
+	for range s.wake {
+		r.mu.Lock()
+		ready := s.ready
+		s.ready = nil
+		r.mu.Unlock()
+		for _, p := range ready {
+			r.send(s, p)
+		}
+	}
+}
+
+// later has pass send requests. The caller holds relay.mu.
+func (s *stream) later(send []*share.Pending) {
+	if len(send) == 0 {
+		return
+	}
+	s.ready = append(s.ready, send...)
+	select {
+	case s.wake <- struct{}{}:
+	default: // it has not looked yet
 	}
 }
 
@@ -243,7 +273,7 @@ func (r *relay) open(f *os.File) {
 	if err != nil {
 		return
 	}
-	s := &stream{Conn: conn}
+	s := &stream{Conn: conn, in: bufio.NewReader(conn), wake: make(chan struct{}, 1)}
 	defer s.Close()
 	window, err := r.greet(s)
 	if err != nil {
@@ -254,20 +284,17 @@ func (r *relay) open(f *os.File) {
 		old.Close()
 	}
 	r.stream = s
-	again := r.table.Connected(window)
+	s.later(r.queue.Connected(window))
 	r.changed.Broadcast()
 	r.mu.Unlock()
-	go func() {
-		for _, p := range again {
-			r.send(s, p)
-		}
-	}()
+	go r.pass(s)
 	r.answers(s)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	close(s.wake)
 	if r.stream == s {
 		r.stream = nil
-		r.table.Disconnected(time.Now())
+		r.queue.Disconnected(time.Now())
 		go r.await()
 	}
 }
@@ -280,7 +307,7 @@ func (r *relay) greet(s *stream) (window int, err error) {
 	if _, err := s.Write(hello.Frame().Append(nil)); err != nil {
 		return 0, err
 	}
-	f, err := share.ReadFrame(s)
+	f, err := share.ReadFrame(s.in)
 	if err != nil {
 		return 0, err
 	}
@@ -288,29 +315,37 @@ func (r *relay) greet(s *stream) (window int, err error) {
 }
 
 // answers takes answers from a stream until its end.
-func (r *relay) answers(from io.Reader) {
+func (r *relay) answers(s *stream) {
 	for {
-		f, err := share.ReadFrame(from)
+		f, err := share.ReadFrame(s.in)
 		if err != nil || f.Kind != share.Answer {
 			return
 		}
 		r.mu.Lock()
-		p := r.table.Answered(f.Number)
+		p, todo := r.queue.Answered(f.Number, f.Body)
+		if r.stream != nil { // which is another one if this has just been replaced
+			r.stream.later(todo.Send)
+		}
 		r.changed.Broadcast()
 		r.mu.Unlock()
-		if p == nil {
-			continue
+		r.reply(todo)
+		if p != nil {
+			r.deliver(p, f.Body)
 		}
-		h, err := fuse.ReadHeader(p.Body)
-		switch {
-		case err != nil || !h.Opcode.Answered():
-		case fuse.Valid(f.Body, h.Unique):
-			if news := fuse.Changed(h, f.Body); news != nil {
-				r.answer(p.Folder, news)
-			}
-			r.answer(p.Folder, f.Body)
-		default:
-			r.fail(p.Folder, p.Body)
+	}
+}
+
+// deliver gives Linux the answer to a request.
+func (r *relay) deliver(p *share.Pending, answer []byte) {
+	h, err := fuse.ReadHeader(p.Body)
+	switch {
+	case err != nil || !h.Opcode.Answered():
+	case fuse.Valid(answer, h.Unique):
+		if news := fuse.Changed(h, answer); news != nil {
+			r.answer(p.Folder, news)
 		}
+		r.answer(p.Folder, answer)
+	default:
+		r.answer(p.Folder, fuse.Failed(h.Unique, unix.EIO))
 	}
 }

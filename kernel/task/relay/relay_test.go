@@ -170,6 +170,50 @@ func TestStreams(t *testing.T) {
 	}
 }
 
+// part is a write of an open file, the handle 1.
+func part(unique, offset uint64, text string) []byte {
+	b := binary.LittleEndian.AppendUint64(nil, 1)
+	b = binary.LittleEndian.AppendUint64(b, offset)
+	b = binary.LittleEndian.AppendUint64(b, uint64(len(text)))
+	return request(fuse.Write, unique, append(append(b, make([]byte, 16)...), text...)...)
+}
+
+// TestBehind: ranks do not wait for their writes, which go to margay run as few large ones. A close
+// waits for all of them.
+func TestBehind(t *testing.T) {
+	r, linux := start(t, time.Now())
+	first := connect(t, r)
+	for i, text := range []string{"one", "two", "six"} {
+		write(t, linux, part(uint64(i), uint64(3*i), text))
+		if errno := answer(t, linux, uint64(i)); errno != 0 {
+			t.Errorf("write %d: %v", i, errno)
+		}
+	}
+	write(t, linux, request(fuse.Flush, 3, binary.LittleEndian.AppendUint64(make([]byte, 0, 24), 1)[:24]...))
+	var frames []share.Frame
+	for _, want := range []string{"one", "twosix"} {
+		f, unique := next(t, first)
+		if w, err := fuse.Parse(f.Body); err != nil || string(w.Data) != want || !w.Behind {
+			t.Errorf("%+v, %v; want a write of %q", w, err, want)
+		}
+		frames = append(frames, f)
+		reply(t, first, f, fuse.Finish(fuse.AppendWritten(fuse.NewAnswer(unique, 8), len(want))))
+	}
+	f, unique := next(t, first)
+	if unique != 3 {
+		t.Errorf("request %d comes after the writes", unique)
+	}
+	first.Close()
+	second := connect(t, r)
+	if f, unique = next(t, second); unique != 3 || f.Floor != frames[1].Number+1 {
+		t.Errorf("request %d with floor %d comes over the next stream", unique, f.Floor)
+	}
+	reply(t, second, f, fuse.Failed(3, unix.ENOSPC))
+	if errno := answer(t, linux, 3); errno != unix.ENOSPC {
+		t.Errorf("close: %v", errno)
+	}
+}
+
 // TestLost: without margay run, requests fail after a while, and then at once.
 func TestLost(t *testing.T) {
 	r, linux := start(t, time.Now().Add(-patience))
@@ -202,7 +246,7 @@ func TestWindow(t *testing.T) {
 			t.Fatalf("request %d comes after %d", got, unique)
 		}
 		r.mu.Lock()
-		room := r.table.Room(big(0))
+		room := r.queue.Room(big(0))
 		r.mu.Unlock()
 		if unique < 4 {
 			continue // they fit together

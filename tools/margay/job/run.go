@@ -77,6 +77,7 @@ type Flags struct {
 	Out       []string
 	Overwrite bool   // by Out
 	Timing    string // how the phases are printed; empty: not at all
+	TraceIO   string // file for a line for each request for a shared file; traceStderr, or empty: none
 	Array     string // the tasks; empty: it is one job
 	JSON      bool   // print the end of each task
 
@@ -109,7 +110,9 @@ them at its end, but none in /tmp. Standard output and standard error come back,
 those end half a second after the last rank. Each rank finds its number in MARGAY_RANK and the number of ranks in MARGAY_SIZE.
 
 With --files ranks see and change a folder of this host while they run, under the same name or as DEST; with :ro they only read it. What
-they do there, this command does for them, so it must run as long as the job.
+they do there, this command does for them, so it must run as long as the job. Writes return before they are carried out: their errors
+come with a later write, fsync or close, and status 125 means that a file lacks data. --trace-io prints a line for each request: time,
+node, what was done, file, offset and length, result, and how long it took.
 
 With --out the files at a path come back when the ranks have ended, also when they failed or were killed: a file, or all that is new or
 has changed in a folder. They get the same names here, or the name or folder DEST; %n in it is the node, %j the job. A file whose name
@@ -261,6 +264,8 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.IntVar(&f.Pids, "pids", 0, "processes and threads of the job on each node (default 1024)")
 	addRootFlags(fs, &f)
 	fs.StringArrayVar(&f.Files, "files", nil, "let the ranks see and change the folder `DIR[=DEST][:ro]` of this host (may be repeated)")
+	fs.StringVar(&f.TraceIO, "trace-io", "", "print a line for each request for a file of --files: to standard error, or with =FILE to a `file`")
+	fs.Lookup("trace-io").NoOptDefVal = traceStderr
 	fs.StringArrayVar(&f.Out, "out", nil, "bring back what the ranks have written at `PATH[=DEST]`, a file or folder (may be repeated)")
 	fs.BoolVar(&f.Overwrite, "out-overwrite", false, "let --out replace files that are here already")
 	addFlags(fs, &f)
@@ -376,7 +381,12 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if f.Array != "" {
 		return f.runArray(ctx, a, o)
 	}
+	endTrace, err := f.traceIO(a, &o)
+	if err != nil {
+		return fmt.Errorf("run: --trace-io: %w", err)
+	}
 	code, err := launch.Run(ctx, o)
+	endTrace()
 	if o.Timing != nil {
 		f.printTimes(a.Stderr, o.Timing)
 	}
@@ -587,6 +597,8 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 		return errors.New("run: --out brings files back to a margay run that waits for the end of its job: --out and -d exclude each other")
 	case f.Detach && len(f.Files) > 0:
 		return errors.New("run: --files needs a margay run that waits for the end of its job: --files and -d exclude each other")
+	case f.TraceIO != "" && len(f.Files) == 0:
+		return errors.New("run: --trace-io shows what ranks do in shared folders, and there is no --files")
 	case f.Overwrite && len(f.Out) == 0:
 		return errors.New("run: --out-overwrite says how --out brings files back, and there is no --out")
 	case f.Timing != "" && f.Timing != timingTable && f.Timing != timingJSON:

@@ -3,13 +3,16 @@ package job
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"margay/cluster/control"
+	"margay/cluster/launch"
 	"margay/cluster/launch/proxy"
 	"margay/kernel/abi/share"
+	"margay/tools/margay/command"
 )
 
 // ownFolders are the folders of a job's root that Margay fills.
@@ -90,4 +93,32 @@ func checkShared(name string, others []string, out [][]byte) error {
 // within reports whether a path is a folder or below it. Both are clean and absolute.
 func within(path, folder string) bool {
 	return path == folder || strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/")
+}
+
+// traceStderr is the value of --trace-io without a file.
+const traceStderr = "stderr"
+
+// traceIO lets a job print the requests for its shared files. It returns what ends that.
+func (f *Flags) traceIO(a *command.App, o *launch.Options) (end func(), err error) {
+	var w io.WriteCloser
+	switch f.TraceIO {
+	case "":
+		return func() {}, nil
+	case traceStderr:
+		o.Trace = launch.NewTrace(a.Stderr)
+	default:
+		if w, err = os.Create(f.TraceIO); err != nil {
+			return nil, err
+		}
+		o.Trace = launch.NewTrace(w)
+	}
+	return func() {
+		err := o.Trace.Err()
+		if w != nil {
+			err = errors.Join(err, w.Close())
+		}
+		if err != nil {
+			o.Status.Lossf("the trace of --trace-io is not complete: %v", err)
+		}
+	}, nil
 }

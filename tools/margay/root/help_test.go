@@ -47,7 +47,7 @@ func TestOptionalValues(t *testing.T) {
 			}
 		})
 	})
-	if want := map[string]int{"label": 1, "noise": 1, "timing": 1, "wait": 1}; !maps.Equal(shown, want) {
+	if want := map[string]int{"label": 1, "noise": 1, "timing": 1, "trace-io": 1, "wait": 1}; !maps.Equal(shown, want) {
 		t.Errorf("shown %v, want %v", shown, want)
 	}
 }

@@ -29,8 +29,9 @@ var yodRefused = map[string]string{
 	"-file": "messages of margay go to standard error, where 2>FILE takes them, with what ranks write there",
 }
 
-// yodStages are the stages of -d, and the flag of margay run for them.
-var yodStages = map[string]string{"load": "--timing"}
+// yodStages are the stages of -d, and the flags of margay run for them. Programs of yod
+// find the files of its working directory.
+var yodStages = map[string][]string{"load": {"--timing"}, "io": {"--files", ".", "--trace-io"}}
 
 // yod is Cplant's launcher: yod [-size N] [-l NODES] [OPTION...] PROGRAM|LOADFILE [ARGUMENT...].
 func yod(args []string, _ bool) ([]string, error) {
@@ -53,14 +54,14 @@ func yod(args []string, _ bool) ([]string, error) {
 			}
 			value := args[0]
 			args = args[1:]
-			flag := yodStages[value]
+			flags := yodStages[value]
 			switch {
 			case option == "-l":
 				line = append(line, "-w", value)
-			case flag == "":
-				return nil, fmt.Errorf("yod: -d %s: there is nothing to show of it: -d load shows the phases of loading", value)
+			case flags == nil:
+				return nil, fmt.Errorf("yod: -d %s: there is nothing to show of it: -d load shows the phases of loading, -d io requests for files", value)
 			default:
-				line = append(line, flag)
+				line = append(line, flags...)
 			}
 		case "-D":
 			line = append(line, "--verbose", "--timing")
@@ -75,7 +76,7 @@ func yod(args []string, _ bool) ([]string, error) {
 			if why := yodRefused[option]; why != "" {
 				return nil, fmt.Errorf("yod: %s: %s", option, why)
 			}
-			return nil, fmt.Errorf("yod has no %s: its options are -size, -l, -attach, -batch, -interactive, -D and -d load; margay run has more", option)
+			return nil, fmt.Errorf("yod has no %s: its options are -size, -l, -attach, -batch, -interactive, -D, -d load and -d io; margay run has more", option)
 		}
 	}
 	if len(args) == 0 {
