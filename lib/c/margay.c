@@ -671,7 +671,7 @@ void margay_in_ask(struct direct *d)
 
 /* take_answer takes n bytes from an address if they are an answer about a window, and reports
  * whether they are none of a mirrored channel's. */
-static int take_answer(const char *b, size_t n, const struct sockaddr_in *from)
+static int take_answer(const char *b, size_t n, const struct sockaddr_in *from, int64_t now)
 {
 	uint16_t magic = 0;
 	struct onesided_answer a;
@@ -683,21 +683,21 @@ static int take_answer(const char *b, size_t n, const struct sockaddr_in *from)
 		return 1;
 	struct far *f = self.fars[a.target];
 	if (f && a.key == f->own_key && f->direct.address.sin_port == from->sin_port && f->direct.address.sin_addr.s_addr == from->sin_addr.s_addr) {
-		direct_arrive(&f->direct, &a, b + sizeof a, now_ns(), margay_in_land);
+		direct_arrive(&f->direct, &a, b + sizeof a, now, margay_in_land);
 		self.answers++;
 	}
 	return 1;
 }
 
 /* take_datagram takes a datagram of n bytes from an address, which may be a stranger's. */
-static void take_datagram(const char *b, size_t n, const struct sockaddr_in *from)
+static void take_datagram(const char *b, size_t n, const struct sockaddr_in *from, int64_t now)
 {
 	struct mirror_header h;
-	if (take_answer(b, n, from) || !far_parse(&h, b, n) || h.number >= (uint32_t)margay_size())
+	if (take_answer(b, n, from, now) || !far_parse(&h, b, n) || h.number >= (uint32_t)margay_size())
 		return;
 	struct far *f = self.numbers[h.number];
 	if (f && h.key == f->own_key && from->sin_addr.s_addr == f->address.sin_addr.s_addr && from->sin_port == f->address.sin_port)
-		far_arrive(f, &h, b + sizeof h, n - sizeof h, now_ns());
+		far_arrive(f, &h, b + sizeof h, n - sizeof h, now);
 }
 
 /* receive_train takes datagrams of one length, but the last may be shorter, that have come
@@ -718,6 +718,7 @@ static int receive_train(void)
 		return 0;
 	size_t each = all > 0 ? all : 1;
 	int n = 1, length;
+	int64_t now = now_ns();
 	struct cmsghdr *c = CMSG_FIRSTHDR(&m);
 	if (c && c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO) {
 		memcpy(&length, CMSG_DATA(c), sizeof length);
@@ -725,22 +726,22 @@ static int receive_train(void)
 			each = length;
 	}
 	for (size_t at = 0; at < (size_t)all; at += each, n++)
-		take_datagram(b + at, (size_t)all - at < each ? (size_t)all - at : each, &from);
+		take_datagram(b + at, (size_t)all - at < each ? (size_t)all - at : each, &from, now);
 	return n;
 }
 
-/* receive_datagrams takes the datagrams that have come, and sends those that are due. Strangers may
- * have sent some. The caller has masked upcalls. */
-static void receive_datagrams(void)
+/* receive_datagrams takes a train, if one has come, and sends the datagrams that are due. It returns
+ * the number of datagrams taken. The caller has masked upcalls. */
+static int receive_datagrams(void)
 {
-	for (int left = DATAGRAMS_EACH, n; self.end_count > 0 && left > 0 && (n = receive_train()) > 0;)
-		left -= n;
+	int n = self.end_count > 0 ? receive_train() : 0;
 	for (uint32_t i = 0; i < self.end_count; i++) {
 		if (far_busy(self.ends[i]))
 			transmit(self.ends[i]);
 		if (!direct_idle(&self.ends[i]->direct))
 			ask_due(&self.ends[i]->direct);
 	}
+	return n;
 }
 
 /* hurry sends acknowledgements that wait for data, before the rank sleeps. */
@@ -1159,15 +1160,19 @@ static int run_some(void)
 	}
 }
 
-/* poll_all handles the messages that have come and returns the number of those and of parts of
- * messages. */
-static int poll_all(void)
+/* poll_all handles the messages that have come, of at most most datagrams and of the train that
+ * exceeds them, and returns the number of those and of parts of messages. It handles each train
+ * before it looks for another: Linux takes as long to say that there is none as to copy one.
+ * Strangers may have sent some. */
+static int poll_all(int most)
 {
 	int was = mask(), n = 0;
 	if (fetch_channels() == 0) {
-		receive_datagrams();
-		for (int some; (some = run_some()) > 0;)
-			n += some;
+		for (int came = 1; came > 0 && most > 0; most -= came) {
+			came = receive_datagrams();
+			for (int some; (some = run_some()) > 0;)
+				n += some;
+		}
 	}
 	margay_in_progress();
 	margay_in_collect();
@@ -1181,7 +1186,7 @@ int margay_poll(void)
 	if (no_job() != 0)
 		return -1;
 	unsigned parts = self.parts;
-	int n = poll_all();
+	int n = poll_all(self.in_vain ? 1 : DATAGRAMS_EACH); /* a program that has polled in vain polls again */
 	if (pace_polled(&self.in_vain, atomic_load(word32(WIRE_PATH)), n > 0))
 		sched_yield();
 	return n - (int)(self.parts - parts);
@@ -1439,7 +1444,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 		announce(1);
 		arm(0);
 		parts = self.parts;
-		more = poll_all();
+		more = poll_all(1);
 		n += more - (int)(self.parts - parts);
 		rung = more || done(n, arg) || (there && sleep_until(deadline));
 		announce(0);
@@ -1676,7 +1681,7 @@ static int flows(int n, uint64_t arg)
  * it and have not arrived, those behind it wait, too. */
 static int catch_up(int64_t deadline)
 {
-	for (poll_all(); self.stalled;)
+	for (poll_all(1); self.stalled;)
 		if (wait_until(flows, 0, margay_in_left(deadline)) < 0)
 			return -1;
 	return 0;

@@ -1,6 +1,8 @@
 package margay
 
 import (
+	"time"
+
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/abi/onesided"
@@ -93,7 +95,7 @@ func (m *mirrors) request(d *direct) {
 
 // takeAnswer takes a datagram from a node kernel, which may be a stranger's, and reports whether it
 // has answered a request. The caller holds Job.handling and Job.sending.
-func (j *Job) takeAnswer(b []byte, from address) (some bool) {
+func (j *Job) takeAnswer(b []byte, from address, now time.Duration) (some bool) {
 	a, data, err := onesided.ParseAnswer(b)
 	if err != nil || int(a.Source) != j.Rank() || int(a.Target) >= j.Size() {
 		return false
@@ -102,7 +104,7 @@ func (j *Job) takeAnswer(b []byte, from address) (some bool) {
 	if f == nil || f.direct == nil || f.key != a.Key || f.direct.address != from {
 		return false
 	}
-	f.direct.Arrive(&a, data, j.mirrors.now(), func(number uint64, status wire.RemoteStatus, data []byte) {
+	f.direct.Arrive(&a, data, now, func(number uint64, status wire.RemoteStatus, data []byte) {
 		f.direct.flights[number%onesided.Outstanding].land(status, data)
 		j.remote.asked--
 		some = true

@@ -198,47 +198,46 @@ func (m *mirrors) leave(f *far) {
 	m.train = m.train[:0]
 }
 
-// receive takes the datagrams that have come, and sends those that are due. It reports whether a
-// one-sided operation was answered. The caller holds Job.handling.
-func (j *Job) receive() (some bool) {
+// receive takes a train, if one has come, and sends the datagrams that are due. It returns the number
+// of datagrams taken, and whether a one-sided operation was answered. The caller holds Job.handling.
+func (j *Job) receive() (came int, some bool) {
 	m := &j.mirrors
 	if len(m.ends) == 0 {
-		return false
+		return 0, false
 	}
 	j.sending.Lock()
 	defer j.sending.Unlock()
-	for left := datagramsEach; left > 0; {
-		datagrams, from, ok := m.inbox.receive()
-		if !ok {
-			break
-		}
+	now := m.now()
+	if datagrams, from, ok := m.inbox.receive(); ok {
+		now = m.now()
 		for b := range datagrams {
-			if left--; onesided.Is(b) {
-				some = j.takeAnswer(b, from) || some
+			if came++; onesided.Is(b) {
+				some = j.takeAnswer(b, from, now) || some
 			} else {
-				m.arrive(b, from)
+				m.arrive(b, from, now)
 			}
 		}
+		came = max(came, 1)
 	}
 	for _, f := range m.ends {
 		if f.Busy() {
-			m.transmit(f, m.now())
+			m.transmit(f, now)
 		}
 		if f.direct != nil && !f.direct.Idle() {
 			m.request(f.direct)
 		}
 	}
-	return some
+	return came, some
 }
 
 // arrive takes a datagram, which may be a stranger's.
-func (m *mirrors) arrive(b []byte, from address) {
+func (m *mirrors) arrive(b []byte, from address, now time.Duration) {
 	h, data, err := mirror.Parse(b)
 	if err != nil || h.Number >= uint32(len(m.number)) {
 		return
 	}
 	if f := m.number[h.Number]; f != nil && f.key == h.Key && f.address == from {
-		f.Arrive(&h, data, m.now())
+		f.Arrive(&h, data, now)
 	}
 }
 
