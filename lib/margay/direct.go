@@ -85,6 +85,7 @@ func (j *Job) sendAsked() {
 // request sends the requests of a way that are due. The caller holds Job.sending.
 func (m *mirrors) request(d *direct) {
 	for t := d.Emit(m.now()); len(t) > 0; t = d.Emit(m.now()) {
+		m.disconnect() // the answers come from a node kernel
 		if len(t) == 1 {
 			send(m.socket, t[0], &d.address)
 			continue

@@ -314,8 +314,8 @@ func (j *Job) announce() {
 	j.changed.Broadcast()
 }
 
-// poll is progress, but wakes no goroutine. It handles each train before it looks for another: Linux
-// takes as long to say that there is none as to copy one. Strangers may have sent some.
+// poll is progress, but wakes no goroutine. It handles each train before it looks for another:
+// Linux takes as long to say that there is none as to copy one. Strangers may have sent some.
 func (j *Job) poll(most int) (n int, advanced bool) {
 	j.handling.Lock()
 	defer j.handling.Unlock()
