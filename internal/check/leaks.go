@@ -15,7 +15,6 @@ const leakPatience = 10 * time.Second
 // Leaks fails the test if it ends with more goroutines or open descriptors than there are now.
 func Leaks(t testing.TB) {
 	t.Helper()
-	poller(t)
 	goroutines, files := runtime.NumGoroutine(), Descriptors(t)
 	t.Cleanup(func() {
 		deadline := time.Now().Add(patience)
@@ -43,6 +42,7 @@ func poller(t testing.TB) {
 // Descriptors returns the number of open descriptors of this process.
 func Descriptors(t testing.TB) int {
 	t.Helper()
+	poller(t)
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"margay/internal/train"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/mirror"
 )
@@ -131,7 +132,8 @@ func (t *Table) takeOver(local int) {
 			f.end = mirror.NewEnd(f.out, f.in, f.peer(t))
 		}
 	}
-	if t.sockets[local] != nil {
+	if s := t.sockets[local]; s != nil {
+		_ = train.Disconnect(int(s.file.Fd())) // it sends to one address less at worst
 		t.takeFor(local, make([]byte, mirror.Most), 0, true)
 	}
 }

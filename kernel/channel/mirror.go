@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"margay/internal/train"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/mirror"
 	"margay/kernel/abi/wire"
@@ -141,7 +142,24 @@ func (t *Table) makeFar(local int, rank id.Rank) (*far, error) {
 	}
 	s.ends++
 	t.fars = append(t.fars, f)
+	if s.ends > 1 {
+		t.share(local, s)
+	}
 	return f, nil
+}
+
+// share keeps a local rank from connecting its socket to the rank at the other end of its first
+// mirrored channels, now that it has others: the socket would not receive their datagrams. The rank
+// looks at the word after it has connected the socket. The caller holds the lock.
+func (t *Table) share(local int, s *socket) {
+	for _, f := range t.fars {
+		if f.Local == local {
+			f.out.Shared().Store(1)
+		}
+	}
+	if err := train.Disconnect(int(s.file.Fd())); err != nil {
+		t.config.Log("rank %d: %v", t.config.Ranks[local].Number, err)
+	}
 }
 
 // full reports whether there are too many mirrored channels for another pair. The caller holds the

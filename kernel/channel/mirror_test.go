@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/mirror"
 	"margay/kernel/abi/wire"
@@ -67,4 +69,42 @@ func TestBound(t *testing.T) {
 	if n := table.Decided(); n != 5 {
 		t.Errorf("barrier %d is decided", n)
 	}
+}
+
+// A rank with two pairs of mirrored channels gets the datagrams of both, although it has connected
+// its socket for the first; and when it has ended, its node kernel gets them.
+func TestShare(t *testing.T) {
+	host := netip.MustParseAddr("127.0.0.1")
+	table, _ := openWith(t, 2, &Remote{Self: host, Addresses: slices.Repeat([]netip.Addr{host}, 20), Largest: mirror.Least})
+	if _, _, ok := table.Meet(0, 1); !ok {
+		t.Fatal("there are no mirrored channels")
+	}
+	f, s := table.fars[0], table.sockets[0]
+	connect := func() {
+		t.Helper()
+		if err := unix.Connect(int(s.file.Fd()), &unix.SockaddrInet4{Addr: host.As4(), Port: int(s.port)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	is := func(when string, shared uint32) {
+		t.Helper()
+		_, err := unix.Getpeername(int(s.file.Fd()))
+		if f.out.Shared().Load() != shared || err != unix.ENOTCONN {
+			t.Errorf("%s: the word is %d, and the socket's peer: %v", when, f.out.Shared().Load(), err)
+		}
+	}
+	is("one pair", 0)
+	connect()
+	table.Meet(1, 2)
+	if f.out.Shared().Load() != 0 {
+		t.Error("channels of another rank share the socket")
+	}
+	table.Meet(0, 2)
+	is("two pairs", 1)
+	if table.fars[2].out.Shared().Load() != 1 {
+		t.Error("the second pair shares no socket")
+	}
+	connect()
+	table.Ended(0)
+	is("the rank has ended", 1)
 }

@@ -10,7 +10,6 @@
 package window
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -18,6 +17,8 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -34,6 +35,13 @@ const kept = "windows"
 
 // Limit is how many pairs of ranks a server serves at most: a pair needs mirrored channels.
 const Limit = channel.MirrorLimit
+
+// receiveTimeout bounds, in seconds, how long the thread waits for a request. It may be any: Linux
+// repeats a call that has no bound after a signal, and the thread would miss that it must end.
+const receiveTimeout = 3600
+
+// wakeEach is how often a thread is woken that must end.
+const wakeEach = 5 * time.Millisecond
 
 // Config is what a server needs. All fields are required.
 type Config struct {
@@ -64,8 +72,9 @@ type Server struct {
 	memory   *memory.Memory // journals
 	receiver *train.Receiver
 	sender   *train.Sender
-	over     int // eventfd: the server is closed
-	thread   sync.WaitGroup
+	ended    chan struct{} // closed when the thread has ended; nil: it was not started
+	id       atomic.Int64  // of the thread; 0: it does not run yet
+	over     atomic.Bool   // the server is closed
 
 	mu       sync.Mutex
 	journals []*onesided.Journal // those in use, in the order of their memory
@@ -145,14 +154,13 @@ func Adopt(c Config, items map[string]*keep.Item) (*Server, error) {
 
 // newServer makes a server without journals. The socket is the server's.
 func newServer(c Config, socket *os.File, port uint16) (*Server, error) {
-	over, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
-	if err != nil {
-		socket.Close()
-		return nil, fmt.Errorf("make an event: %w", err)
-	}
 	fd := int(socket.Fd())
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: receiveTimeout}); err != nil {
+		socket.Close()
+		return nil, fmt.Errorf("bound how long a socket waits: %w", err)
+	}
 	return &Server{
-		config: c, socket: socket, port: port, over: over, receiver: train.NewReceiver(fd), sender: train.NewSender(fd),
+		config: c, socket: socket, port: port, receiver: train.NewReceiver(fd), sender: train.NewSender(fd),
 		clients: make(map[onesided.Pair]*client), buffer: make([]byte, 0, onesided.Outstanding*onesided.Most),
 	}, nil
 }
@@ -170,7 +178,10 @@ func (s *Server) journal(n int) *onesided.Journal {
 func (s *Server) Port() uint16 { return s.port }
 
 // Start begins to serve. All clients of an adopted server should be admitted before.
-func (s *Server) Start() { s.thread.Go(s.serve) }
+func (s *Server) Start() {
+	s.ended = make(chan struct{})
+	go s.serve()
+}
 
 // Admit admits a client, once. The requests of a pair beyond Limit are dropped.
 func (s *Server) Admit(c Client) {
@@ -194,15 +205,12 @@ func (s *Server) Admit(c Client) {
 
 // serve takes requests until the server is closed.
 func (s *Server) serve() {
+	defer close(s.ended)
 	runtime.LockOSThread() // it ends with this goroutine
-	for {
-		p := []unix.PollFd{{Fd: int32(s.socket.Fd()), Events: unix.POLLIN}, {Fd: int32(s.over), Events: unix.POLLIN}}
-		_, err := unix.Poll(p, -1)
-		if p[1].Revents != 0 {
-			return
-		}
-		datagrams, from, received := s.receiver.Receive(unix.MSG_DONTWAIT)
-		if err = cmp.Or(err, received); errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
+	s.id.Store(int64(unix.Gettid()))
+	for !s.over.Load() {
+		datagrams, from, err := s.receiver.Receive(0)
+		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
 			continue
 		}
 		if err != nil {
@@ -283,9 +291,18 @@ func (s *Server) send(to *unix.SockaddrInet4) {
 // Close ends the server and waits until it uses no memory of a window any more. The socket of the
 // keeper stays open.
 func (s *Server) Close() {
-	_, _ = unix.Write(s.over, []byte{1, 7: 0}) // there is room
-	s.thread.Wait()
-	unix.Close(s.over)
+	s.over.Store(true)
+	for ended := s.ended == nil; !ended; {
+		// The signal may come before the thread waits.
+		if id := s.id.Load(); id != 0 {
+			_ = unix.Tgkill(unix.Getpid(), int(id), unix.SIGURG) // the Go runtime takes it at any time
+		}
+		select {
+		case <-s.ended:
+			ended = true
+		case <-time.After(wakeEach):
+		}
+	}
 	s.socket.Close()
 	if s.memory != nil {
 		s.memory.Close()

@@ -44,6 +44,7 @@
 #define UPCALL_STACK (256 << 10) /* bytes */
 #define DATAGRAMS_EACH 64        /* that a poll takes, so that strangers cannot keep it busy */
 #define UPCALL_DEPTH 8           /* handlers that run at a time, each in the middle of another */
+#define FAMILIAR 256             /* datagrams from the one other end after which the socket is connected to it */
 #define TRAIN_BYTES 60000        /* of datagrams that are sent at a time, without headers */
 #define BATCH (WIRE_CHANNEL_RING / 4) /* bytes of a long message that are written before they are sent */
 
@@ -71,6 +72,8 @@ static struct {
 	uint32_t turn;     /* the one of sources to look at first */
 	uint32_t known;    /* channels that were fetched */
 	int datagrams;     /* socket of the mirrored channels, -1: there are none */
+	const struct sockaddr_in *connected; /* the one end's address to which the socket is connected, or NULL */
+	unsigned familiar; /* datagrams of mirrored channels since the last request by datagrams */
 	struct far **fars; /* by rank */
 	struct far **ends; /* the entries of fars, in the order of fetching */
 	struct far **numbers; /* the same by the number of this end, NULL: it was not fetched */
@@ -615,6 +618,47 @@ static int send_train(struct iovec *train, int n, struct sockaddr_in *to)
 	return errno != EINVAL && errno != EIO && errno != EMSGSIZE && errno != EOPNOTSUPP && errno != ENOPROTOOPT;
 }
 
+/* disconnect makes the socket receive datagrams from everywhere. */
+static void disconnect(void)
+{
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
+	self.familiar = 0;
+	if (self.connected && connect(self.datagrams, &none, sizeof none) == 0)
+		self.connected = NULL;
+}
+
+/* is_shared reports whether the socket serves other ends, too, which this rank may not know yet. */
+static int is_shared(const struct far *f) { return atomic_load(channel_word(&f->out, WIRE_CHANNEL_SHARED)) != 0; }
+
+/* acquaint connects the socket to the only rank with which this one has exchanged datagrams for a
+ * while. Linux then looks up no route for a datagram, neither on its way out nor on its way in. */
+static void acquaint(void)
+{
+	struct far *f = self.ends[0];
+	if (self.end_count > 1 || self.connected || self.familiar < FAMILIAR || !direct_idle(&f->direct))
+		return;
+	self.familiar = 0;
+	if (is_shared(f) || connect(self.datagrams, (const struct sockaddr *)&f->address, sizeof f->address) != 0)
+		return;
+	self.connected = &f->address;
+	if (is_shared(f)) /* the node kernel may have disconnected it before */
+		disconnect();
+}
+
+/* send_one sends a datagram. */
+static void send_one(const struct iovec *b, const struct sockaddr_in *to)
+{
+	const int flags = MSG_DONTWAIT | MSG_NOSIGNAL;
+	if (to == self.connected) {
+		if (send(self.datagrams, b->iov_base, b->iov_len, flags) >= 0)
+			return;
+		if (errno == EDESTADDRREQ) /* the node kernel has disconnected it */
+			self.connected = NULL;
+	}
+	if (sendto(self.datagrams, b->iov_base, b->iov_len, flags, (const struct sockaddr *)to, sizeof *to) < 0)
+		return;
+}
+
 /* send_datagrams sends datagrams as send_train does, alone if need be. Those that Linux does not
  * take are lost, like any others. */
 static void send_datagrams(struct iovec *train, int n, struct sockaddr_in *to)
@@ -624,8 +668,7 @@ static void send_datagrams(struct iovec *train, int n, struct sockaddr_in *to)
 		return;
 	alone |= n > 1;
 	for (int i = 0; i < n; i++)
-		if (sendto(self.datagrams, train[i].iov_base, train[i].iov_len, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)to, sizeof *to) < 0)
-			continue;
+		send_one(&train[i], to);
 }
 
 /* transmit sends the datagrams of an end that are due, in trains. */
@@ -658,8 +701,10 @@ static void ask_due(struct direct *d)
 {
 	static struct iovec train[ONESIDED_OUTSTANDING];
 	int64_t now = now_ns();
-	for (int n; (n = direct_emit(d, train, now)) > 0;)
+	for (int n; (n = direct_emit(d, train, now)) > 0;) {
+		disconnect(); /* the answers come from a node kernel */
 		send_datagrams(train, n, &d->address);
+	}
 }
 
 void margay_in_ask(struct direct *d)
@@ -671,7 +716,7 @@ void margay_in_ask(struct direct *d)
 
 /* take_answer takes n bytes from an address if they are an answer about a window, and reports
  * whether they are none of a mirrored channel's. */
-static int take_answer(const char *b, size_t n, const struct sockaddr_in *from)
+static int take_answer(const char *b, size_t n, const struct sockaddr_in *from, int64_t now)
 {
 	uint16_t magic = 0;
 	struct onesided_answer a;
@@ -683,21 +728,23 @@ static int take_answer(const char *b, size_t n, const struct sockaddr_in *from)
 		return 1;
 	struct far *f = self.fars[a.target];
 	if (f && a.key == f->own_key && f->direct.address.sin_port == from->sin_port && f->direct.address.sin_addr.s_addr == from->sin_addr.s_addr) {
-		direct_arrive(&f->direct, &a, b + sizeof a, now_ns(), margay_in_land);
+		direct_arrive(&f->direct, &a, b + sizeof a, now, margay_in_land);
 		self.answers++;
 	}
 	return 1;
 }
 
 /* take_datagram takes a datagram of n bytes from an address, which may be a stranger's. */
-static void take_datagram(const char *b, size_t n, const struct sockaddr_in *from)
+static void take_datagram(const char *b, size_t n, const struct sockaddr_in *from, int64_t now)
 {
 	struct mirror_header h;
-	if (take_answer(b, n, from) || !far_parse(&h, b, n) || h.number >= (uint32_t)margay_size())
+	if (take_answer(b, n, from, now) || !far_parse(&h, b, n) || h.number >= (uint32_t)margay_size())
 		return;
 	struct far *f = self.numbers[h.number];
-	if (f && h.key == f->own_key && from->sin_addr.s_addr == f->address.sin_addr.s_addr && from->sin_port == f->address.sin_port)
-		far_arrive(f, &h, b + sizeof h, n - sizeof h, now_ns());
+	if (f && h.key == f->own_key && from->sin_addr.s_addr == f->address.sin_addr.s_addr && from->sin_port == f->address.sin_port) {
+		far_arrive(f, &h, b + sizeof h, n - sizeof h, now);
+		self.familiar++;
+	}
 }
 
 /* receive_train takes datagrams of one length, but the last may be shorter, that have come
@@ -718,6 +765,7 @@ static int receive_train(void)
 		return 0;
 	size_t each = all > 0 ? all : 1;
 	int n = 1, length;
+	int64_t now = now_ns();
 	struct cmsghdr *c = CMSG_FIRSTHDR(&m);
 	if (c && c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO) {
 		memcpy(&length, CMSG_DATA(c), sizeof length);
@@ -725,22 +773,25 @@ static int receive_train(void)
 			each = length;
 	}
 	for (size_t at = 0; at < (size_t)all; at += each, n++)
-		take_datagram(b + at, (size_t)all - at < each ? (size_t)all - at : each, &from);
+		take_datagram(b + at, (size_t)all - at < each ? (size_t)all - at : each, &from, now);
 	return n;
 }
 
-/* receive_datagrams takes the datagrams that have come, and sends those that are due. Strangers may
- * have sent some. The caller has masked upcalls. */
-static void receive_datagrams(void)
+/* receive_datagrams takes a train, if one has come, and sends the datagrams that are due. It
+ * returns the number of datagrams taken. The caller has masked upcalls. */
+static int receive_datagrams(void)
 {
-	for (int left = DATAGRAMS_EACH, n; self.end_count > 0 && left > 0 && (n = receive_train()) > 0;)
-		left -= n;
+	if (self.end_count == 0)
+		return 0;
+	int n = receive_train();
+	acquaint();
 	for (uint32_t i = 0; i < self.end_count; i++) {
 		if (far_busy(self.ends[i]))
 			transmit(self.ends[i]);
 		if (!direct_idle(&self.ends[i]->direct))
 			ask_due(&self.ends[i]->direct);
 	}
+	return n;
 }
 
 /* hurry sends acknowledgements that wait for data, before the rank sleeps. */
@@ -870,6 +921,7 @@ static int add_mirror(const struct wire_reply *reply, const int files[MAX_FILES]
 	f->out = (struct channel){.memory = memory, .rank = rank, .local = -1, .room = WIRE_CHANNEL_RING, .kernel = self.tail, .through = 1,
 				  .limit = f->most - WIRE_CHANNEL_HEADER < WIRE_CHANNEL_PAYLOAD ? f->most - WIRE_CHANNEL_HEADER : WIRE_CHANNEL_PAYLOAD};
 	f->in = (struct channel){.memory = memory + WIRE_CHANNEL_SIZE, .rank = rank, .local = -1};
+	disconnect();
 	self.fars[rank] = self.numbers[reply->values[2]] = self.ends[self.end_count++] = f;
 	self.to[rank] = &f->out;
 	self.from[rank] = self.sources[self.source_count++] = &f->in;
@@ -1159,15 +1211,19 @@ static int run_some(void)
 	}
 }
 
-/* poll_all handles the messages that have come and returns the number of those and of parts of
- * messages. */
-static int poll_all(void)
+/* poll_all handles the messages that have come, of at most most datagrams and of the train that
+ * exceeds them, and returns the number of those and of parts of messages. It handles each train
+ * before it looks for another: Linux takes as long to say that there is none as to copy one.
+ * Strangers may have sent some. */
+static int poll_all(int most)
 {
 	int was = mask(), n = 0;
 	if (fetch_channels() == 0) {
-		receive_datagrams();
-		for (int some; (some = run_some()) > 0;)
-			n += some;
+		for (int came = 1; came > 0 && most > 0; most -= came) {
+			came = receive_datagrams();
+			for (int some; (some = run_some()) > 0;)
+				n += some;
+		}
 	}
 	margay_in_progress();
 	margay_in_collect();
@@ -1181,7 +1237,7 @@ int margay_poll(void)
 	if (no_job() != 0)
 		return -1;
 	unsigned parts = self.parts;
-	int n = poll_all();
+	int n = poll_all(self.in_vain ? 1 : DATAGRAMS_EACH); /* a program that has polled in vain polls again */
 	if (pace_polled(&self.in_vain, atomic_load(word32(WIRE_PATH)), n > 0))
 		sched_yield();
 	return n - (int)(self.parts - parts);
@@ -1439,7 +1495,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 		announce(1);
 		arm(0);
 		parts = self.parts;
-		more = poll_all();
+		more = poll_all(1);
 		n += more - (int)(self.parts - parts);
 		rung = more || done(n, arg) || (there && sleep_until(deadline));
 		announce(0);
@@ -1676,7 +1732,7 @@ static int flows(int n, uint64_t arg)
  * it and have not arrived, those behind it wait, too. */
 static int catch_up(int64_t deadline)
 {
-	for (poll_all(); self.stalled;)
+	for (poll_all(1); self.stalled;)
 		if (wait_until(flows, 0, margay_in_left(deadline)) < 0)
 			return -1;
 	return 0;

@@ -108,7 +108,7 @@ func (j *Job) passKernels(ctx context.Context) error {
 // catchUp handles the messages that have come. While one waits for others that were sent before it
 // and have not arrived, those behind it wait, too.
 func (j *Job) catchUp(ctx context.Context) error {
-	for j.progress(); j.stalled.Load(); {
+	for j.progress(1); j.stalled.Load(); {
 		if err := j.wait(ctx, func(int) bool { return !j.stalled.Load() }); err != nil {
 			return err
 		}

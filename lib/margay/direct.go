@@ -1,6 +1,8 @@
 package margay
 
 import (
+	"time"
+
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/abi/onesided"
@@ -83,6 +85,7 @@ func (j *Job) sendAsked() {
 // request sends the requests of a way that are due. The caller holds Job.sending.
 func (m *mirrors) request(d *direct) {
 	for t := d.Emit(m.now()); len(t) > 0; t = d.Emit(m.now()) {
+		m.disconnect() // the answers come from a node kernel
 		if len(t) == 1 {
 			send(m.socket, t[0], &d.address)
 			continue
@@ -93,7 +96,7 @@ func (m *mirrors) request(d *direct) {
 
 // takeAnswer takes a datagram from a node kernel, which may be a stranger's, and reports whether it
 // has answered a request. The caller holds Job.handling and Job.sending.
-func (j *Job) takeAnswer(b []byte, from address) (some bool) {
+func (j *Job) takeAnswer(b []byte, from address, now time.Duration) (some bool) {
 	a, data, err := onesided.ParseAnswer(b)
 	if err != nil || int(a.Source) != j.Rank() || int(a.Target) >= j.Size() {
 		return false
@@ -102,7 +105,7 @@ func (j *Job) takeAnswer(b []byte, from address) (some bool) {
 	if f == nil || f.direct == nil || f.key != a.Key || f.direct.address != from {
 		return false
 	}
-	f.direct.Arrive(&a, data, j.mirrors.now(), func(number uint64, status wire.RemoteStatus, data []byte) {
+	f.direct.Arrive(&a, data, now, func(number uint64, status wire.RemoteStatus, data []byte) {
 		f.direct.flights[number%onesided.Outstanding].land(status, data)
 		j.remote.asked--
 		some = true

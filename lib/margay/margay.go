@@ -279,8 +279,12 @@ func (j *Job) Handle(number int, f func(Message)) {
 // Poll runs the handlers of all messages that have arrived and returns their number, 0 after
 // Finalize. Where ranks share a CPU, it yields to them when it is called again and again in vain.
 func (j *Job) Poll() int {
-	n, advanced := j.progress()
-	after, yields := pace.Polled(j.inVain.Load(), j.area.Path().Load(), n > 0 || advanced)
+	before, most := j.inVain.Load(), datagramsEach
+	if before > 0 {
+		most = 1 // a program that has polled in vain polls again
+	}
+	n, advanced := j.progress(most)
+	after, yields := pace.Polled(before, j.area.Path().Load(), n > 0 || advanced)
 	j.inVain.Store(after)
 	if yields {
 		yield()
@@ -288,9 +292,11 @@ func (j *Job) Poll() int {
 	return n
 }
 
-// progress is Poll, and reports whether it has advanced operations or taken parts of messages.
-func (j *Job) progress() (n int, advanced bool) {
-	n, advanced = j.poll()
+// progress handles the messages that have come, of at most most datagrams and of the train that
+// exceeds them. It returns their number, and whether it has advanced operations or taken parts of
+// messages.
+func (j *Job) progress(most int) (n int, advanced bool) {
+	n, advanced = j.poll(most)
 	if n > 0 || advanced {
 		j.announce()
 	}
@@ -308,29 +314,41 @@ func (j *Job) announce() {
 	j.changed.Broadcast()
 }
 
-// poll is progress, but wakes no goroutine.
-func (j *Job) poll() (n int, advanced bool) {
+// poll is progress, but wakes no goroutine. It handles each train before it looks for another:
+// Linux takes as long to say that there is none as to copy one. Strangers may have sent some.
+func (j *Job) poll(most int) (n int, advanced bool) {
 	j.handling.Lock()
 	defer j.handling.Unlock()
 	if j.finalized.Load() || !j.fetchAll() {
 		return 0, false
 	}
-	advanced = j.receive()
+	for came := 1; came > 0 && most > 0; most -= came {
+		var some bool
+		came, some = j.receive()
+		handled, parts := j.handleAll()
+		n += handled
+		advanced = advanced || some || parts
+	}
+	j.stalled.Store(j.in.Stalled())
+	advanced = j.advance() || advanced
+	return n, j.advanceCalls() || advanced
+}
+
+// handleAll runs the handlers of the messages in rings and channels. It returns their number, and
+// whether it has taken parts of others. The caller holds Job.handling.
+func (j *Job) handleAll() (n int, parts bool) {
 	for {
 		record, ok, err := j.in.Next()
 		if errors.Is(err, wire.ErrChannels) && j.fetchAll() {
 			continue
 		}
-		whole, some := j.handle(&record, ok, err)
-		if !some {
-			j.stalled.Store(j.in.Stalled())
-			advanced = j.advance() || advanced
-			return n, j.advanceCalls() || advanced
-		}
-		if whole {
+		switch whole, some := j.handle(&record, ok, err); {
+		case !some:
+			return n, parts
+		case whole:
 			n++
-		} else {
-			advanced = true
+		default:
+			parts = true
 		}
 	}
 }

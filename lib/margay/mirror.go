@@ -19,6 +19,10 @@ import (
 // datagramsEach bounds the datagrams that a poll takes, so that strangers cannot keep it busy.
 const datagramsEach = 64
 
+// familiar is how many datagrams have come from the only other end before the socket is connected
+// to it.
+const familiar = 256
+
 // mirrors are the mirrored channels of the rank with ranks of other nodes. They are guarded by
 // Job.sending, and change only under Job.handling.
 type mirrors struct {
@@ -31,6 +35,10 @@ type mirrors struct {
 	buffer []byte // of datagrams that are sent
 	train  [][]byte
 	inbox  *inbox
+
+	connected *far // the only one, to which the socket is connected, or nil
+	familiar  int  // datagrams of mirrored channels since the last request by datagrams
+
 	arm    chan struct{}
 	again  int           // eventfd that has watch look again at what it waits for
 	polled time.Duration // until when watch waits at most; noTime: for ever
@@ -73,6 +81,7 @@ func (j *Job) openMirror(m wire.Mirror, memory []byte, socket *os.File) error {
 		End:  mirror.NewEnd(out, in, mirror.Peer{Number: m.PeerNumber, Key: m.PeerKey, Largest: int(m.Largest)}),
 		rank: int(m.Rank), out: out, key: m.Key, address: newAddress(m.Address, m.Port), to: newSockaddr(m.Address, m.Port), direct: j.newDirect(&m),
 	}
+	j.mirrors.disconnect()
 	j.mirrors.ends = append(j.mirrors.ends, f)
 	j.mirrors.number[m.Number], j.mirrors.to[m.Rank] = f, f
 	j.out.OpenMirror(out, int(m.Rank), int(m.Largest)-mirror.HeaderSize)
@@ -191,54 +200,95 @@ func (m *mirrors) transmit(f *far, now time.Duration) {
 // leave sends the train. The caller holds Job.sending.
 func (m *mirrors) leave(f *far) {
 	if len(m.train) == 1 {
-		send(m.socket, m.train[0], &f.address)
+		m.sendOne(m.train[0], f)
 	} else {
 		m.trains.Send(m.train, &f.to)
 	}
 	m.train = m.train[:0]
 }
 
-// receive takes the datagrams that have come, and sends those that are due. It reports whether a
-// one-sided operation was answered. The caller holds Job.handling.
-func (j *Job) receive() (some bool) {
+// sendOne sends a datagram to an end. The caller holds Job.sending.
+func (m *mirrors) sendOne(b []byte, f *far) {
+	if f == m.connected {
+		switch send(m.socket, b, nil) {
+		case 0:
+			return
+		case unix.EDESTADDRREQ: // the node kernel has disconnected it
+			m.connected = nil
+		}
+	}
+	send(m.socket, b, &f.address)
+}
+
+// acquaint connects the socket to the only rank with which this one has exchanged datagrams for a
+// while. Linux then looks up no route for a datagram, neither on its way out nor on its way in. The
+// caller holds Job.sending.
+func (m *mirrors) acquaint() {
+	f := m.ends[0]
+	if len(m.ends) > 1 || m.connected != nil || m.familiar < familiar || f.direct != nil && !f.direct.Idle() {
+		return
+	}
+	m.familiar = 0
+	if f.out.Shared().Load() != 0 || unix.Connect(m.socket, &f.to) != nil {
+		return
+	}
+	m.connected = f
+	if f.out.Shared().Load() != 0 { // the node kernel may have disconnected it before
+		m.disconnect()
+	}
+}
+
+// disconnect makes the socket receive datagrams from everywhere. The caller holds Job.sending.
+func (m *mirrors) disconnect() {
+	m.familiar = 0
+	if m.connected != nil && train.Disconnect(m.socket) == nil {
+		m.connected = nil
+	}
+}
+
+// receive takes a train, if one has come, and sends the datagrams that are due. It returns the
+// number of datagrams taken, and whether a one-sided operation was answered. The caller holds
+// Job.handling.
+func (j *Job) receive() (came int, some bool) {
 	m := &j.mirrors
 	if len(m.ends) == 0 {
-		return false
+		return 0, false
 	}
 	j.sending.Lock()
 	defer j.sending.Unlock()
-	for left := datagramsEach; left > 0; {
-		datagrams, from, ok := m.inbox.receive()
-		if !ok {
-			break
-		}
+	now := m.now()
+	if datagrams, from, ok := m.inbox.receive(); ok {
+		now = m.now()
 		for b := range datagrams {
-			if left--; onesided.Is(b) {
-				some = j.takeAnswer(b, from) || some
+			if came++; onesided.Is(b) {
+				some = j.takeAnswer(b, from, now) || some
 			} else {
-				m.arrive(b, from)
+				m.arrive(b, from, now)
 			}
 		}
+		came = max(came, 1)
 	}
+	m.acquaint()
 	for _, f := range m.ends {
 		if f.Busy() {
-			m.transmit(f, m.now())
+			m.transmit(f, now)
 		}
 		if f.direct != nil && !f.direct.Idle() {
 			m.request(f.direct)
 		}
 	}
-	return some
+	return came, some
 }
 
 // arrive takes a datagram, which may be a stranger's.
-func (m *mirrors) arrive(b []byte, from address) {
+func (m *mirrors) arrive(b []byte, from address, now time.Duration) {
 	h, data, err := mirror.Parse(b)
 	if err != nil || h.Number >= uint32(len(m.number)) {
 		return
 	}
 	if f := m.number[h.Number]; f != nil && f.key == h.Key && f.address == from {
-		f.Arrive(&h, data, m.now())
+		f.Arrive(&h, data, now)
+		m.familiar++
 	}
 }
 

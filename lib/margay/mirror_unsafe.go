@@ -19,10 +19,16 @@ func (a *address) setPort(port uint16) {
 	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(&a.Port))[:], port)
 }
 
-// send sends a datagram. One that Linux does not take is lost, like any other.
-func send(socket int, b []byte, to *address) {
-	_, _, _ = syscall.RawSyscall6(syscall.SYS_SENDTO, uintptr(socket), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
-		unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, uintptr(unsafe.Pointer(to)), unsafe.Sizeof(*to))
+// send sends a datagram, for nil to where the socket is connected. One that Linux does not take is
+// lost, like any other.
+func send(socket int, b []byte, to *address) syscall.Errno {
+	var length uintptr
+	if to != nil {
+		length = unsafe.Sizeof(*to)
+	}
+	_, _, err := syscall.RawSyscall6(syscall.SYS_SENDTO, uintptr(socket), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
+		unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, uintptr(unsafe.Pointer(to)), length)
+	return err
 }
 
 // inbox receives trains from a socket, without memory for each.

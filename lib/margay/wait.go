@@ -47,7 +47,7 @@ func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
 	stop := cond.Wake(ctx, &j.changed)
 	defer stop()
 	idle := func() bool {
-		n, advanced := j.progress()
+		n, advanced := j.progress(1)
 		handled += n
 		return !done(handled) && n == 0 && !advanced
 	}
@@ -75,7 +75,7 @@ func (j *Job) await(ctx context.Context, done func(handled int) bool) error {
 func (j *Job) awake(ctx context.Context, done func(handled int) bool, handled *int) bool {
 	var p pace.Pace
 	for {
-		n, advanced := j.progress()
+		n, advanced := j.progress(1)
 		*handled += n
 		if done(*handled) {
 			return true

@@ -101,7 +101,8 @@ func (f *far) openPairs() {
 	}
 }
 
-// datagrams opens a socket.
+// datagrams opens a socket. Like the sockets of node kernels it is bound to a port by number: Linux
+// takes a port that it has chosen back when the socket is disconnected.
 func datagrams(t *testing.T) (*os.File, netip.AddrPort) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -111,14 +112,16 @@ func datagrams(t *testing.T) (*os.File, netip.AddrPort) {
 	f := os.NewFile(uintptr(fd), "socket")
 	t.Cleanup(func() { f.Close() })
 	host := netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: host.As4()}); err != nil {
-		t.Fatal(err)
+	for {
+		port := uint16(10000 + rand.IntN(20000))
+		switch err := unix.Bind(fd, &unix.SockaddrInet4{Addr: host.As4(), Port: int(port)}); err {
+		case nil:
+			return f, netip.AddrPortFrom(host, port)
+		case unix.EADDRINUSE:
+		default:
+			t.Fatal(err)
+		}
 	}
-	name, err := unix.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f, netip.AddrPortFrom(host, uint16(name.(*unix.SockaddrInet4).Port))
 }
 
 func (f *far) now() time.Duration { return time.Since(f.start) }
@@ -295,6 +298,7 @@ func mirrors(t *testing.T, seed uint64, program Program) {
 	if f.ownOut.Count().Load() == 0 || f.theirOut.Count().Load() == 0 {
 		t.Error("no message has taken a mirrored channel")
 	}
+	f.shares(&c)
 	f.settles(c.message())
 }
 
@@ -336,6 +340,41 @@ func (f *far) stranger() {
 	f.write(f.mine, forged, f.theirAddress)
 	f.write(f.mine, b[:f.random.IntN(len(b))&^7|4], f.theirAddress)
 	f.write(f.mine, b, f.theirAddress)
+}
+
+// shares: a rank that exchanges many datagrams with the only other one connects its socket, and
+// gets the datagrams of others again when its node kernel has disconnected it.
+func (f *far) shares(c *talk) {
+	f.t.Helper()
+	connected := func() bool { _, err := unix.Getpeername(int(f.theirs.Fd())); return err == nil }
+	speak := func() {
+		want := c.sent + 1
+		f.Await("echo", func() bool {
+			f.carry()
+			if c.sent < want { // a long message goes piece by piece
+				c.send()
+			}
+			c.receive()
+			return c.got == want
+		})
+	}
+	f.loss = 0
+	for n := 0; !connected(); n++ {
+		if n == 10000 {
+			f.t.Fatal("the rank does not connect its socket")
+		}
+		speak()
+	}
+	f.theirOut.Shared().Store(1)
+	if err := train.Disconnect(int(f.theirs.Fd())); err != nil {
+		f.t.Fatal(err)
+	}
+	for range 2 * 256 { // enough to connect it again
+		speak()
+	}
+	if connected() {
+		f.t.Error("the rank has connected a socket that others need")
+	}
 }
 
 // settles: a rank does not enter a barrier before its last message has arrived, and enters it when

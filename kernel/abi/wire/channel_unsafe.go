@@ -27,6 +27,7 @@ const (
 // Places in a channel, in bytes; words that different sides write are on different cache lines.
 const (
 	offClosed   = 0   // u32; written by the node kernel
+	offShared   = 4   // u32: 1 if other mirrored channels use the rank's socket; written by the node kernel
 	offBehind   = 8   // u64: as Area.Settled, for this channel alone; written by the node kernel if it is mirrored
 	offCount    = 64  // u64: messages; written by the producer
 	offPosition = 72  // u64: the producer's position; written by the producer
@@ -71,6 +72,10 @@ const (
 
 // Closed is the word by which the node kernel says that no message may take the channel.
 func (c *Channel) Closed() *atomic.Uint32 { return c.closed }
+
+// Shared is the word by which the node kernel says, at the end of a mirrored channel with the
+// producer, that the rank has other mirrored channels, so that its socket must not be connected.
+func (c *Channel) Shared() *atomic.Uint32 { return (*atomic.Uint32)(c.at(offShared)) }
 
 // Count counts the messages. The producer writes it.
 func (c *Channel) Count() *atomic.Uint64 { return c.count }

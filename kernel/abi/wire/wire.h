@@ -51,6 +51,7 @@
 
 /* Places in a channel. */
 #define WIRE_CHANNEL_CLOSED 0
+#define WIRE_CHANNEL_SHARED 4
 #define WIRE_CHANNEL_SETTLED 8
 #define WIRE_CHANNEL_COUNT 64
 #define WIRE_CHANNEL_POSITION 72
