@@ -35,7 +35,7 @@ deps-run:
 	@tools/deps run
 
 .PHONY: build
-build: bin/margay bin/nodekernel bin/jobinit bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/offload bin/offload-c bin/stencil bin/latency bin/fabric bin/fabric-sockets ## build everything into bin/
+build: bin/margay bin/nodekernel bin/jobinit bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/offload bin/offload-c bin/stencil bin/farm bin/glunix bin/latency bin/fabric bin/fabric-sockets ## build everything into bin/
 
 .PHONY: run
 run: deps-run build ## boot a machine of 4 virtual nodes, run the histogram on it, print it, and end the machine
@@ -107,7 +107,7 @@ install: bin/margay bin/nodekernel bin/jobinit bin/libmargay.a ## install comman
 	ln -sf margay $(BINDIR)/yod
 	ln -sf margay $(BINDIR)/glurun
 	install -m 644 bin/libmargay.a $(DESTDIR)$(PREFIX)/lib
-	install -m 644 lib/c/margay.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 lib/c/margay.h lib/c/glunix.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 kernel/abi/slot/*.h $(DESTDIR)$(PREFIX)/include/margay/ext
 	rm -f $(SHAREDIR)/man/man1/margay.1 $(SHAREDIR)/man/man1/margay-*.1
 	bin/margay man $(SHAREDIR)/man/man1
@@ -144,14 +144,17 @@ bin/histogram: FORCE
 bin/offload: FORCE
 	@$(GO_STATIC) build -o $@ ./examples/offload/go
 
+bin/farm: FORCE
+	@$(GO_STATIC) build -o $@ ./examples/farm
+
 bin/plain: FORCE
 	@$(GO_STATIC) build -o $@ ./examples/histogram/plain
 
-bin/margay.o bin/collective.o bin/group.o bin/window.o bin/commit.o: bin/%.o: lib/c/%.c lib/c/margay.h lib/c/internal.h lib/c/steps.h lib/c/channel.h lib/c/piece.h lib/c/far.h lib/c/barrier.h lib/c/direct.h lib/c/trip.h lib/c/pace.h kernel/abi/wire/wire.h kernel/abi/mirror/mirror.h kernel/abi/onesided/onesided.h
+bin/margay.o bin/collective.o bin/group.o bin/window.o bin/commit.o bin/glunix.o: bin/%.o: lib/c/%.c lib/c/margay.h lib/c/glunix.h lib/c/internal.h lib/c/steps.h lib/c/channel.h lib/c/piece.h lib/c/far.h lib/c/barrier.h lib/c/direct.h lib/c/trip.h lib/c/pace.h kernel/abi/wire/wire.h kernel/abi/mirror/mirror.h kernel/abi/onesided/onesided.h
 	@mkdir -p bin
 	$(CC) $(CFLAGS) -I kernel/abi/wire -I kernel/abi/mirror -I kernel/abi/onesided -c $< -o $@
 
-bin/libmargay.a: bin/margay.o bin/collective.o bin/group.o bin/window.o bin/commit.o
+bin/libmargay.a: bin/margay.o bin/collective.o bin/group.o bin/window.o bin/commit.o bin/glunix.o
 	rm -f $@
 	$(AR) rcs $@ $^
 
@@ -167,6 +170,9 @@ bin/offload-c: examples/offload/c/offload.c lib/c/margay.h bin/libmargay.a ext/m
 
 bin/stencil: examples/stencil/stencil.c lib/c/margay.h bin/libmargay.a
 	$(CC) $(CFLAGS) -static -I lib/c $< bin/libmargay.a -lm -o $@
+
+bin/glunix: examples/glunix/glunix.c lib/c/glunix.h bin/libmargay.a
+	$(CC) $(CFLAGS) -static -I lib/c $< bin/libmargay.a -o $@
 
 bin/latency: examples/latency/latency.c lib/c/margay.h bin/libmargay.a ext/message/stamp/stamp.o ext/sched/messagefirst/messagefirst.o ext/sched/roundrobin/roundrobin.o
 	$(CC) $(CFLAGS) -static -I lib/c $< bin/libmargay.a -o $@

@@ -8,7 +8,9 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"os/user"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -140,4 +142,13 @@ func Ask[Answer proto.Message](ctx context.Context, socket string, request proto
 		return none, fmt.Errorf("serve answered %T with %T", request, m)
 	}
 	return answer, nil
+}
+
+// UserName is the name of this user, fit for a line of /etc/passwd.
+func UserName() string {
+	u, err := user.Current()
+	if err != nil || u.Username == "" || strings.ContainsAny(u.Username, ":\n/") {
+		return fmt.Sprintf("user%d", os.Getuid())
+	}
+	return u.Username
 }

@@ -43,10 +43,10 @@ type Conn struct {
 
 	mu      sync.Mutex
 	changed sync.Cond
-	queue   [][]byte // encoded frames that wait to be written
-	queued  int      // bytes in queue
-	err     error    // why the connection ended
-	calls   map[uint64]chan *Frame
+	queue   [][]byte                // encoded frames that wait to be written
+	queued  int                     // bytes in queue
+	err     error                   // why the connection ended
+	calls   map[uint64]func(*Frame) // what takes the answers; Serve calls them
 	lastID  uint64
 
 	done    chan struct{}
@@ -56,7 +56,7 @@ type Conn struct {
 // NewConn makes a connection of an established stream, whose opening conversation has not been
 // held.
 func NewConn(c net.Conn) *Conn {
-	conn := &Conn{net: c, in: bufio.NewReaderSize(c, 64<<10), calls: make(map[uint64]chan *Frame), done: make(chan struct{})}
+	conn := &Conn{net: c, in: bufio.NewReaderSize(c, 64<<10), calls: make(map[uint64]func(*Frame)), done: make(chan struct{})}
 	conn.changed.L = &conn.mu
 	conn.writers.Go(conn.write)
 	return conn
@@ -162,11 +162,11 @@ func (c *Conn) Serve(handle func(*Frame)) error {
 			continue
 		}
 		c.mu.Lock()
-		waiting := c.calls[f.Answer]
+		take := c.calls[f.Answer]
 		delete(c.calls, f.Answer)
 		c.mu.Unlock()
-		if waiting != nil {
-			waiting <- f
+		if take != nil {
+			take(f)
 		}
 	}
 }
@@ -209,15 +209,41 @@ type Question struct {
 // Ask sends a request. It never waits, so a caller that holds a lock determines the order of
 // requests.
 func (c *Conn) Ask(body proto.Message) *Question {
-	f, q := NewFrame(body), &Question{conn: c, reply: make(chan *Frame, 1)}
+	q := &Question{conn: c, reply: make(chan *Frame, 1)}
+	q.id, q.err = c.ask(body, func(f *Frame) { q.reply <- f })
+	return q
+}
+
+// AskThen is Ask for a caller that must have the answer before the frames after it. Serve calls
+// then, which must not wait, with the answer or, for an Error, a *Failure; it does not if the
+// connection ends first. AskThen returns the number of the request.
+func (c *Conn) AskThen(body proto.Message, then func(proto.Message, error)) (call uint64, err error) {
+	return c.ask(body, func(f *Frame) { then(f.answer()) })
+}
+
+func (c *Conn) ask(body proto.Message, take func(*Frame)) (uint64, error) {
+	f := NewFrame(body)
 	c.mu.Lock()
 	c.lastID++
-	q.id = c.lastID
-	c.calls[q.id] = q.reply
+	f.Call = c.lastID
+	c.calls[f.Call] = take
 	c.mu.Unlock()
-	f.Call = q.id
-	q.err = c.send(f)
-	return q
+	err := c.send(f)
+	if err != nil {
+		c.mu.Lock()
+		delete(c.calls, f.Call)
+		c.mu.Unlock()
+	}
+	return f.Call, err
+}
+
+// answer returns what an answer says.
+func (f *Frame) answer() (proto.Message, error) {
+	m := f.Message()
+	if e, ok := m.(*Error); ok {
+		return nil, e.Err()
+	}
+	return m, nil
 }
 
 // Answer waits for the answer, as Call does.
@@ -243,11 +269,7 @@ func (q *Question) Answer(ctx context.Context) (proto.Message, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	m := answer.Message()
-	if e, ok := m.(*Error); ok {
-		return nil, e.Err()
-	}
-	return m, nil
+	return answer.answer()
 }
 
 // Answer answers a request, with err when that is not nil, and with an error when a frame cannot

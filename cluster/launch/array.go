@@ -53,8 +53,8 @@ func RunArray(ctx context.Context, o ArrayOptions) (int, error) {
 	if o.Exec == nil {
 		o.Exec = new(control.Exec)
 	}
-	o.Exec.Contents = o.Files.Contents()
-	ahead, err := o.Files.Ahead()
+	contents, ahead, err := o.Files.Pack()
+	o.Exec.Contents = contents
 	if err != nil {
 		return ExitStatus(err), err
 	}

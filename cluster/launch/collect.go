@@ -200,12 +200,12 @@ func (r *filesReader) fetch() error {
 // errNothing reports a node that answers without data.
 var errNothing = errors.New("the node sends no data")
 
-// errConnection reports a connection to serve that has ended. Another one is looked for elsewhere.
-var errConnection = errors.New("the connection to serve is lost")
+// ErrLost reports a connection to serve that has ended. Another one is looked for elsewhere.
+var ErrLost = errors.New("the connection to serve is lost")
 
 // again reports whether an error may be gone a moment later.
 func again(err error) bool {
-	return errors.Is(err, errConnection) || slices.ContainsFunc([]control.Code{control.Code_CODE_NODE_LOST, control.Code_CODE_TIMEOUT, control.Code_CODE_RESTARTED},
+	return errors.Is(err, ErrLost) || slices.ContainsFunc([]control.Code{control.Code_CODE_NODE_LOST, control.Code_CODE_TIMEOUT, control.Code_CODE_RESTARTED},
 		func(code control.Code) bool { return errors.Is(err, &control.Failure{Code: code}) })
 }
 
@@ -216,7 +216,7 @@ func (r *filesReader) ask() (*control.FilesPiece, error) {
 	conn := r.session.current()
 	answer, err := conn.Call(ctx, &control.ReadFiles{Job: r.session.job, Node: r.node, Offset: r.offset})
 	if lost(conn, err) {
-		return nil, errConnection
+		return nil, ErrLost
 	}
 	if err != nil {
 		return nil, err

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/klauspost/compress/zstd"
@@ -72,6 +73,11 @@ type Files struct {
 	loader   string   // that they need; empty: none
 	search   ldso.Search
 	most     int // files and folders
+
+	packing  sync.Once // for all jobs that take the files along
+	contents [][]byte
+	ahead    []byte
+	unpacked error
 }
 
 // Errors about programs.
@@ -484,6 +490,16 @@ func (f *Files) Ahead() ([]byte, error) {
 		return nil, nil
 	}
 	return packed.Bytes(), nil
+}
+
+// Pack returns Contents and Ahead as they are at its first call. After it the files are safe for
+// concurrent use.
+func (f *Files) Pack() (contents [][]byte, ahead []byte, err error) {
+	f.packing.Do(func() {
+		f.contents = f.Contents()
+		f.ahead, f.unpacked = f.Ahead()
+	})
+	return f.contents, f.ahead, f.unpacked
 }
 
 // Archive writes the files to w as package archive describes. Contents whose indexes are not in

@@ -10,7 +10,8 @@
 // while a file is read, and set back), stdin.mu (held while a piece is sent), session.mu. Of shared
 // folders, peer.mu guards the requests of a node, and peerStream.sending is held while a frame is
 // written; neither is taken under another lock. window.mu, Status.mu, Timing.mu, Trace.mu and
-// placeTexts.mu are held for no other, but outlet.mu, which is taken last.
+// placeTexts.mu are held for no other, but outlet.mu, which is taken last. Of a Link, Link.mu
+// guards which connection is the newest, and trunk.mu the jobs of one; neither is held for another.
 package launch
 
 import (
@@ -45,6 +46,7 @@ const reconnectTimeout = 20 * time.Second
 // Options are what the user wants.
 type Options struct {
 	Socket string // of serve
+	Link   *Link  // to serve, which other jobs share; nil: the job has a connection of its own
 	Spec   *control.JobSpec
 	Exec   *control.Exec
 	Files  *Files
@@ -65,6 +67,10 @@ type Options struct {
 	Shared []proxy.Folder // folders that the ranks see; Spec.Shared has their names there
 	Trace  *Trace         // gets a line for each request for a file in them; nil: none
 
+	// RankOutput returns the writer of a rank's output, as it comes, instead of Stdout and Stderr;
+	// nil: these do, with the lines of several ranks whole.
+	RankOutput func(rank uint32, stream control.Stream) io.Writer
+
 	Stdin          io.Reader // nil for none
 	Lines          bool      // Stdin is a terminal that gives lines: the next one is read when the ranks have read the last
 	Stdout, Stderr io.Writer
@@ -75,6 +81,31 @@ type Options struct {
 	Timing         *Timing                                                         // nil: nothing is measured
 	Held           func(ctx context.Context, job uint32) (release bool, err error) // called while the ranks are held (Spec.Hold), which go on if it releases them; an error ends the job
 	Started        func(job uint32) error                                          // called when the ranks run; an error ends margay run, but no detached job; nil for none
+	Ended          func(*control.JobState)                                         // called with the last state of the job, unless it is launched again; nil for none
+}
+
+// connection is how the client of a job reaches serve: by a connection of its own, or by its part
+// of a Link.
+type connection interface {
+	Serve(handle func(*control.Frame)) error
+	Send(proto.Message) error
+	Call(context.Context, proto.Message) (proto.Message, error)
+	Done() <-chan struct{}
+	Err() error
+	HungUp() bool
+	Close()
+}
+
+// dial connects to serve.
+func (o *Options) dial(ctx context.Context) (connection, error) {
+	if o.Link != nil {
+		return o.Link.open(ctx)
+	}
+	conn, err := client.Dial(ctx, o.Socket)
+	if err != nil {
+		return nil, err
+	}
+	return conn, nil
 }
 
 // session is one job from the client's side.
@@ -103,7 +134,7 @@ type session struct {
 	printing sync.Mutex // held while a record is passed to outlet: a lost connection may still have some for us
 
 	mu   sync.Mutex
-	conn *control.Conn
+	conn connection
 }
 
 // launchTries is how often a job is asked for whose launch is spoilt. Between two tries is a pause,
@@ -121,8 +152,8 @@ func Run(ctx context.Context, o Options) (int, error) {
 		o.Exec = new(control.Exec)
 	}
 	pack := sync.OnceValues(func() (ahead []byte, err error) {
-		o.Exec.Contents = o.Files.Contents()
-		return o.Files.Ahead()
+		o.Exec.Contents, ahead, err = o.Files.Pack()
+		return ahead, err
 	})
 	go pack() // while serve is connected to
 	if o.Spec.Spares > 0 {
@@ -183,6 +214,9 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 	}
 	if o.Collapse {
 		s.printer.whole, s.printer.collapse = true, newCollapser(int(o.Spec.Ranks))
+	}
+	if o.RankOutput != nil {
+		s.printer.own = func(of source) io.Writer { return out.writer(o.RankOutput(of.rank, of.stream)) }
 	}
 	s.printer.files.out, s.printer.files.err = o.OutputFile, o.ErrorFile
 	readers := 0 // ranks
@@ -268,7 +302,7 @@ func (s *session) begin(ctx context.Context, pack func() ([]byte, error)) error 
 	s.Timing.enter(phaseConnect)
 	dialing, cancel := context.WithTimeout(ctx, reconnectTimeout)
 	defer cancel()
-	conn, err := client.Dial(dialing, s.Socket)
+	conn, err := s.dial(dialing)
 	if err != nil {
 		return err
 	}
@@ -312,7 +346,7 @@ func (s *session) begin(ctx context.Context, pack func() ([]byte, error)) error 
 }
 
 // lost reports whether a request has failed because its connection ended, and not by its answer.
-func lost(conn *control.Conn, err error) bool {
+func lost(conn connection, err error) bool {
 	var answer *control.Failure
 	return err != nil && conn.Err() != nil && !errors.As(err, &answer)
 }
@@ -460,7 +494,7 @@ func (s *session) reconnect(ctx context.Context) (*control.JobState, error) {
 	dialing, cancel := context.WithTimeout(ctx, reconnectTimeout)
 	defer cancel()
 	for {
-		conn, err := client.Dial(dialing, s.Socket)
+		conn, err := s.dial(dialing)
 		if err != nil {
 			return nil, fmt.Errorf("job %d is lost: %w", s.job, err)
 		}
@@ -489,6 +523,9 @@ func (s *session) reconnect(ctx context.Context) (*control.JobState, error) {
 
 // result turns the job's last state into the exit status of margay run and its message.
 func (s *session) result(state *control.JobState) (int, error) {
+	if s.Ended != nil && !errors.Is(spoilt(state.Error.Err()), errSpoilt) {
+		s.Ended(state)
+	}
 	if text := Unkept(state.Unkept); text != "" {
 		s.Status.Warnf("%s", text)
 	}
@@ -656,7 +693,7 @@ func abandon(failed chan<- error, err error) {
 	}
 }
 
-func (s *session) current() *control.Conn {
+func (s *session) current() connection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.conn

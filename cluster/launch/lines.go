@@ -23,6 +23,7 @@ const (
 // however they come; the output of a single one is written as it comes.
 type printer struct {
 	out, err io.Writer
+	own      func(source) io.Writer // takes the output of one stream of a rank, as it comes; nil: out and err do
 	files    redirects
 	whole    bool // keep lines whole
 	label    Label
@@ -59,6 +60,10 @@ func (p *printer) print(r *control.Record) error {
 		}
 		if p.collapse != nil {
 			p.collapse.ended(r.Rank)
+		}
+	case len(r.Data) > 0 && p.own != nil:
+		if _, err := p.own(source{r.Rank, r.Stream}).Write(r.Data); err != nil {
+			return err
 		}
 	case len(r.Data) > 0 && (!p.whole || p.label == NoLabel && p.files.alone(r.Stream)):
 		if _, err := p.writer(source{r.Rank, r.Stream}).Write(r.Data); err != nil {

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"margay/cluster/control"
 	"margay/internal/cond"
 )
 
@@ -177,7 +176,7 @@ func (o *outlet) write() {
 
 // await waits until little output is left to write, or until the connection that brings it has no
 // other end.
-func (o *outlet) await(conn *control.Conn) {
+func (o *outlet) await(conn connection) {
 	for !o.hasRoom(0) && !conn.HungUp() && !o.hasRoom(hangUpLook) {
 	}
 }

@@ -14,13 +14,13 @@ const filePiece = 256 << 10
 // them.
 type fileStream struct {
 	context context.Context
-	conn    *control.Conn
+	conn    connection
 	window  *window
 	job     uint32
 	pending []byte
 }
 
-func newFileStream(ctx context.Context, conn *control.Conn, w *window, job uint32) *fileStream {
+func newFileStream(ctx context.Context, conn connection, w *window, job uint32) *fileStream {
 	return &fileStream{context: ctx, conn: conn, window: w, job: job}
 }
 

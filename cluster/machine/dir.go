@@ -7,55 +7,34 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/roster"
+	"margay/cluster/site"
 	"margay/kernel/abi/id"
 )
 
 // DefaultName is the name of a machine that is given none.
-const DefaultName = "default"
+const DefaultName = site.DefaultName
 
 // Dir is the folder of one machine: it holds everything that the machine's processes share, and
 // nothing else. machine up makes it and machine down removes it. The holder keeps it locked for as
 // long as it lives.
 type Dir string
 
-var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$`)
-
-// baseVariable is the environment variable that names the folder of all machines.
-const baseVariable = "MARGAY_DIR"
-
-// runtimeVariable is the environment variable that names a folder of the user's that does not
-// outlive its session.
-const runtimeVariable = "XDG_RUNTIME_DIR"
-
-// Base is the absolute path of the folder of all machines of this user: MARGAY_DIR if that is set,
-// else a folder of the user's that does not outlive the host's next start.
-func Base() (string, error) {
-	if dir := os.Getenv(baseVariable); dir != "" {
-		return filepath.Abs(dir)
-	}
-	if dir := os.Getenv(runtimeVariable); dir != "" {
-		return filepath.Abs(filepath.Join(dir, "margay"))
-	}
-	return filepath.Abs(filepath.Join(os.TempDir(), "margay-"+strconv.Itoa(os.Getuid())))
-}
+// Base is site.Base.
+func Base() (string, error) { return site.Base() }
 
 // DirOf returns the folder of the machine called name.
 func DirOf(name string) (Dir, error) {
-	if !validName.MatchString(name) {
-		return "", fmt.Errorf("%q is not a name for a machine: letters, digits, '.', '_' and '-', at most 32", name)
-	}
-	base, err := Base()
+	folder, err := site.Folder(name)
 	if err != nil {
 		return "", err
 	}
-	d := Dir(filepath.Join(base, name))
+	d := Dir(folder)
 	// Linux accepts no longer names for sockets.
 	if longest := d.Port("service"); len(longest) > 107 {
 		return "", fmt.Errorf("%s is too long for a socket's name: set MARGAY_DIR to a shorter path", longest)
@@ -66,7 +45,7 @@ func DirOf(name string) (Dir, error) {
 // The files of a machine.
 
 // Socket is where serve listens to clients and to the holder.
-func (d Dir) Socket() string { return d.file("serve.sock") }
+func (d Dir) Socket() string { return site.Socket(string(d)) }
 
 // ConsoleLog is where a node's console is kept.
 func (d Dir) ConsoleLog(node id.Node) string {
@@ -172,7 +151,7 @@ func (d Dir) Holder() (pid int, alive bool) {
 
 // removeEmpty removes the folder of all machines unless the user has named it.
 func (b *machines) removeEmpty() {
-	if os.Getenv(baseVariable) == "" {
+	if os.Getenv(site.BaseVariable) == "" {
 		_ = os.Remove(b.path) // it stays when there are other machines
 	}
 }
@@ -215,7 +194,7 @@ func List() ([]Dir, error) {
 	names, err := list(base.root)
 	var dirs []Dir
 	for _, name := range names {
-		if d := Dir(filepath.Join(base.path, name)); validName.MatchString(name) && d.check() == nil {
+		if d := Dir(filepath.Join(base.path, name)); site.ValidName(name) && d.check() == nil {
 			dirs = append(dirs, d)
 		}
 	}
@@ -227,7 +206,7 @@ func List() ([]Dir, error) {
 func Others(base string) (names []string) {
 	entries, _ := os.ReadDir(base)
 	for _, e := range entries {
-		if validName.MatchString(e.Name()) && e.IsDir() && Dir(filepath.Join(base, e.Name())).check() != nil {
+		if site.ValidName(e.Name()) && e.IsDir() && Dir(filepath.Join(base, e.Name())).check() != nil {
 			names = append(names, e.Name())
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/cluster/site"
 	"margay/cluster/way"
 )
 
@@ -57,7 +58,7 @@ type machines struct {
 
 // allMachines is the folder of all machines, for errors and for the check of the way to it.
 func allMachines(path string) way.Folder {
-	return way.Folder{What: "folder of all machines", Path: path, Variable: baseVariable}
+	return way.Folder{What: "folder of all machines", Path: path, Variable: site.BaseVariable}
 }
 
 // made looks at a folder, and makes it for this user alone if it is missing.
@@ -84,14 +85,14 @@ func makeBase(path string) (*machines, error) {
 // foreignRuntime adds to an error a cause that users overlook: su and sudo may leave them with the
 // runtime folder of the previous user.
 func foreignRuntime(err error) error {
-	dir := os.Getenv(runtimeVariable)
+	dir := os.Getenv(site.RuntimeVariable)
 	info, failed := os.Stat(dir)
-	if os.Getenv(baseVariable) != "" || dir == "" || failed != nil {
+	if os.Getenv(site.BaseVariable) != "" || dir == "" || failed != nil {
 		return err
 	}
 	if uid := way.UID(info); uid != os.Geteuid() {
 		return fmt.Errorf("%s=%s belongs to user %d, not to %d: unset it or set MARGAY_DIR to a folder of your own: %w",
-			runtimeVariable, dir, uid, os.Geteuid(), err)
+			site.RuntimeVariable, dir, uid, os.Geteuid(), err)
 	}
 	return err
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/cluster/site"
 	"margay/cluster/trust"
 	"margay/internal/progress"
 	"margay/kernel/abi/node"
@@ -190,7 +191,7 @@ func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
 	cmd.Dir = "/"
 	// In a user namespace the holder has another user id, and a path relative to / means another
 	// file.
-	cmd.Env = append(os.Environ(), baseVariable+"="+filepath.Dir(string(d)))
+	cmd.Env = append(os.Environ(), site.BaseVariable+"="+filepath.Dir(string(d)))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if o.Session {
 		leader, err := sessionLeader()

@@ -57,8 +57,14 @@ func (c *client) handle(f *control.Frame) {
 			s.stopCollecting(j)
 		}
 		s.mu.Unlock()
+	case *control.Leave:
+		s.mu.Lock()
+		if j := s.jobs[m.Job]; j != nil && j.client == c.conn {
+			s.clientGone(j)
+		}
+		s.mu.Unlock()
 	case *control.Withdraw:
-		s.withdraw(c.conn)
+		s.withdraw(c.conn, m.Call)
 	case *control.Kill:
 		c.conn.Answer(f, &control.Done{}, s.kill(m))
 	case *control.ListNodes:
@@ -181,7 +187,7 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 	slices.Sort(m.Spec.Without)
 	asked := time.Now()
 	if m.Spec.WaitMs != 0 { // this goroutine must stay free to see the end of the connection
-		w := &waiting{spec: m.Spec, client: c.conn, since: asked, withdrawn: make(chan struct{})}
+		w := &waiting{spec: m.Spec, client: c.conn, call: f.Call, since: asked, withdrawn: make(chan struct{})}
 		if err := s.join(w); err != nil {
 			c.created(f, m, asked, nil, err)
 			return

@@ -464,6 +464,6 @@ const exitDown = 125
 // Server.mu.
 func (j *job) tellLacking(err error) {
 	if err != nil && j.client != nil {
-		_ = j.client.Send(&control.LogLine{Level: "warn", Text: err.Error(), TimeNs: time.Now().UnixNano()})
+		_ = j.client.Send(&control.LogLine{Job: j.number, Level: "warn", Text: err.Error(), TimeNs: time.Now().UnixNano()})
 	}
 }

@@ -21,6 +21,7 @@ type queue []*waiting
 type waiting struct {
 	spec   *control.JobSpec
 	client *control.Conn
+	call   uint64 // of its request
 	since  time.Time
 	why    string // what the job waits for; empty: not known, as for tasks of arrays
 
@@ -161,12 +162,12 @@ func (s *Server) createQueued(w *waiting) (*job, error) {
 	return s.createAs(w, w.spec, w.client)
 }
 
-// withdraw has the queued jobs of a client leave the queue.
-func (s *Server) withdraw(client *control.Conn) {
+// withdraw has the queued jobs of a client leave the queue, or the one of a call.
+func (s *Server) withdraw(client *control.Conn, call uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range s.queue {
-		if w.client == client && !w.gone {
+		if w.client == client && !w.gone && (call == 0 || w.call == call) {
 			w.gone = true
 			close(w.withdrawn)
 		}

@@ -87,7 +87,7 @@ func (s *Server) releaseAll(j *job) {
 func (j *job) tellUnsaved() {
 	if j.unsaved != nil && j.client != nil {
 		text := fmt.Sprintf("job %d waits until it can be recorded: %v", j.number, j.unsaved)
-		_ = j.client.Send(&control.LogLine{Level: "warn", Text: text, TimeNs: time.Now().UnixNano()})
+		_ = j.client.Send(&control.LogLine{Job: j.number, Level: "warn", Text: text, TimeNs: time.Now().UnixNano()})
 	}
 }
 

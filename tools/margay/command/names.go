@@ -2,8 +2,6 @@ package command
 
 import (
 	"fmt"
-	"os"
-	"os/user"
 	"strconv"
 	"strings"
 	"syscall"
@@ -95,13 +93,4 @@ func Whose(job uint32) string {
 		return "machine"
 	}
 	return strconv.FormatUint(uint64(job), 10)
-}
-
-// UserName is the name of this user, fit for a line of /etc/passwd.
-func UserName() string {
-	u, err := user.Current()
-	if err != nil || u.Username == "" || strings.ContainsAny(u.Username, ":\n/") {
-		return fmt.Sprintf("user%d", os.Getuid())
-	}
-	return u.Username
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
 	"margay/cluster/launch"
@@ -80,6 +79,9 @@ type Flags struct {
 	TraceIO   string // file for a line for each request for a shared file; traceStderr, or empty: none
 	Array     string // the tasks; empty: it is one job
 	JSON      bool   // print the end of each task
+	Beside    string // the job whose nodes are used; empty: none
+	JobFile   string // that gets the number of the job
+	Messages  string // file for what margay writes to standard error
 
 	image *image.Image // that Root names; nil: none
 }
@@ -132,6 +134,10 @@ Lines of several ranks stay whole, whatever their length, and an incomplete last
 copied byte for byte. -o and -e write the output to files, which are created here before the ranks run. If the name contains %r, each
 rank has a file, copied byte for byte. Without -e, standard error goes to the file of -o. margay run fails with 125 when a file cannot
 be written.
+
+--beside runs one rank on each node of a running job, such as a tool that looks at it. It needs a free core on each, because jobs do not
+share cores. --job-file writes the number of the job to a file, or a pipe, when its ranks run. With --messages all that margay itself
+writes to standard error goes to a file.
 
 -t ends a job at its time limit: the ranks get SIGTERM, and SIGKILL 2 s later; the status is 124. Copying files does not count. serve
 keeps the limit, also for a detached job. --signal USR1@30s sends the ranks a signal before.
@@ -230,6 +236,9 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 			if err := f.openRoot(); err != nil {
 				return err
 			}
+			if err := a.besideJob(c.Context(), &f); err != nil {
+				return err
+			}
 			parts, err := f.parts(args)
 			if err != nil {
 				return err
@@ -270,6 +279,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.BoolVar(&f.Overwrite, "out-overwrite", false, "let --out replace files that are here already")
 	addFlags(fs, &f)
 	addArrayFlags(fs, &f)
+	addReportFlags(fs, &f)
 	fs.DurationVar(&f.InitWait, "init-timeout", 0, "how long ranks that use messages wait for one that does not join (default 30s)")
 	return c
 }
@@ -309,6 +319,10 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
+	standardError := a.Stderr // of the ranks
+	if err := f.divert(a); err != nil {
+		return err
+	}
 	asked, err := f.spec()
 	if err != nil {
 		return err
@@ -342,7 +356,9 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if err != nil {
 		return err
 	}
-	describe(asked, files)
+	if err := files.Describe(asked); err != nil {
+		return err
+	}
 	asked.Dir = []byte(files.Dir(string(asked.Dir)))
 	out, err := targets(f.Out, string(asked.Dir))
 	if err != nil {
@@ -360,7 +376,7 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	o := launch.Options{
 		Socket: socket, Spec: asked, Exec: exec, Files: files, Label: labels[f.Label], Collapse: f.Collapse, NoRetry: f.NoRetry,
 		Shared: shared, Out: out, Overwrite: f.Overwrite, OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output),
-		Stdin: command.Foreground(a.Stdin), Lines: !f.Terminal && command.IsTerminal(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr,
+		Stdin: command.Foreground(a.Stdin), Lines: !f.Terminal && command.IsTerminal(a.Stdin), Stdout: a.Stdout, Stderr: standardError,
 		Signals: signals, Suspend: command.Suspend,
 		Status: status,
 	}
@@ -369,8 +385,8 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 			return err
 		}
 	}
-	if f.Detach {
-		o.Started = func(job uint32) error { return printJob(a.Stdout, job) }
+	if f.Detach || f.JobFile != "" {
+		o.Started = func(job uint32) error { return f.report(a, job) }
 	}
 	if f.Attach {
 		o.Held = func(ctx context.Context, job uint32) (bool, error) { return held(ctx, a, job) }
@@ -564,6 +580,9 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 	if err := f.checkArray(c); err != nil {
 		return err
 	}
+	if err := f.checkReport(c); err != nil {
+		return err
+	}
 	for _, pattern := range []string{f.Output, f.Error} {
 		if err := launch.CheckPattern(pattern, f.Array != ""); err != nil {
 			return fmt.Errorf("run: the file %s: %w", pattern, err)
@@ -632,12 +651,4 @@ func (f *Flags) valueApart(program string) error {
 		}
 	}
 	return nil
-}
-
-// describe adds the program's environment on this host to a job.
-func describe(s *control.JobSpec, files *launch.Files) {
-	umask := unix.Umask(0)
-	unix.Umask(umask)
-	s.Path, s.Umask, s.User, s.Uid = []byte(files.Program), uint32(umask), command.UserName(), uint32(os.Getuid())
-	s.RamDisk, s.Arch = files.Size(), files.Arch
 }

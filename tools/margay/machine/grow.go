@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/internal/nodeset"
 	"margay/tools/margay/command"
@@ -36,7 +37,7 @@ out. The command can be interrupted while it waits; the nodes stay.`,
 			}
 			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 			defer stop()
-			nodes, err := d.Grow(ctx, uint32(count), command.UserName())
+			nodes, err := d.Grow(ctx, uint32(count), client.UserName())
 			if err != nil {
 				return err
 			}
@@ -70,7 +71,7 @@ the machine goes down. At least one node stays.`,
 		Example: "  margay machine shrink 2\n  margay machine shrink node[4-7] --now",
 		Args:    command.Arguments(1, -1),
 		RunE: func(c *cobra.Command, args []string) error {
-			order := &control.ShrinkMachine{Now: now, User: command.UserName()}
+			order := &control.ShrinkMachine{Now: now, User: client.UserName()}
 			count, err := strconv.ParseUint(args[0], 10, 31)
 			if err != nil || len(args) > 1 {
 				if order.Nodes, err = nodeset.Parse(strings.Join(args, ",")); err != nil {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/internal/nodeset"
 	"margay/tools/margay/command"
@@ -41,7 +42,7 @@ replaces the old one.`,
 			if err != nil {
 				return err
 			}
-			drained, err := command.Ask[*control.NodesDrained](c.Context(), a.App, &control.DrainNodes{Nodes: nodes, Reason: reason, User: command.UserName()})
+			drained, err := command.Ask[*control.NodesDrained](c.Context(), a.App, &control.DrainNodes{Nodes: nodes, Reason: reason, User: client.UserName()})
 			if err != nil {
 				return err
 			}
@@ -74,7 +75,7 @@ on other nodes.`,
 			if err != nil {
 				return err
 			}
-			evicted, err := command.Ask[*control.NodesEvicted](c.Context(), a.App, &control.EvictNodes{Nodes: nodes, Reason: reason, User: command.UserName()})
+			evicted, err := command.Ask[*control.NodesEvicted](c.Context(), a.App, &control.EvictNodes{Nodes: nodes, Reason: reason, User: client.UserName()})
 			if err != nil {
 				return err
 			}
@@ -135,7 +136,7 @@ margay machine restart restarts only the kernel of a node, and its jobs continue
 			if err != nil {
 				return err
 			}
-			request := &control.RebootNodes{Nodes: nodes, Force: force, User: command.UserName()}
+			request := &control.RebootNodes{Nodes: nodes, Force: force, User: client.UserName()}
 			if _, err := command.AskWithin[*control.Done](c.Context(), a.App, request, rebootWait); err != nil {
 				return err
 			}

@@ -6,8 +6,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"margay/cluster/client"
 	"margay/cluster/control"
-	"margay/tools/margay/command"
 	"margay/tools/margay/margaytest"
 )
 
@@ -19,8 +19,8 @@ func TestDrainAndResume(t *testing.T) {
 		answer proto.Message
 		stderr string
 	}{
-		{"node drain 2", &control.DrainNodes{Nodes: []uint32{2}, User: command.UserName()}, &control.NodesDrained{}, ""},
-		{"node drain node[1-2,10] 4..5 node1 --reason fan -v", &control.DrainNodes{Nodes: []uint32{1, 2, 4, 5, 10}, Reason: "fan", User: command.UserName()},
+		{"node drain 2", &control.DrainNodes{Nodes: []uint32{2}, User: client.UserName()}, &control.NodesDrained{}, ""},
+		{"node drain node[1-2,10] 4..5 node1 --reason fan -v", &control.DrainNodes{Nodes: []uint32{1, 2, 4, 5, 10}, Reason: "fan", User: client.UserName()},
 			&control.NodesDrained{Busy: []uint32{4, 5}},
 			"margay: node1-2,4-5,10: out of service\nmargay: node4-5: draining, until its jobs have ended (margay nodes)\n"},
 		{"node resume node3,1", &control.ResumeNodes{Nodes: []uint32{1, 3}}, &control.Done{}, ""},
@@ -73,7 +73,7 @@ func TestReboot(t *testing.T) {
 			"margay: node1 did not come up: it fell over\n"},
 		{"node reboot 1 --no-wait", &control.RebootNodes{Nodes: []uint32{1}}, nil, 0, ""},
 	} {
-		c.want.User = command.UserName()
+		c.want.User = client.UserName()
 		status, stdout, stderr := margaytest.Played(t, func(question proto.Message) (proto.Message, error) {
 			if _, ok := question.(*control.ListNodes); !ok {
 				if !proto.Equal(question, c.want) {

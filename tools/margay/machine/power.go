@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/power"
 	"margay/cluster/power/file"
@@ -139,12 +140,12 @@ func (a commands) machinePower(ctx context.Context, action power.Action, nodes [
 	case power.Look:
 		return a.machineStates(ctx, nodes)
 	case power.Reset:
-		_, err = command.AskWithin[*control.Done](ctx, a.App, &control.RebootNodes{Nodes: nodes, Force: force, User: command.UserName()}, rebootWait)
+		_, err = command.AskWithin[*control.Done](ctx, a.App, &control.RebootNodes{Nodes: nodes, Force: force, User: client.UserName()}, rebootWait)
 	default:
 		if action == power.SwitchOff {
 			state = power.Off
 		}
-		request := &control.SwitchNodes{Nodes: nodes, On: state == power.On, Force: force, User: command.UserName()}
+		request := &control.SwitchNodes{Nodes: nodes, On: state == power.On, Force: force, User: client.UserName()}
 		_, err = command.AskWithin[*control.Done](ctx, a.App, request, rebootWait)
 	}
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"margay/cluster/client"
 	"margay/cluster/control"
-	"margay/tools/margay/command"
 	"margay/tools/margay/margaytest"
 )
 
@@ -18,7 +18,7 @@ func TestPower(t *testing.T) {
 	list := &control.Nodes{Nodes: []*control.NodeState{
 		{Node: 0, Power: control.NodePower_POWER_ON}, {Node: 1, Power: control.NodePower_POWER_OFF}, {Node: 2},
 	}}
-	user := command.UserName()
+	user := client.UserName()
 	for args, c := range map[string]struct {
 		want   proto.Message
 		output string

@@ -21,6 +21,7 @@ import (
 
 	"margay/cluster/launch"
 	cluster "margay/cluster/machine"
+	"margay/cluster/site"
 	"margay/internal/printable"
 	"margay/tools/margay/bench"
 	"margay/tools/margay/command"
@@ -62,7 +63,8 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 func execute(ctx context.Context, version string, args []string, stdin io.Reader, stdout, stderr io.Writer) *command.ExitStatus {
 	began := time.Now()
 	out := &command.Output{Writer: stdout}
-	root := newRoot(&command.App{Stdin: stdin, Stdout: out, Stderr: stderr, Version: version, Began: began}, args)
+	app := &command.App{Stdin: stdin, Stdout: out, Stderr: stderr, Version: version, Began: began}
+	root := newRoot(app, args)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
@@ -76,7 +78,7 @@ func execute(ctx context.Context, version string, args []string, stdin io.Reader
 		status = &command.ExitStatus{Code: launch.ExitMargay, Err: err}
 	}
 	if status.Err != nil {
-		fmt.Fprintf(stderr, "margay: %s\n", printable.Lines(err.Error()))
+		fmt.Fprintf(app.Stderr, "margay: %s\n", printable.Lines(err.Error()))
 	}
 	return status
 }
@@ -106,7 +108,7 @@ SIGTERM or SIGHUP has ended dies of that signal itself, which shells show as 128
 	root.SetIn(a.Stdin)
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
-	root.PersistentFlags().StringVarP(&a.Machine, "machine", "m", cmp.Or(os.Getenv("MARGAY_MACHINE"), cluster.DefaultName), "the machine to use (environment: MARGAY_MACHINE)")
+	root.PersistentFlags().StringVarP(&a.Machine, "machine", "m", cmp.Or(os.Getenv(site.MachineVariable), cluster.DefaultName), "the machine to use (environment: MARGAY_MACHINE)")
 	first := groups[0](a)
 	root.AddCommand(first...)
 	if len(args) == 0 || !slices.ContainsFunc(first, func(c *cobra.Command) bool { return c.Name() == args[0] }) {

@@ -24,11 +24,6 @@ func fromSeed(name string, args []string, terminal bool) ([]string, error) {
 	return args, nil
 }
 
-// yodRefused are the options of yod that margay does not have, and why.
-var yodRefused = map[string]string{
-	"-file": "messages of margay go to standard error, where 2>FILE takes them, with what ranks write there",
-}
-
 // yodStages are the stages of -d, and the flags of margay run for them. Programs of yod
 // find the files of its working directory.
 var yodStages = map[string][]string{"load": {"--timing"}, "io": {"--files", ".", "--trace-io"}}
@@ -48,7 +43,7 @@ func yod(args []string, _ bool) ([]string, error) {
 				}
 			}
 			line = append(line, "-n", size)
-		case "-l", "-d":
+		case "-l", "-d", "-file":
 			if len(args) == 0 {
 				return nil, fmt.Errorf("yod: %s needs a value", option)
 			}
@@ -58,6 +53,8 @@ func yod(args []string, _ bool) ([]string, error) {
 			switch {
 			case option == "-l":
 				line = append(line, "-w", value)
+			case option == "-file":
+				line = append(line, "--messages", value)
 			case flags == nil:
 				return nil, fmt.Errorf("yod: -d %s: there is nothing to show of it: -d load shows the phases of loading, -d io requests for files", value)
 			default:
@@ -73,10 +70,7 @@ func yod(args []string, _ bool) ([]string, error) {
 		case "-help", "--help":
 			return []string{"run", "--help"}, nil
 		default:
-			if why := yodRefused[option]; why != "" {
-				return nil, fmt.Errorf("yod: %s: %s", option, why)
-			}
-			return nil, fmt.Errorf("yod has no %s: its options are -size, -l, -attach, -batch, -interactive, -D, -d load and -d io; margay run has more", option)
+			return nil, fmt.Errorf("yod has no %s: its options are -size, -l, -attach, -batch, -interactive, -file, -D, -d load and -d io; margay run has more", option)
 		}
 	}
 	if len(args) == 0 {

@@ -27,7 +27,7 @@ func TestSeeds(t *testing.T) {
 		{"yod -d io a", false, "run --files . --trace-io -- a"},
 		{"yod -d kill a", false, "error: yod: -d kill: there is nothing to show of it"},
 		{"yod -attach a", false, "run --attach -- a"},
-		{"yod -file x a", false, "error: yod: -file: messages of margay go to standard error"},
+		{"yod -file x a", false, "run --messages x -- a"},
 		{"yod -n 2 a", false, "error: yod has no -n"},
 		{"yod -l", false, "error: yod: -l needs a value"},
 		{"yod -sz 4", false, "error: yod: the program is missing"},

@@ -1,0 +1,58 @@
+package serve
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+// A client of several jobs can leave one of them, and withdraw one of its requests, without the
+// others.
+func TestLeave(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c, other := m.client(), m.client()
+		left, stays := c.run(spec(1)), c.run(spec(1))
+		other.tell(&control.Leave{Job: left})
+		c.tell(&control.Leave{Job: stays + 1}) // there is none
+		none[*control.Forget](t, &m.played[0].recorder, "a stranger leaves a job")
+		c.tell(&control.Leave{Job: left})
+		if f := one[*control.Forget](t, &m.played[0].recorder); f.Job != left {
+			t.Errorf("the node must forget %v", f)
+		}
+		if s := other.summary(left); s.Phase != control.JobPhase_JOB_DONE || s.Error != "its margay run is gone" {
+			t.Errorf("it is recorded as %v", s)
+		}
+		if s := other.summary(stays); s.Phase != control.JobPhase_JOB_RUNNING {
+			t.Errorf("the other one is recorded as %v", s)
+		}
+		none[*control.JobState](t, &c.recorder, "the end of a job comes to a client that has left it")
+
+		answers := make(chan error, 1)
+		call, err := c.conn.AskThen(&control.RunRequest{Spec: patient(2)}, func(_ proto.Message, err error) { answers <- err })
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiting := c.begin(&control.RunRequest{Spec: patient(2)})
+		other.tell(&control.Withdraw{Call: call})
+		c.tell(&control.Withdraw{Call: call + 1000})
+		if len(answers) > 0 {
+			t.Error("a stranger withdraws a request")
+		}
+		c.tell(&control.Withdraw{Call: call})
+		synctest.Wait()
+		select {
+		case err := <-answers:
+			if !errors.Is(err, &control.Failure{Code: control.Code_CODE_KILLED}) {
+				t.Errorf("a request that is withdrawn: %v", err)
+			}
+		default:
+			t.Error("a request that is withdrawn has no answer")
+		}
+		waits(t, waiting)
+	})
+}

@@ -1,0 +1,51 @@
+// Package site knows where a user's machines are: the folder of each, by its name, and the socket
+// of its serve. It touches no file.
+package site
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+)
+
+// DefaultName is the name of a machine that is given none.
+const DefaultName = "default"
+
+// The environment variables that name the folder of all machines, a folder of the user's that does
+// not outlive its session, and the machine that commands use.
+const (
+	BaseVariable    = "MARGAY_DIR"
+	RuntimeVariable = "XDG_RUNTIME_DIR"
+	MachineVariable = "MARGAY_MACHINE"
+)
+
+var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$`)
+
+// ValidName reports whether a machine can have a name.
+func ValidName(name string) bool { return validName.MatchString(name) }
+
+// Base is the absolute path of the folder of all machines of this user: MARGAY_DIR if that is set,
+// else a folder of the user's that does not outlive the host's next start.
+func Base() (string, error) {
+	if dir := os.Getenv(BaseVariable); dir != "" {
+		return filepath.Abs(dir)
+	}
+	if dir := os.Getenv(RuntimeVariable); dir != "" {
+		return filepath.Abs(filepath.Join(dir, "margay"))
+	}
+	return filepath.Abs(filepath.Join(os.TempDir(), "margay-"+strconv.Itoa(os.Getuid())))
+}
+
+// Folder returns the folder of the machine called name.
+func Folder(name string) (string, error) {
+	if !ValidName(name) {
+		return "", fmt.Errorf("%q is not a name for a machine: letters, digits, '.', '_' and '-', at most 32", name)
+	}
+	base, err := Base()
+	return filepath.Join(base, name), err
+}
+
+// Socket is where the serve of a machine listens to clients and to the holder.
+func Socket(folder string) string { return filepath.Join(folder, "serve.sock") }
