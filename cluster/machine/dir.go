@@ -7,13 +7,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/roster"
+	"margay/internal/machinename"
 	"margay/kernel/abi/id"
 )
 
@@ -24,8 +24,6 @@ const DefaultName = "default"
 // nothing else. machine up makes it and machine down removes it. The holder keeps it locked for as
 // long as it lives.
 type Dir string
-
-var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$`)
 
 // baseVariable is the environment variable that names the folder of all machines.
 const baseVariable = "MARGAY_DIR"
@@ -48,7 +46,7 @@ func Base() (string, error) {
 
 // DirOf returns the folder of the machine called name.
 func DirOf(name string) (Dir, error) {
-	if !validName.MatchString(name) {
+	if !machinename.Valid(name) {
 		return "", fmt.Errorf("%q is not a name for a machine: letters, digits, '.', '_' and '-', at most 32", name)
 	}
 	base, err := Base()
@@ -215,7 +213,7 @@ func List() ([]Dir, error) {
 	names, err := list(base.root)
 	var dirs []Dir
 	for _, name := range names {
-		if d := Dir(filepath.Join(base.path, name)); validName.MatchString(name) && d.check() == nil {
+		if d := Dir(filepath.Join(base.path, name)); machinename.Valid(name) && d.check() == nil {
 			dirs = append(dirs, d)
 		}
 	}
@@ -227,7 +225,7 @@ func List() ([]Dir, error) {
 func Others(base string) (names []string) {
 	entries, _ := os.ReadDir(base)
 	for _, e := range entries {
-		if validName.MatchString(e.Name()) && e.IsDir() && Dir(filepath.Join(base, e.Name())).check() != nil {
+		if machinename.Valid(e.Name()) && e.IsDir() && Dir(filepath.Join(base, e.Name())).check() != nil {
 			names = append(names, e.Name())
 		}
 	}
