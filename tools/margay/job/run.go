@@ -350,13 +350,13 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if err != nil {
 		return fmt.Errorf("run: --files %w", err)
 	}
-	signals, stop := command.Catch(signalRoom, forwarded()...)
+	signals, others, stop := catchForwarded()
 	defer stop()
 	o := launch.Options{
 		Socket: socket, Spec: asked, Exec: exec, Files: files, Label: labels[f.Label], Collapse: f.Collapse, NoRetry: f.NoRetry,
 		Shared: shared, Out: out, Overwrite: f.Overwrite, OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output),
 		Stdin: command.Foreground(a.Stdin), Lines: !f.Terminal && command.IsTerminal(a.Stdin), Stdout: a.Stdout, Stderr: a.Stderr,
-		Signals: signals, Suspend: command.Suspend,
+		Signals: signals.C, Begins: others, Suspend: command.Suspend,
 		Status: status,
 	}
 	if f.Terminal {
@@ -374,6 +374,7 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 		o.Timing = launch.NewTiming(a.Began)
 	}
 	if f.Array != "" {
+		others()
 		return f.runArray(ctx, a, o)
 	}
 	code, err := launch.Run(ctx, o)
