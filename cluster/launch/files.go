@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -72,6 +73,10 @@ type Files struct {
 	loader   string   // that they need; empty: none
 	search   ldso.Search
 	most     int // files and folders
+
+	// Digests is a file that keeps the digests of programs and libraries for later jobs, in a folder
+	// that only root and this user can change; empty: none does.
+	Digests string
 }
 
 // Errors about programs.
@@ -388,16 +393,18 @@ func size(info fs.FileInfo) int64 {
 
 // Contents returns the digests of files that nodes may have already: of the largest, if there are
 // too many. A file that cannot be read has none: Archive will say so.
-func (f *Files) Contents() (digests [][]byte) {
+func (f *Files) Contents() (list [][]byte) {
+	digests := readDigests(f.Digests, time.Now())
 	for _, file := range f.named() {
-		digest, err := digestOf(file)
+		digest, err := digests.of(file)
 		if err != nil {
 			continue
 		}
-		file.content = &content{digest: digest, index: len(digests)}
-		digests = append(digests, digest[:])
+		file.content = &content{digest: digest, index: len(list)}
+		list = append(list, digest[:])
 	}
-	return digests
+	digests.keep()
+	return list
 }
 
 // named returns the files of the list that digests shall name. The digests of all are forgotten.

@@ -20,6 +20,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/launch"
 	"margay/cluster/launch/image"
+	"margay/cluster/provision"
 	"margay/cluster/roster"
 	"margay/cluster/serve"
 	"margay/internal/nodeset"
@@ -330,6 +331,9 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 		return command.Failed(launch.ExitStatus(err), err)
 	}
 	defer release()
+	if cache, err := provision.CacheDir(); err == nil { // without it, each job computes them
+		files.Digests = filepath.Join(cache, "digests")
+	}
 	if asked.Mpi, err = f.interfaceOf(files); err != nil {
 		return fmt.Errorf("run %s: %w", parts[0].argv[0], err)
 	}
