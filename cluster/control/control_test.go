@@ -62,7 +62,7 @@ func TestFrequent(t *testing.T) {
 			n++
 		}
 	}
-	if n != 15 {
+	if n != 22 {
 		t.Errorf("%d messages are wrapped without reflection", n)
 	}
 	if m := new(Frame).Message(); m != nil {

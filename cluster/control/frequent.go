@@ -50,6 +50,20 @@ func frequent(body proto.Message) *Frame {
 		return &Frame{Body: &Frame_RunReply{m}}
 	case *JobState:
 		return &Frame{Body: &Frame_JobState{m}}
+	case *Error:
+		return &Frame{Body: &Frame_Error{m}}
+	case *Done:
+		return &Frame{Body: &Frame_Done{m}}
+	case *LogLine:
+		return &Frame{Body: &Frame_LogLine{m}}
+	case *Finish:
+		return &Frame{Body: &Frame_Finish{m}}
+	case *Stdin:
+		return &Frame{Body: &Frame_Stdin{m}}
+	case *StdinTaken:
+		return &Frame{Body: &Frame_StdinTaken{m}}
+	case *Signal:
+		return &Frame{Body: &Frame_Signal{m}}
 	}
 	return nil
 }
@@ -87,6 +101,20 @@ func (f *Frame) frequent() (protowire.Number, proto.Message) {
 		return 61, b.RunReply
 	case *Frame_JobState:
 		return 63, b.JobState
+	case *Frame_Error:
+		return 12, b.Error
+	case *Frame_Done:
+		return 13, b.Done
+	case *Frame_LogLine:
+		return 23, b.LogLine
+	case *Frame_Finish:
+		return 30, b.Finish
+	case *Frame_Stdin:
+		return 43, b.Stdin
+	case *Frame_StdinTaken:
+		return 44, b.StdinTaken
+	case *Frame_Signal:
+		return 45, b.Signal
 	}
 	return 0, nil
 }
@@ -124,6 +152,20 @@ func emptyFrequent(field protowire.Number) proto.Message {
 		return new(RunReply)
 	case 63:
 		return new(JobState)
+	case 12:
+		return new(Error)
+	case 13:
+		return new(Done)
+	case 23:
+		return new(LogLine)
+	case 30:
+		return new(Finish)
+	case 43:
+		return new(Stdin)
+	case 44:
+		return new(StdinTaken)
+	case 45:
+		return new(Signal)
 	}
 	return nil
 }

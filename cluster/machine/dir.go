@@ -273,19 +273,32 @@ func (d Dir) ReadRoster(s Spec) (r roster.Roster, err error) {
 	return r, nil
 }
 
-// ReadSpec returns the spec from which the machine was made. The error is ErrNoMachine if the
-// folder is missing or not a machine's. It names the command that makes the machine.
-func (d Dir) ReadSpec() (Spec, error) {
+// Made returns an error unless the machine has been made: ErrNoMachine if the folder is missing or
+// not a machine's. It names the command that makes the machine.
+func (d Dir) Made() error {
+	_, err := d.readSpec()
+	return err
+}
+
+// readSpec reads the file of the spec. Its errors are those of Made.
+func (d Dir) readSpec() ([]byte, error) {
 	if err := d.check(); err != nil {
 		if foreign := (*foreignError)(nil); errors.Is(err, ErrNoMachine) && !errors.As(err, &foreign) {
 			err = fmt.Errorf("%w; %s makes one", err, d.upCommand())
 		}
-		return Spec{}, err
+		return nil, err
 	}
 	text, err := readFile(d.specFile())
 	if errors.Is(err, fs.ErrNotExist) {
-		return Spec{}, fmt.Errorf("%w; %s makes one", d.missing(), d.upCommand())
+		err = fmt.Errorf("%w; %s makes one", d.missing(), d.upCommand())
 	}
+	return text, err
+}
+
+// ReadSpec returns the spec from which the machine was made. Its errors are those of Made, and of a
+// damaged file.
+func (d Dir) ReadSpec() (Spec, error) {
+	text, err := d.readSpec()
 	if err != nil {
 		return Spec{}, err
 	}

@@ -114,7 +114,7 @@ func (a *App) Running() (machine.Dir, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, err := d.ReadSpec(); err != nil {
+	if err := d.Made(); err != nil {
 		return "", err
 	}
 	switch pid, alive := d.Holder(); {
