@@ -124,8 +124,8 @@ func (e *unfitError) Error() string { return e.text }
 // Fits reports whether a frame can carry a message of this protocol.
 func Fits(body proto.Message) bool { return proto.Size(body) <= MaxFrame-frameHead }
 
-// lengthSize is how many bytes the length of a frame takes, and frameHead what the frame takes besides its message, at
-// most.
+// lengthSize is the size of a frame's length, and frameHead the most that a frame takes besides its
+// message, in bytes.
 const (
 	lengthSize = 4
 	frameHead  = 32

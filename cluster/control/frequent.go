@@ -7,9 +7,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// The messages of each job and heartbeats are wrapped and unwrapped, and their frames encoded and decoded, without the
-// reflection of Frame: it is slower, and what it makes of the types of all messages at first use is a tenth of the
-// processor time of margay run. The encoding is the same. TestFrequent and FuzzFrame compare both ways.
+// The messages of each job and heartbeats are wrapped and unwrapped, and their frames encoded and
+// decoded, without the reflection of Frame: it is slower, and what it makes of the types of all
+// messages at first use is a tenth of the processor time of margay run. The encoding is the same.
+// TestFrequent and FuzzFrame compare both ways.
 
 // Fields of Frame.
 const (
@@ -68,7 +69,8 @@ func frequent(body proto.Message) *Frame {
 	return nil
 }
 
-// frequent is Message for a message of these, with the field of Frame that carries it; it returns nil for others.
+// frequent is Message for a message of these, with the field of Frame that carries it; it returns
+// nil for others.
 func (f *Frame) frequent() (protowire.Number, proto.Message) {
 	switch b := f.Body.(type) {
 	case *Frame_Hello:
@@ -119,7 +121,8 @@ func (f *Frame) frequent() (protowire.Number, proto.Message) {
 	return 0, nil
 }
 
-// emptyFrequent returns an empty message of these, by the field of Frame that carries it, and nil for others.
+// emptyFrequent returns an empty message of these, by the field of Frame that carries it, and nil
+// for others.
 func emptyFrequent(field protowire.Number) proto.Message {
 	switch field {
 	case 10:
@@ -188,7 +191,7 @@ func marshalFrame(f *Frame) (packet []byte, err error) {
 	begin := len(packet)
 	packet, err = proto.MarshalOptions{}.MarshalAppend(packet, body)
 	if err == nil && len(packet)-begin != size {
-		err = fmt.Errorf("%T was changed meanwhile", body)
+		err = fmt.Errorf("%T was changed while it was encoded", body)
 	}
 	return packet, err
 }
@@ -202,8 +205,8 @@ func parseFrame(packet []byte) (*Frame, error) {
 	return f, proto.Unmarshal(packet, f)
 }
 
-// parseFrequent is parseFrame for a frame with one frequent message. It returns nil for all others, and for those with
-// an error.
+// parseFrequent is parseFrame for a frame with one frequent message. It returns nil for all others,
+// and for those with an error.
 func parseFrequent(packet []byte) *Frame {
 	f := new(Frame)
 	for len(packet) > 0 {

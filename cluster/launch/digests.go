@@ -14,12 +14,13 @@ import (
 	"margay/kernel/abi/archive"
 )
 
-// digests are the digests of programs and libraries that earlier jobs of this user have had. To read and to compute
-// them anew is a tenth of the processor time of a short job. A file is known by its identity, of which Linux changes the
-// time of change whenever it is written to.
+// digests are the digests of programs and libraries of this user's earlier jobs. To read the files
+// and to compute the digests is a tenth of the processor time of margay run for a short job. A file
+// is known by its identity, which changes whenever the file is written to.
 //
-// Only code is remembered. Data may be written through a mapping of the file for a while without a new time of change; a
-// file that has changed less than settled ago is not remembered for the same reason.
+// Only code is remembered. Data may be written through a mapping of the file for a while without a
+// new time of change. For the same reason a file that has changed less than settled ago is not
+// remembered.
 type digests struct {
 	path  string // of the file that keeps them; empty: they are not kept
 	now   time.Time
@@ -49,7 +50,8 @@ const digestsMagic = "margayd1"
 // knownSize is the size of a digest in the file.
 const knownSize = 5*8 + 32
 
-// readDigests reads the digests that are kept at path. A file that another user could have written has none.
+// readDigests reads the digests that are kept at path. A file that another user could have written
+// has none.
 func readDigests(path string, now time.Time) *digests {
 	d := &digests{path: path, now: now}
 	if path == "" {

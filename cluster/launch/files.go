@@ -65,6 +65,10 @@ type Files struct {
 	Parallel string
 	PMI1     bool
 
+	// Digests is the file that keeps the digests of programs and libraries for later jobs, in a
+	// folder that only root and this user can change. Empty: there is none.
+	Digests string
+
 	host     bool           // ranks see the folders of this host in which programs are: nothing in them goes along
 	root     map[string]int // by name: files of a root of its own, as indexes of List; nil: there is none
 	rootPath string         // where its programs are, before PATH of this host
@@ -73,10 +77,6 @@ type Files struct {
 	loader   string   // that they need; empty: none
 	search   ldso.Search
 	most     int // files and folders
-
-	// Digests is a file that keeps the digests of programs and libraries for later jobs, in a folder
-	// that only root and this user can change; empty: none does.
-	Digests string
 }
 
 // Errors about programs.

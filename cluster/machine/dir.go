@@ -280,7 +280,7 @@ func (d Dir) Made() error {
 	return err
 }
 
-// readSpec reads the file of the spec. Its errors are those of Made.
+// readSpec reads the file of the spec. It returns the same errors as Made.
 func (d Dir) readSpec() ([]byte, error) {
 	if err := d.check(); err != nil {
 		if foreign := (*foreignError)(nil); errors.Is(err, ErrNoMachine) && !errors.As(err, &foreign) {
@@ -295,8 +295,8 @@ func (d Dir) readSpec() ([]byte, error) {
 	return text, err
 }
 
-// ReadSpec returns the spec from which the machine was made. Its errors are those of Made, and of a
-// damaged file.
+// ReadSpec returns the spec from which the machine was made. It returns the same errors as Made,
+// and one for a damaged file.
 func (d Dir) ReadSpec() (Spec, error) {
 	text, err := d.readSpec()
 	if err != nil {

@@ -4,8 +4,8 @@ package machinename
 // longest is how many bytes a name has at most.
 const longest = 32
 
-// Valid reports whether a machine may have a name: 1 to 32 letters and digits of ASCII, dots, underscores and
-// hyphens, of which the first is a letter or a digit.
+// Valid reports whether a machine may have a name. A name has 1 to 32 letters and digits of ASCII,
+// dots, underscores and hyphens, and begins with a letter or a digit.
 func Valid(name string) bool {
 	if name == "" || len(name) > longest {
 		return false

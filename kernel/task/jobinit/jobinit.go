@@ -430,8 +430,8 @@ func (in *initProcess) killAll() {
 	}
 }
 
-// alone reports whether this process, the init of a PID namespace, is the only one in it: all others descend from
-// it. For kill(2), Linux would look at each process of the host.
+// alone reports whether this process, the init of a PID namespace, is the only one in it: all
+// others descend from it. For kill(2), Linux would look at each process of the host.
 func alone() bool {
 	return unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil) == unix.ECHILD
 }

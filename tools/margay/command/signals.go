@@ -36,8 +36,8 @@ func Catch(size int, signals ...os.Signal) (caught <-chan os.Signal, stop func()
 	return c.C, c.Stop
 }
 
-// Catcher catches signals until Stop. It takes more of them at any time: each takes 30 us of
-// processor time, for which Go's runtime changes threads twice. It is safe for concurrent use.
+// Catcher catches signals until Stop, and more of them at any time. Each signal costs 30 us of
+// processor time, because Go's runtime changes threads twice. It is safe for concurrent use.
 type Catcher struct {
 	C chan os.Signal // gets the signals
 

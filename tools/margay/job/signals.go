@@ -30,7 +30,7 @@ var kept = map[unix.Signal]string{
 // lastSignal is the number of the last real-time signal.
 const lastSignal = 64
 
-// prompt are the signals that are passed on from the beginning: those of terminals and shells.
+// prompt are the signals that are passed on from the beginning. Terminals and shells send them.
 var prompt = []os.Signal{
 	unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM, unix.SIGTERM, unix.SIGCONT, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU,
 	unix.SIGWINCH,
