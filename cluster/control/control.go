@@ -66,7 +66,7 @@ func wrap(body proto.Message) *Frame {
 
 // Message returns what the frame carries, nil when it is nothing this version knows.
 func (f *Frame) Message() proto.Message {
-	if body := f.frequent(); body != nil {
+	if _, body := f.frequent(); body != nil {
 		return body
 	}
 	return f.unwrap()
@@ -97,7 +97,7 @@ func ReadFrame(r io.Reader) (*Frame, error) { return readFrame(r, MaxFrame) }
 
 // readFrame is ReadFrame of frames of at most so many bytes.
 func readFrame(r io.Reader, most uint32) (*Frame, error) {
-	var head [4]byte
+	var head [lengthSize]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, err
 	}
@@ -109,8 +109,8 @@ func readFrame(r io.Reader, most uint32) (*Frame, error) {
 	if _, err := io.ReadFull(r, packet); err != nil {
 		return nil, fmt.Errorf("control: frame of %d bytes: %w", n, io.ErrUnexpectedEOF)
 	}
-	f := new(Frame)
-	if err := proto.Unmarshal(packet, f); err != nil {
+	f, err := parseFrame(packet)
+	if err != nil {
 		return nil, fmt.Errorf("control: frame of %d bytes: %w", n, err)
 	}
 	return f, nil
@@ -122,19 +122,23 @@ type unfitError struct{ text string }
 func (e *unfitError) Error() string { return e.text }
 
 // Fits reports whether a frame can carry a message of this protocol.
-func Fits(body proto.Message) bool { return proto.Size(NewFrame(body)) <= MaxFrame-frameHead }
+func Fits(body proto.Message) bool { return proto.Size(body) <= MaxFrame-frameHead }
 
-// frameHead is how many bytes the call and answer numbers of a frame take at most.
-const frameHead = 32
+// lengthSize is the size of a frame's length, and frameHead the most that a frame takes besides its
+// message, in bytes.
+const (
+	lengthSize = 4
+	frameHead  = 32
+)
 
 func encode(f *Frame) ([]byte, error) {
-	packet, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, 4, 4+proto.Size(f)), f)
+	packet, err := marshalFrame(f)
 	if err != nil {
 		return nil, &unfitError{fmt.Sprintf("control: encode frame: %v", err)}
 	}
-	if len(packet)-4 > MaxFrame {
-		return nil, &unfitError{fmt.Sprintf("control: frame of %d bytes, at most %d are allowed", len(packet)-4, MaxFrame)}
+	if len(packet)-lengthSize > MaxFrame {
+		return nil, &unfitError{fmt.Sprintf("control: frame of %d bytes, at most %d are allowed", len(packet)-lengthSize, MaxFrame)}
 	}
-	binary.BigEndian.PutUint32(packet, uint32(len(packet)-4))
+	binary.BigEndian.PutUint32(packet, uint32(len(packet)-lengthSize))
 	return packet, nil
 }

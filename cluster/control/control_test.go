@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -35,7 +37,7 @@ func TestOpening(t *testing.T) {
 	}
 }
 
-// Every message is wrapped and unwrapped as by reflection.
+// Every message is wrapped, unwrapped, encoded and decoded as by reflection.
 func TestFrequent(t *testing.T) {
 	n := 0
 	for name, field := range bodies() {
@@ -44,16 +46,53 @@ func TestFrequent(t *testing.T) {
 		if !proto.Equal(f, want) || f.Message() != body || want.Message() != body || f.unwrap() != body {
 			t.Errorf("%s became %v and %v, not %v", name, f, f.Message(), want)
 		}
-		if frequent(body) != nil {
+		f.Call, f.Answer = 7, math.MaxUint64
+		packet, err := encode(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want, _ := proto.Marshal(f); !bytes.Equal(packet[lengthSize:], want) {
+			t.Errorf("%s was encoded as %x, not %x", name, packet, want)
+		}
+		is := parseFrequent(packet[lengthSize:]) != nil
+		if got, err := parseFrame(packet[lengthSize:]); err != nil || !proto.Equal(got, f) || is != (frequent(body) != nil) {
+			t.Errorf("%s came back as %v, %v", name, got, err)
+		}
+		if is {
 			n++
 		}
 	}
-	if n != 15 {
+	if n != 22 {
 		t.Errorf("%d messages are wrapped without reflection", n)
 	}
 	if m := new(Frame).Message(); m != nil {
 		t.Errorf("an empty frame has %v", m)
 	}
+}
+
+// Frames are decoded as by protobuf.
+func FuzzFrame(f *testing.F) {
+	for _, frame := range []*Frame{
+		NewFrame(&Hello{Version: 7, Token: "token"}), NewFrame(&Attach{Job: 3}), NewFrame(&RunRequest{Spec: &JobSpec{Ranks: 2}, Files: []byte("files")}), {Answer: 5},
+	} {
+		packet, err := encode(frame)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(packet[lengthSize:])
+		f.Add(slices.Concat(packet[lengthSize:], packet[lengthSize:]))
+		f.Add(slices.Concat(packet[lengthSize:], []byte{0x08, 0x80}))
+	}
+	f.Add([]byte{0x52, 0x01, 0x0a})       // a Hello that is cut off
+	f.Add([]byte{0x52, 0x00, 0x5a, 0x00}) // two messages: the last one counts
+	f.Fuzz(func(t *testing.T, packet []byte) {
+		want := new(Frame)
+		wrong := proto.Unmarshal(packet, want)
+		got, err := parseFrame(packet)
+		if (err == nil) != (wrong == nil) || err == nil && !proto.Equal(got, want) {
+			t.Errorf("%v, %v; protobuf: %v, %v", got, err, want, wrong)
+		}
+	})
 }
 
 func TestVersionMismatch(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // Most bounds the number of hosts in a list.
@@ -17,11 +18,11 @@ const Most = 1000
 
 // valid is what a host may be called: a name or an IPv4 address, for ssh after a user and an @. No
 // launcher takes it for an option, and no shell changes it.
-var valid = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,253}$`)
+var valid = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,253}$`) })
 
 // Check returns an error unless name can be a host's.
 func Check(name string) error {
-	if !valid.MatchString(name) {
+	if !valid().MatchString(name) {
 		return fmt.Errorf("%q is not the name of a host", name)
 	}
 	return nil
@@ -200,7 +201,7 @@ func ParseLauncher(text string) (Launcher, error) {
 }
 
 // word is an argument that no shell between the launcher and the program changes.
-var word = regexp.MustCompile(`^[A-Za-z0-9_./:@%+=,-]+$`)
+var word = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9_./:@%+=,-]+$`) })
 
 // Command returns the words that start a program on a host. Launchers such as ssh pass what they
 // run to a shell of the host, so words that a shell would change are refused.
@@ -209,7 +210,7 @@ func (l Launcher) Command(host string, program ...string) ([]string, error) {
 		return nil, err
 	}
 	for _, w := range program {
-		if !word.MatchString(w) {
+		if !word().MatchString(w) {
 			return nil, fmt.Errorf("%q cannot be passed to another host: it has characters that a shell would change", w)
 		}
 	}

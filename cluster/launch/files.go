@@ -19,6 +19,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -64,6 +65,10 @@ type Files struct {
 	// does. PMI1 reports whether its ranks find each other by PMI 1, like the ranks of MPICH.
 	Parallel string
 	PMI1     bool
+
+	// Digests is the file that keeps the digests of programs and libraries for later jobs, in a
+	// folder that only root and this user can change. Empty: there is none.
+	Digests string
 
 	host     bool           // ranks see the folders of this host in which programs are: nothing in them goes along
 	root     map[string]int // by name: files of a root of its own, as indexes of List; nil: there is none
@@ -394,16 +399,18 @@ func size(info fs.FileInfo) int64 {
 
 // Contents returns the digests of files that nodes may have already: of the largest, if there are
 // too many. A file that cannot be read has none: Archive will say so.
-func (f *Files) Contents() (digests [][]byte) {
+func (f *Files) Contents() (list [][]byte) {
+	digests := readDigests(f.Digests, time.Now())
 	for _, file := range f.named() {
-		digest, err := digestOf(file)
+		digest, err := digests.of(file)
 		if err != nil {
 			continue
 		}
-		file.content = &content{digest: digest, index: len(digests)}
-		digests = append(digests, digest[:])
+		file.content = &content{digest: digest, index: len(list)}
+		list = append(list, digest[:])
 	}
-	return digests
+	digests.keep()
+	return list
 }
 
 // named returns the files of the list that digests shall name. The digests of all are forgotten.

@@ -75,6 +75,7 @@ type Options struct {
 	Lines          bool      // Stdin is a terminal that gives lines: the next one is read when the ranks have read the last
 	Stdout, Stderr io.Writer
 	Signals        <-chan os.Signal // to pass on
+	Begins         func()           // called before the first output of the ranks is printed; nil for none
 	Suspend        func()           // stops this process until it is continued; nil: a stop of the job does not stop it
 	Status         *Status
 	Terminal       Terminal                                                        // of rank 0 as well: keys go there unchanged; nil: it has pipes
@@ -116,6 +117,7 @@ type session struct {
 	printed *records.Reader
 	stdin   *stdin
 	files   *window
+	begins  sync.Once
 	job     uint32
 	loaded  bool                   // every node has all files
 	lacking []uint32               // indexes of the contents that some node lacks
@@ -644,6 +646,9 @@ func (s *session) record(m *control.Record) {
 	s.printing.Lock()
 	defer s.printing.Unlock()
 	if s.printed.Next(m.Node, m.Seq) {
+		if s.Begins != nil && len(m.Data) > 0 {
+			s.begins.Do(s.Begins)
+		}
 		if err := s.printer.print(m); err != nil {
 			s.abandon(fmt.Errorf("write output: %w", err))
 			return

@@ -24,9 +24,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"time"
+
+	"margay/internal/machinename"
 )
 
 // Record describes a job that has ended.
@@ -130,13 +131,10 @@ func Machines(base string) (names []string, err error) {
 		return nil, nil
 	}
 	for _, e := range entries {
-		if e.IsDir() && validName.MatchString(e.Name()) {
+		if e.IsDir() && machinename.Valid(e.Name()) {
 			names = append(names, e.Name())
 		}
 	}
 	slices.Sort(names)
 	return names, err
 }
-
-// validName matches what a machine may be called.
-var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$`)

@@ -14,6 +14,7 @@ import (
 
 	"margay/cluster/roster"
 	"margay/cluster/site"
+	"margay/internal/machinename"
 	"margay/kernel/abi/id"
 )
 
@@ -194,7 +195,7 @@ func List() ([]Dir, error) {
 	names, err := list(base.root)
 	var dirs []Dir
 	for _, name := range names {
-		if d := Dir(filepath.Join(base.path, name)); site.ValidName(name) && d.check() == nil {
+		if d := Dir(filepath.Join(base.path, name)); machinename.Valid(name) && d.check() == nil {
 			dirs = append(dirs, d)
 		}
 	}
@@ -206,7 +207,7 @@ func List() ([]Dir, error) {
 func Others(base string) (names []string) {
 	entries, _ := os.ReadDir(base)
 	for _, e := range entries {
-		if site.ValidName(e.Name()) && e.IsDir() && Dir(filepath.Join(base, e.Name())).check() != nil {
+		if machinename.Valid(e.Name()) && e.IsDir() && Dir(filepath.Join(base, e.Name())).check() != nil {
 			names = append(names, e.Name())
 		}
 	}
@@ -254,19 +255,32 @@ func (d Dir) ReadRoster(s Spec) (r roster.Roster, err error) {
 	return r, nil
 }
 
-// ReadSpec returns the spec from which the machine was made. The error is ErrNoMachine if the
-// folder is missing or not a machine's. It names the command that makes the machine.
-func (d Dir) ReadSpec() (Spec, error) {
+// Made returns an error unless the machine has been made: ErrNoMachine if the folder is missing or
+// not a machine's. It names the command that makes the machine.
+func (d Dir) Made() error {
+	_, err := d.readSpec()
+	return err
+}
+
+// readSpec reads the file of the spec. It returns the same errors as Made.
+func (d Dir) readSpec() ([]byte, error) {
 	if err := d.check(); err != nil {
 		if foreign := (*foreignError)(nil); errors.Is(err, ErrNoMachine) && !errors.As(err, &foreign) {
 			err = fmt.Errorf("%w; %s makes one", err, d.upCommand())
 		}
-		return Spec{}, err
+		return nil, err
 	}
 	text, err := readFile(d.specFile())
 	if errors.Is(err, fs.ErrNotExist) {
-		return Spec{}, fmt.Errorf("%w; %s makes one", d.missing(), d.upCommand())
+		err = fmt.Errorf("%w; %s makes one", d.missing(), d.upCommand())
 	}
+	return text, err
+}
+
+// ReadSpec returns the spec from which the machine was made. It returns the same errors as Made,
+// and one for a damaged file.
+func (d Dir) ReadSpec() (Spec, error) {
+	text, err := d.readSpec()
 	if err != nil {
 		return Spec{}, err
 	}

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
+
+	"margay/internal/machinename"
 )
 
 // DefaultName is the name of a machine that is given none.
@@ -20,11 +21,6 @@ const (
 	RuntimeVariable = "XDG_RUNTIME_DIR"
 	MachineVariable = "MARGAY_MACHINE"
 )
-
-var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$`)
-
-// ValidName reports whether a machine can have a name.
-func ValidName(name string) bool { return validName.MatchString(name) }
 
 // Base is the absolute path of the folder of all machines of this user: MARGAY_DIR if that is set,
 // else a folder of the user's that does not outlive the host's next start.
@@ -40,7 +36,7 @@ func Base() (string, error) {
 
 // Folder returns the folder of the machine called name.
 func Folder(name string) (string, error) {
-	if !ValidName(name) {
+	if !machinename.Valid(name) {
 		return "", fmt.Errorf("%q is not a name for a machine: letters, digits, '.', '_' and '-', at most 32", name)
 	}
 	base, err := Base()

@@ -25,6 +25,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // ErrNone reports a folder or a file without an image. It may hold a plain root.
@@ -313,7 +314,7 @@ func (im *Image) configure(data []byte, names []string) error {
 		return fmt.Errorf("it has %d layers, and digests of %d; an image has 1 to %d", len(names), len(digests), maxLayers)
 	}
 	for i, digest := range digests {
-		if !digestForm.MatchString(digest) {
+		if !digestForm().MatchString(digest) {
 			return badDigest(digest)
 		}
 		im.layers = append(im.layers, layer{name: names[i], digest: digest})
@@ -331,7 +332,7 @@ func (im *Image) configure(data []byte, names []string) error {
 }
 
 // digestForm is how a digest is written.
-var digestForm = regexp.MustCompile("^sha256:[0-9a-f]{64}$")
+var digestForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile("^sha256:[0-9a-f]{64}$") })
 
 func badDigest(digest string) error {
 	return fmt.Errorf("%.100q is not a SHA-256 digest", digest)
@@ -339,7 +340,7 @@ func badDigest(digest string) error {
 
 // blobName returns the name in a layout of the blob with a digest.
 func blobName(digest string) (string, error) {
-	if !digestForm.MatchString(digest) {
+	if !digestForm().MatchString(digest) {
 		return "", badDigest(digest)
 	}
 	return "blobs/" + strings.Replace(digest, ":", "/", 1), nil
@@ -408,7 +409,7 @@ func (im *Image) readDocker(tag string, perhaps bool) error {
 		return err
 	}
 	// Its name is its digest in all archives of today.
-	if digest := "sha256:" + strings.TrimSuffix(path.Base(found[0].Config), ".json"); digestForm.MatchString(digest) {
+	if digest := "sha256:" + strings.TrimSuffix(path.Base(found[0].Config), ".json"); digestForm().MatchString(digest) {
 		if err := checkDigest(config, digest); err != nil {
 			return err
 		}

@@ -28,6 +28,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -145,8 +146,8 @@ func Parse(text []byte) (*Machine, error) {
 }
 
 var (
-	unknownField = regexp.MustCompile(`field (\S+) (not found|already set) in type .*`)
-	wrongKind    = regexp.MustCompile("cannot unmarshal .* into .*")
+	unknownField = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`field (\S+) (not found|already set) in type .*`) })
+	wrongKind    = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile("cannot unmarshal .* into .*") })
 )
 
 // explain takes the names of types out of an error of the parser.
@@ -158,14 +159,14 @@ func explain(err error) error {
 	if wrong := (*yaml.TypeError)(nil); errors.As(err, &wrong) && len(wrong.Errors) > 0 {
 		text = wrong.Errors[0]
 	}
-	text = unknownField.ReplaceAllStringFunc(text, func(found string) string {
-		parts := unknownField.FindStringSubmatch(found)
+	text = unknownField().ReplaceAllStringFunc(text, func(found string) string {
+		parts := unknownField().FindStringSubmatch(found)
 		if parts[2] == "already set" {
 			return fmt.Sprintf("%s is given twice", parts[1])
 		}
 		return fmt.Sprintf("there is no field %s", parts[1])
 	})
-	return errors.New(printable.Short(wrongKind.ReplaceAllString(text, "the value is of the wrong kind"), 300))
+	return errors.New(printable.Short(wrongKind().ReplaceAllString(text, "the value is of the wrong kind"), 300))
 }
 
 // check checks an entry as far as that needs no file, and returns its nodes.

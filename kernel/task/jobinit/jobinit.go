@@ -422,10 +422,16 @@ func (in *initProcess) ended(pid int, status unix.WaitStatus, used *unix.Rusage)
 // killAll ends every process of the job but this one.
 func (in *initProcess) killAll() {
 	deadline := time.Now().Add(killWait)
-	for time.Now().Before(deadline) {
+	for time.Now().Before(deadline) && !alone() {
 		if err := unix.Kill(-1, unix.SIGKILL); err == unix.ESRCH {
 			return
 		}
 		time.Sleep(time.Millisecond)
 	}
+}
+
+// alone reports whether this process, the init of a PID namespace, is the only one in it: all
+// others descend from it. For kill(2), Linux would look at each process of the host.
+func alone() bool {
+	return unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil) == unix.ECHILD
 }

@@ -2,8 +2,8 @@
 // selected machine and the connection to its serve, errors of wrong arguments, exit statuses,
 // signals and terminals.
 //
-// Locks: RawTerminal.mu guards the state of the terminal, Output.mu the first error of the output.
-// Neither is held while the other one is taken.
+// Locks: RawTerminal.mu guards the state of the terminal, Output.mu the first error of the output,
+// Catcher.mu the end of catching. None of them is held while another one is taken.
 package command
 
 import (
@@ -114,7 +114,7 @@ func (a *App) Running() (machine.Dir, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, err := d.ReadSpec(); err != nil {
+	if err := d.Made(); err != nil {
 		return "", err
 	}
 	switch pid, alive := d.Holder(); {

@@ -19,6 +19,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/launch"
 	"margay/cluster/launch/image"
+	"margay/cluster/provision"
 	"margay/cluster/roster"
 	"margay/cluster/serve"
 	"margay/internal/nodeset"
@@ -349,6 +350,9 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 		return command.Failed(launch.ExitStatus(err), err)
 	}
 	defer release()
+	if cache, err := provision.CacheDir(); err == nil { // without it, each job computes them
+		files.Digests = filepath.Join(cache, "digests")
+	}
 	if asked.Mpi, err = f.interfaceOf(files); err != nil {
 		return fmt.Errorf("run %s: %w", parts[0].argv[0], err)
 	}
@@ -371,13 +375,13 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if err != nil {
 		return fmt.Errorf("run: --files %w", err)
 	}
-	signals, stop := command.Catch(signalRoom, forwarded()...)
+	signals, others, stop := catchForwarded()
 	defer stop()
 	o := launch.Options{
 		Socket: socket, Spec: asked, Exec: exec, Files: files, Label: labels[f.Label], Collapse: f.Collapse, NoRetry: f.NoRetry,
 		Shared: shared, Out: out, Overwrite: f.Overwrite, OutputFile: f.Output, ErrorFile: cmp.Or(f.Error, f.Output),
 		Stdin: command.Foreground(a.Stdin), Lines: !f.Terminal && command.IsTerminal(a.Stdin), Stdout: a.Stdout, Stderr: standardError,
-		Signals: signals, Suspend: command.Suspend,
+		Signals: signals.C, Begins: others, Suspend: command.Suspend,
 		Status: status,
 	}
 	if f.Terminal {
@@ -395,6 +399,7 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 		o.Timing = launch.NewTiming(a.Began)
 	}
 	if f.Array != "" {
+		others()
 		return f.runArray(ctx, a, o)
 	}
 	endTrace, err := f.traceIO(a, &o)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -31,12 +32,12 @@ func fitHelp(root *cobra.Command, out io.Writer) {
 }
 
 // optional matches a flag with an optional value as pflag writes it: --wait time[="forever"].
-var optional = regexp.MustCompile(`(--[\w-]+) (\w+)\[="?[\w.]+"?\]`)
+var optional = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(--[\w-]+) (\w+)\[="?[\w.]+"?\]`) })
 
 // optionalValues writes such flags as users do, --wait[=time], without a change of the columns.
 func optionalValues(usage string) string {
-	return optional.ReplaceAllStringFunc(usage, func(flag string) string {
-		return fmt.Sprintf("%-*s", len(flag), optional.ReplaceAllString(flag, "$1[=$2]"))
+	return optional().ReplaceAllStringFunc(usage, func(flag string) string {
+		return fmt.Sprintf("%-*s", len(flag), optional().ReplaceAllString(flag, "$1[=$2]"))
 	})
 }
 

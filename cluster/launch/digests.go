@@ -1,0 +1,145 @@
+package launch
+
+import (
+	"encoding/binary"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/archive"
+)
+
+// digests are the digests of programs and libraries of this user's earlier jobs. To read the files
+// and to compute the digests is a tenth of the processor time of margay run for a short job. A file
+// is known by its identity, which changes whenever the file is written to.
+//
+// Only code is remembered. Data may be written through a mapping of the file for a while without a
+// new time of change. For the same reason a file that has changed less than settled ago is not
+// remembered.
+type digests struct {
+	path  string // of the file that keeps them; empty: they are not kept
+	now   time.Time
+	known []known // the newest first
+	fresh bool    // known is not what the file has
+}
+
+// known is a digest as the file has it.
+type known struct {
+	File   identity
+	Digest archive.Digest
+}
+
+// identity identifies a state of a file of this host.
+type identity struct {
+	Device, Inode, Size, Modified, Changed uint64 // times in nanoseconds
+}
+
+const (
+	settled     = time.Minute
+	mostDigests = 512
+)
+
+// digestsMagic begins the file of digests, and names its format.
+const digestsMagic = "margayd1"
+
+// knownSize is the size of a digest in the file.
+const knownSize = 5*8 + 32
+
+// readDigests reads the digests that are kept at path. A file that another user could have written
+// has none.
+func readDigests(path string, now time.Time) *digests {
+	d := &digests{path: path, now: now}
+	if path == "" {
+		return d
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return d
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 {
+		return d
+	}
+	text, err := io.ReadAll(io.LimitReader(f, int64(len(digestsMagic)+mostDigests*knownSize)))
+	if err == nil {
+		d.known = parseDigests(text)
+	}
+	return d
+}
+
+// parseDigests reads the contents of the file, none if it is damaged.
+func parseDigests(text []byte) (list []known) {
+	if len(text) < len(digestsMagic) || string(text[:len(digestsMagic)]) != digestsMagic || (len(text)-len(digestsMagic))%knownSize != 0 {
+		return nil
+	}
+	for text = text[len(digestsMagic):]; len(text) > 0; text = text[knownSize:] {
+		var k known
+		if _, err := binary.Decode(text, binary.LittleEndian, &k); err != nil {
+			return nil
+		}
+		list = append(list, k)
+	}
+	return list
+}
+
+// of returns the digest of a file, which it computes if it is not known.
+func (d *digests) of(file *File) (archive.Digest, error) {
+	if !file.Code || file.inside || d.path == "" {
+		return digestOf(file)
+	}
+	before, err := identify(file)
+	if err != nil {
+		return archive.Digest{}, err
+	}
+	if before.Size != uint64(file.Size) || before.Changed == 0 { // it changes, or its file system has no such time
+		return digestOf(file)
+	}
+	if i := slices.IndexFunc(d.known, func(k known) bool { return k.File == before }); i >= 0 {
+		return d.known[i].Digest, nil
+	}
+	digest, err := digestOf(file)
+	if err != nil {
+		return digest, err
+	}
+	after, err := identify(file)
+	if err == nil && before == after && d.now.Sub(time.Unix(0, int64(after.Changed))) >= settled {
+		d.known = slices.Insert(d.known, 0, known{after, digest})
+		d.known = d.known[:min(len(d.known), mostDigests)]
+		d.fresh = true
+	}
+	return digest, nil
+}
+
+// identify looks at a file.
+func identify(file *File) (identity, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(file.Path, &st); err != nil {
+		return identity{}, &fs.PathError{Op: "stat", Path: file.Path, Err: err}
+	}
+	return identity{st.Dev, st.Ino, uint64(st.Size), uint64(st.Mtim.Nano()), uint64(st.Ctim.Nano())}, nil
+}
+
+// keep writes the digests if there are new ones. Whatever prevents that costs later jobs some time.
+func (d *digests) keep() {
+	if !d.fresh {
+		return
+	}
+	text := []byte(digestsMagic)
+	for _, k := range d.known {
+		text, _ = binary.Append(text, binary.LittleEndian, k) // it has a fixed size
+	}
+	f, err := os.CreateTemp(filepath.Dir(d.path), ".digests-")
+	if err != nil {
+		return
+	}
+	_, err = f.Write(text)
+	if closing := f.Close(); err != nil || closing != nil || os.Rename(f.Name(), d.path) != nil {
+		_ = os.Remove(f.Name())
+	}
+}
