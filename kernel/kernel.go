@@ -119,7 +119,8 @@ type Node struct {
 	refused    *gate.Log                     // of contents that are not kept
 	booted     bool                          // the extensions of the boot configuration are in their slots; of Adopt and Boot alone
 
-	networks guarding // of jobs
+	networks   guarding // of jobs
+	neighbours neighbours
 
 	changingDuties sync.Mutex // outermost; held while duties changes
 	duties         Duties
