@@ -2843,8 +2843,7 @@ type Prepare struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
 	Spec          *JobSpec               `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
-	Places        []*Place               `protobuf:"bytes,3,rep,name=places,proto3" json:"places,omitempty"`   // of all ranks, in order
-	Members       []*Member              `protobuf:"bytes,4,rep,name=members,proto3" json:"members,omitempty"` // the job's nodes in tree order: the children of the i-th are 2i+1 and 2i+2
+	Layout        *Layout                `protobuf:"bytes,185,opt,name=layout,proto3" json:"layout,omitempty"` // where all its ranks are
 	Secret        []byte                 `protobuf:"bytes,5,opt,name=secret,proto3" json:"secret,omitempty"`   // of the job, known to its nodes only
 	Exec          *Exec                  `protobuf:"bytes,6,opt,name=exec,proto3" json:"exec,omitempty"`
 	Files         []byte                 `protobuf:"bytes,7,opt,name=files,proto3" json:"files,omitempty"` // RunRequest.files
@@ -2896,16 +2895,9 @@ func (x *Prepare) GetSpec() *JobSpec {
 	return nil
 }
 
-func (x *Prepare) GetPlaces() []*Place {
+func (x *Prepare) GetLayout() *Layout {
 	if x != nil {
-		return x.Places
-	}
-	return nil
-}
-
-func (x *Prepare) GetMembers() []*Member {
-	if x != nil {
-		return x.Members
+		return x.Layout
 	}
 	return nil
 }
@@ -3728,6 +3720,217 @@ func (x *Place) GetMore() []uint32 {
 	return nil
 }
 
+// Layout is where the ranks of a job are, condensed (kernel/abi/layout): usual jobs have layouts of the same size on any number of nodes.
+type Layout struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Runs          []*LayoutRun           `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"` // in the order of the job's tree: the children of the i-th node are 2i+1 and 2i+2
+	Shares        []*LayoutShare         `protobuf:"bytes,2,rep,name=shares,proto3" json:"shares,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Layout) Reset() {
+	*x = Layout{}
+	mi := &file_control_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Layout) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Layout) ProtoMessage() {}
+
+func (x *Layout) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Layout.ProtoReflect.Descriptor instead.
+func (*Layout) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Layout) GetRuns() []*LayoutRun {
+	if x != nil {
+		return x.Runs
+	}
+	return nil
+}
+
+func (x *Layout) GetShares() []*LayoutShare {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
+}
+
+// LayoutRun is a run of nodes with consecutive numbers and addresses, and the same share of the ranks.
+type LayoutRun struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"` // the first
+	Count         uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	Share         uint32                 `protobuf:"varint,3,opt,name=share,proto3" json:"share,omitempty"`    // index in Layout.shares
+	Address       string                 `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"` // host:port of the first node's fabric
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayoutRun) Reset() {
+	*x = LayoutRun{}
+	mi := &file_control_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayoutRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayoutRun) ProtoMessage() {}
+
+func (x *LayoutRun) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayoutRun.ProtoReflect.Descriptor instead.
+func (*LayoutRun) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *LayoutRun) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *LayoutRun) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *LayoutRun) GetShare() uint32 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+func (x *LayoutRun) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+// LayoutShare is what a node has of a job: its ranks, in order.
+type LayoutShare struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ranks         []*LayoutRank          `protobuf:"bytes,1,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayoutShare) Reset() {
+	*x = LayoutShare{}
+	mi := &file_control_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayoutShare) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayoutShare) ProtoMessage() {}
+
+func (x *LayoutShare) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayoutShare.ProtoReflect.Descriptor instead.
+func (*LayoutShare) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *LayoutShare) GetRanks() []*LayoutRank {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
+type LayoutRank struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cores         []uint32               `protobuf:"varint,1,rep,packed,name=cores,proto3" json:"cores,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayoutRank) Reset() {
+	*x = LayoutRank{}
+	mi := &file_control_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayoutRank) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayoutRank) ProtoMessage() {}
+
+func (x *LayoutRank) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayoutRank.ProtoReflect.Descriptor instead.
+func (*LayoutRank) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *LayoutRank) GetCores() []uint32 {
+	if x != nil {
+		return x.Cores
+	}
+	return nil
+}
+
 type Member struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -3738,7 +3941,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3750,7 +3953,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3763,7 +3966,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Member) GetNode() uint32 {
@@ -3790,7 +3993,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3802,7 +4005,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3815,7 +4018,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Start) GetJob() uint32 {
@@ -3834,7 +4037,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3846,7 +4049,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3859,7 +4062,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Started) GetStartNs() int64 {
@@ -3879,7 +4082,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3891,7 +4094,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3904,7 +4107,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Forget) GetJob() uint32 {
@@ -3923,7 +4126,7 @@ type Forgotten struct {
 
 func (x *Forgotten) Reset() {
 	*x = Forgotten{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3935,7 +4138,7 @@ func (x *Forgotten) String() string {
 func (*Forgotten) ProtoMessage() {}
 
 func (x *Forgotten) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3948,7 +4151,7 @@ func (x *Forgotten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgotten.ProtoReflect.Descriptor instead.
 func (*Forgotten) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Forgotten) GetUnkept() *Unkept {
@@ -3971,7 +4174,7 @@ type Unkept struct {
 
 func (x *Unkept) Reset() {
 	*x = Unkept{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3983,7 +4186,7 @@ func (x *Unkept) String() string {
 func (*Unkept) ProtoMessage() {}
 
 func (x *Unkept) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3996,7 +4199,7 @@ func (x *Unkept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unkept.ProtoReflect.Descriptor instead.
 func (*Unkept) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Unkept) GetNode() uint32 {
@@ -4039,7 +4242,7 @@ type Loaded struct {
 
 func (x *Loaded) Reset() {
 	*x = Loaded{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4051,7 +4254,7 @@ func (x *Loaded) String() string {
 func (*Loaded) ProtoMessage() {}
 
 func (x *Loaded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4064,7 +4267,7 @@ func (x *Loaded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loaded.ProtoReflect.Descriptor instead.
 func (*Loaded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Loaded) GetJob() uint32 {
@@ -4099,7 +4302,7 @@ type JobFault struct {
 
 func (x *JobFault) Reset() {
 	*x = JobFault{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4111,7 +4314,7 @@ func (x *JobFault) String() string {
 func (*JobFault) ProtoMessage() {}
 
 func (x *JobFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4124,7 +4327,7 @@ func (x *JobFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFault.ProtoReflect.Descriptor instead.
 func (*JobFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *JobFault) GetJob() uint32 {
@@ -4153,7 +4356,7 @@ type Rewind struct {
 
 func (x *Rewind) Reset() {
 	*x = Rewind{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4165,7 +4368,7 @@ func (x *Rewind) String() string {
 func (*Rewind) ProtoMessage() {}
 
 func (x *Rewind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4178,7 +4381,7 @@ func (x *Rewind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewind.ProtoReflect.Descriptor instead.
 func (*Rewind) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Rewind) GetJob() uint32 {
@@ -4205,7 +4408,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4217,7 +4420,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4230,7 +4433,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Finish) GetJob() uint32 {
@@ -4252,7 +4455,7 @@ type FileChunk struct {
 
 func (x *FileChunk) Reset() {
 	*x = FileChunk{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4264,7 +4467,7 @@ func (x *FileChunk) String() string {
 func (*FileChunk) ProtoMessage() {}
 
 func (x *FileChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4277,7 +4480,7 @@ func (x *FileChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChunk.ProtoReflect.Descriptor instead.
 func (*FileChunk) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *FileChunk) GetJob() uint32 {
@@ -4312,7 +4515,7 @@ type FileTaken struct {
 
 func (x *FileTaken) Reset() {
 	*x = FileTaken{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4324,7 +4527,7 @@ func (x *FileTaken) String() string {
 func (*FileTaken) ProtoMessage() {}
 
 func (x *FileTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4337,7 +4540,7 @@ func (x *FileTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileTaken.ProtoReflect.Descriptor instead.
 func (*FileTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FileTaken) GetJob() uint32 {
@@ -4368,7 +4571,7 @@ type ReadFiles struct {
 
 func (x *ReadFiles) Reset() {
 	*x = ReadFiles{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4380,7 +4583,7 @@ func (x *ReadFiles) String() string {
 func (*ReadFiles) ProtoMessage() {}
 
 func (x *ReadFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4393,7 +4596,7 @@ func (x *ReadFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFiles.ProtoReflect.Descriptor instead.
 func (*ReadFiles) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReadFiles) GetJob() uint32 {
@@ -4434,7 +4637,7 @@ type FilesPiece struct {
 
 func (x *FilesPiece) Reset() {
 	*x = FilesPiece{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4446,7 +4649,7 @@ func (x *FilesPiece) String() string {
 func (*FilesPiece) ProtoMessage() {}
 
 func (x *FilesPiece) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4459,7 +4662,7 @@ func (x *FilesPiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesPiece.ProtoReflect.Descriptor instead.
 func (*FilesPiece) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *FilesPiece) GetData() []byte {
@@ -4486,7 +4689,7 @@ type FilesRead struct {
 
 func (x *FilesRead) Reset() {
 	*x = FilesRead{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4498,7 +4701,7 @@ func (x *FilesRead) String() string {
 func (*FilesRead) ProtoMessage() {}
 
 func (x *FilesRead) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4511,7 +4714,7 @@ func (x *FilesRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesRead.ProtoReflect.Descriptor instead.
 func (*FilesRead) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *FilesRead) GetJob() uint32 {
@@ -4541,7 +4744,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4553,7 +4756,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4566,7 +4769,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -4660,7 +4863,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4672,7 +4875,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4685,7 +4888,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -4743,7 +4946,7 @@ type RankFault struct {
 
 func (x *RankFault) Reset() {
 	*x = RankFault{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4755,7 +4958,7 @@ func (x *RankFault) String() string {
 func (*RankFault) ProtoMessage() {}
 
 func (x *RankFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4768,7 +4971,7 @@ func (x *RankFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankFault.ProtoReflect.Descriptor instead.
 func (*RankFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RankFault) GetCode() int32 {
@@ -4810,7 +5013,7 @@ type CodeFile struct {
 
 func (x *CodeFile) Reset() {
 	*x = CodeFile{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4822,7 +5025,7 @@ func (x *CodeFile) String() string {
 func (*CodeFile) ProtoMessage() {}
 
 func (x *CodeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4835,7 +5038,7 @@ func (x *CodeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CodeFile.ProtoReflect.Descriptor instead.
 func (*CodeFile) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CodeFile) GetPath() string {
@@ -4864,7 +5067,7 @@ type CodeStack struct {
 
 func (x *CodeStack) Reset() {
 	*x = CodeStack{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4876,7 +5079,7 @@ func (x *CodeStack) String() string {
 func (*CodeStack) ProtoMessage() {}
 
 func (x *CodeStack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4889,7 +5092,7 @@ func (x *CodeStack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CodeStack.ProtoReflect.Descriptor instead.
 func (*CodeStack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CodeStack) GetFiles() []int32 {
@@ -4926,7 +5129,7 @@ type ReadStacks struct {
 
 func (x *ReadStacks) Reset() {
 	*x = ReadStacks{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4938,7 +5141,7 @@ func (x *ReadStacks) String() string {
 func (*ReadStacks) ProtoMessage() {}
 
 func (x *ReadStacks) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4951,7 +5154,7 @@ func (x *ReadStacks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadStacks.ProtoReflect.Descriptor instead.
 func (*ReadStacks) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ReadStacks) GetJob() uint32 {
@@ -4997,7 +5200,7 @@ type GoLayout struct {
 
 func (x *GoLayout) Reset() {
 	*x = GoLayout{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5009,7 +5212,7 @@ func (x *GoLayout) String() string {
 func (*GoLayout) ProtoMessage() {}
 
 func (x *GoLayout) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5022,7 +5225,7 @@ func (x *GoLayout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoLayout.ProtoReflect.Descriptor instead.
 func (*GoLayout) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GoLayout) GetFile() *CodeFile {
@@ -5079,7 +5282,7 @@ type Stacks struct {
 
 func (x *Stacks) Reset() {
 	*x = Stacks{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5091,7 +5294,7 @@ func (x *Stacks) String() string {
 func (*Stacks) ProtoMessage() {}
 
 func (x *Stacks) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5104,7 +5307,7 @@ func (x *Stacks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stacks.ProtoReflect.Descriptor instead.
 func (*Stacks) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Stacks) GetFiles() []*CodeFile {
@@ -5149,7 +5352,7 @@ type StackGroup struct {
 
 func (x *StackGroup) Reset() {
 	*x = StackGroup{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5161,7 +5364,7 @@ func (x *StackGroup) String() string {
 func (*StackGroup) ProtoMessage() {}
 
 func (x *StackGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5174,7 +5377,7 @@ func (x *StackGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackGroup.ProtoReflect.Descriptor instead.
 func (*StackGroup) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StackGroup) GetStack() *CodeStack {
@@ -5222,7 +5425,7 @@ type UnreadRank struct {
 
 func (x *UnreadRank) Reset() {
 	*x = UnreadRank{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5234,7 +5437,7 @@ func (x *UnreadRank) String() string {
 func (*UnreadRank) ProtoMessage() {}
 
 func (x *UnreadRank) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5247,7 +5450,7 @@ func (x *UnreadRank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnreadRank.ProtoReflect.Descriptor instead.
 func (*UnreadRank) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *UnreadRank) GetRank() uint32 {
@@ -5279,7 +5482,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5291,7 +5494,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5304,7 +5507,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -5361,7 +5564,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5373,7 +5576,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5386,7 +5589,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -5425,7 +5628,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5437,7 +5640,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5450,7 +5653,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -5506,7 +5709,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5518,7 +5721,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5531,7 +5734,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -5567,7 +5770,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5579,7 +5782,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5592,7 +5795,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -5627,7 +5830,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5639,7 +5842,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5652,7 +5855,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Resize) GetJob() uint32 {
@@ -5681,7 +5884,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5693,7 +5896,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5706,7 +5909,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -5742,7 +5945,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5754,7 +5957,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5767,7 +5970,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -5809,7 +6012,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5821,7 +6024,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5834,7 +6037,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -5861,7 +6064,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5873,7 +6076,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5886,7 +6089,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -5906,7 +6109,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5918,7 +6121,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5931,7 +6134,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -5966,7 +6169,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5978,7 +6181,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5991,7 +6194,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -6070,7 +6273,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6082,7 +6285,7 @@ func (x *PhaseTime) String() string {
 func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6095,7 +6298,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -6139,7 +6342,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6151,7 +6354,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6164,7 +6367,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -6210,7 +6413,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6222,7 +6425,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6235,7 +6438,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 type Nodes struct {
@@ -6247,7 +6450,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6259,7 +6462,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6272,7 +6475,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -6308,7 +6511,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6320,7 +6523,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6333,7 +6536,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -6476,7 +6679,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6488,7 +6691,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6501,7 +6704,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -6550,7 +6753,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6562,7 +6765,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6575,7 +6778,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -6612,7 +6815,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6624,7 +6827,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6637,7 +6840,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -6670,7 +6873,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6682,7 +6885,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6695,7 +6898,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -6715,7 +6918,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6727,7 +6930,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6740,7 +6943,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -6762,7 +6965,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6774,7 +6977,7 @@ func (x *RebootNodes) String() string {
 func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6787,7 +6990,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -6825,7 +7028,7 @@ type SwitchNodes struct {
 
 func (x *SwitchNodes) Reset() {
 	*x = SwitchNodes{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6837,7 +7040,7 @@ func (x *SwitchNodes) String() string {
 func (*SwitchNodes) ProtoMessage() {}
 
 func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6850,7 +7053,7 @@ func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNodes.ProtoReflect.Descriptor instead.
 func (*SwitchNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *SwitchNodes) GetNodes() []uint32 {
@@ -6894,7 +7097,7 @@ type EvictNodes struct {
 
 func (x *EvictNodes) Reset() {
 	*x = EvictNodes{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6906,7 +7109,7 @@ func (x *EvictNodes) String() string {
 func (*EvictNodes) ProtoMessage() {}
 
 func (x *EvictNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6919,7 +7122,7 @@ func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictNodes.ProtoReflect.Descriptor instead.
 func (*EvictNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *EvictNodes) GetNodes() []uint32 {
@@ -6952,7 +7155,7 @@ type NodesEvicted struct {
 
 func (x *NodesEvicted) Reset() {
 	*x = NodesEvicted{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6964,7 +7167,7 @@ func (x *NodesEvicted) String() string {
 func (*NodesEvicted) ProtoMessage() {}
 
 func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6977,7 +7180,7 @@ func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesEvicted.ProtoReflect.Descriptor instead.
 func (*NodesEvicted) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *NodesEvicted) GetJobs() []uint32 {
@@ -7000,7 +7203,7 @@ type GrowMachine struct {
 
 func (x *GrowMachine) Reset() {
 	*x = GrowMachine{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7012,7 +7215,7 @@ func (x *GrowMachine) String() string {
 func (*GrowMachine) ProtoMessage() {}
 
 func (x *GrowMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7025,7 +7228,7 @@ func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowMachine.ProtoReflect.Descriptor instead.
 func (*GrowMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *GrowMachine) GetCount() uint32 {
@@ -7058,7 +7261,7 @@ type NodesAdded struct {
 
 func (x *NodesAdded) Reset() {
 	*x = NodesAdded{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7070,7 +7273,7 @@ func (x *NodesAdded) String() string {
 func (*NodesAdded) ProtoMessage() {}
 
 func (x *NodesAdded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7083,7 +7286,7 @@ func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesAdded.ProtoReflect.Descriptor instead.
 func (*NodesAdded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *NodesAdded) GetNodes() []uint32 {
@@ -7106,7 +7309,7 @@ type ShrinkMachine struct {
 
 func (x *ShrinkMachine) Reset() {
 	*x = ShrinkMachine{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7118,7 +7321,7 @@ func (x *ShrinkMachine) String() string {
 func (*ShrinkMachine) ProtoMessage() {}
 
 func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7131,7 +7334,7 @@ func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShrinkMachine.ProtoReflect.Descriptor instead.
 func (*ShrinkMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ShrinkMachine) GetNodes() []uint32 {
@@ -7166,7 +7369,7 @@ type NodesLeaving struct {
 
 func (x *NodesLeaving) Reset() {
 	*x = NodesLeaving{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7178,7 +7381,7 @@ func (x *NodesLeaving) String() string {
 func (*NodesLeaving) ProtoMessage() {}
 
 func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7191,7 +7394,7 @@ func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesLeaving.ProtoReflect.Descriptor instead.
 func (*NodesLeaving) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *NodesLeaving) GetNodes() []uint32 {
@@ -7226,7 +7429,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7238,7 +7441,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7251,7 +7454,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RemoveNode) GetNode() uint32 {
@@ -7279,7 +7482,7 @@ type Roster struct {
 
 func (x *Roster) Reset() {
 	*x = Roster{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7291,7 +7494,7 @@ func (x *Roster) String() string {
 func (*Roster) ProtoMessage() {}
 
 func (x *Roster) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7304,7 +7507,7 @@ func (x *Roster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Roster.ProtoReflect.Descriptor instead.
 func (*Roster) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Roster) GetNodes() []uint32 {
@@ -7331,7 +7534,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7343,7 +7546,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7356,7 +7559,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -7383,7 +7586,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7395,7 +7598,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7408,7 +7611,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -7441,7 +7644,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7453,7 +7656,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7466,7 +7669,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -7543,7 +7746,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7555,7 +7758,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7568,7 +7771,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -7709,7 +7912,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7721,7 +7924,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7734,7 +7937,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -7820,7 +8023,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7832,7 +8035,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7845,7 +8048,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -7887,7 +8090,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7899,7 +8102,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7912,7 +8115,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -7938,7 +8141,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7950,7 +8153,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7963,7 +8166,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -7986,7 +8189,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7998,7 +8201,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8011,7 +8214,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -8059,7 +8262,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8071,7 +8274,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8084,7 +8287,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -8109,7 +8312,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8121,7 +8324,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8134,7 +8337,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 type MachineStatus struct {
@@ -8159,7 +8362,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8171,7 +8374,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8184,7 +8387,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -8295,7 +8498,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8307,7 +8510,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8320,7 +8523,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -8339,7 +8542,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8351,7 +8554,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8364,7 +8567,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -8399,7 +8602,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8411,7 +8614,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8424,7 +8627,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -8563,7 +8766,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8575,7 +8778,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8588,7 +8791,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -8651,7 +8854,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8663,7 +8866,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8676,7 +8879,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -8704,7 +8907,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8716,7 +8919,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8729,7 +8932,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -8755,7 +8958,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8767,7 +8970,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8780,7 +8983,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -8805,7 +9008,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8817,7 +9020,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8830,7 +9033,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -8895,7 +9098,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8907,7 +9110,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8920,7 +9123,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -8962,7 +9165,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8974,7 +9177,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8987,7 +9190,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -9019,7 +9222,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9031,7 +9234,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9044,7 +9247,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -9105,7 +9308,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9117,7 +9320,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9130,7 +9333,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -9199,7 +9402,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9211,7 +9414,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9224,7 +9427,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -9243,7 +9446,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9255,7 +9458,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9268,7 +9471,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -9288,7 +9491,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9300,7 +9503,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9313,7 +9516,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -9333,7 +9536,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9345,7 +9548,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9358,7 +9561,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -9390,7 +9593,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9402,7 +9605,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9415,7 +9618,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -9474,7 +9677,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9486,7 +9689,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9499,7 +9702,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -9565,7 +9768,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9577,7 +9780,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9590,7 +9793,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{109}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -9698,7 +9901,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9710,7 +9913,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9723,7 +9926,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{110}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -9773,7 +9976,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9785,7 +9988,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9798,7 +10001,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{111}
+	return file_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -9834,7 +10037,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9846,7 +10049,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9859,7 +10062,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{112}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -9893,7 +10096,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9905,7 +10108,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9918,7 +10121,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{113}
+	return file_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -9939,7 +10142,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9951,7 +10154,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9964,7 +10167,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{114}
+	return file_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -9994,7 +10197,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10006,7 +10209,7 @@ func (x *SwitchNode) String() string {
 func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10019,7 +10222,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{115}
+	return file_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -10054,7 +10257,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10066,7 +10269,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10079,7 +10282,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{116}
+	return file_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -10102,7 +10305,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10114,7 +10317,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10127,7 +10330,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{117}
+	return file_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -10161,7 +10364,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10173,7 +10376,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10186,7 +10389,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{118}
+	return file_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -10378,15 +10581,14 @@ const file_control_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x17\n" +
-	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\"\x81\x02\n" +
+	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\"\xdd\x01\n" +
 	"\aPrepare\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
-	"\x04spec\x18\x02 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
-	"\x06places\x18\x03 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
-	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
+	"\x04spec\x18\x02 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12/\n" +
+	"\x06layout\x18\xb9\x01 \x01(\v2\x16.margay.control.LayoutR\x06layout\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\x81\b\n" +
+	"\x05files\x18\a \x01(\fR\x05filesJ\x04\b\x03\x10\x04J\x04\b\x04\x10\x05\"\x81\b\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -10460,7 +10662,20 @@ const file_control_proto_rawDesc = "" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
 	"\x04core\x18\x03 \x01(\rR\x04core\x12\x12\n" +
-	"\x04more\x18\x04 \x03(\rR\x04more\"6\n" +
+	"\x04more\x18\x04 \x03(\rR\x04more\"l\n" +
+	"\x06Layout\x12-\n" +
+	"\x04runs\x18\x01 \x03(\v2\x19.margay.control.LayoutRunR\x04runs\x123\n" +
+	"\x06shares\x18\x02 \x03(\v2\x1b.margay.control.LayoutShareR\x06shares\"e\n" +
+	"\tLayoutRun\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\x12\x14\n" +
+	"\x05share\x18\x03 \x01(\rR\x05share\x12\x18\n" +
+	"\aaddress\x18\x04 \x01(\tR\aaddress\"?\n" +
+	"\vLayoutShare\x120\n" +
+	"\x05ranks\x18\x01 \x03(\v2\x1a.margay.control.LayoutRankR\x05ranks\"\"\n" +
+	"\n" +
+	"LayoutRank\x12\x14\n" +
+	"\x05cores\x18\x01 \x03(\rR\x05cores\"6\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x19\n" +
@@ -11062,7 +11277,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 120)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 124)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -11097,104 +11312,108 @@ var file_control_proto_goTypes = []any{
 	(*Part)(nil),             // 30: margay.control.Part
 	(*Prepared)(nil),         // 31: margay.control.Prepared
 	(*Place)(nil),            // 32: margay.control.Place
-	(*Member)(nil),           // 33: margay.control.Member
-	(*Start)(nil),            // 34: margay.control.Start
-	(*Started)(nil),          // 35: margay.control.Started
-	(*Forget)(nil),           // 36: margay.control.Forget
-	(*Forgotten)(nil),        // 37: margay.control.Forgotten
-	(*Unkept)(nil),           // 38: margay.control.Unkept
-	(*Loaded)(nil),           // 39: margay.control.Loaded
-	(*JobFault)(nil),         // 40: margay.control.JobFault
-	(*Rewind)(nil),           // 41: margay.control.Rewind
-	(*Finish)(nil),           // 42: margay.control.Finish
-	(*FileChunk)(nil),        // 43: margay.control.FileChunk
-	(*FileTaken)(nil),        // 44: margay.control.FileTaken
-	(*ReadFiles)(nil),        // 45: margay.control.ReadFiles
-	(*FilesPiece)(nil),       // 46: margay.control.FilesPiece
-	(*FilesRead)(nil),        // 47: margay.control.FilesRead
-	(*Record)(nil),           // 48: margay.control.Record
-	(*ExitStatus)(nil),       // 49: margay.control.ExitStatus
-	(*RankFault)(nil),        // 50: margay.control.RankFault
-	(*CodeFile)(nil),         // 51: margay.control.CodeFile
-	(*CodeStack)(nil),        // 52: margay.control.CodeStack
-	(*ReadStacks)(nil),       // 53: margay.control.ReadStacks
-	(*GoLayout)(nil),         // 54: margay.control.GoLayout
-	(*Stacks)(nil),           // 55: margay.control.Stacks
-	(*StackGroup)(nil),       // 56: margay.control.StackGroup
-	(*UnreadRank)(nil),       // 57: margay.control.UnreadRank
-	(*Usage)(nil),            // 58: margay.control.Usage
-	(*Ack)(nil),              // 59: margay.control.Ack
-	(*Stdin)(nil),            // 60: margay.control.Stdin
-	(*StdinTaken)(nil),       // 61: margay.control.StdinTaken
-	(*Signal)(nil),           // 62: margay.control.Signal
-	(*Resize)(nil),           // 63: margay.control.Resize
-	(*RunRequest)(nil),       // 64: margay.control.RunRequest
-	(*RunReply)(nil),         // 65: margay.control.RunReply
-	(*Attach)(nil),           // 66: margay.control.Attach
-	(*RemoveOutput)(nil),     // 67: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 68: margay.control.OutputRemoved
-	(*JobState)(nil),         // 69: margay.control.JobState
-	(*PhaseTime)(nil),        // 70: margay.control.PhaseTime
-	(*RankState)(nil),        // 71: margay.control.RankState
-	(*ListNodes)(nil),        // 72: margay.control.ListNodes
-	(*Nodes)(nil),            // 73: margay.control.Nodes
-	(*NodeState)(nil),        // 74: margay.control.NodeState
-	(*Drain)(nil),            // 75: margay.control.Drain
-	(*CoreUse)(nil),          // 76: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 77: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 78: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 79: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 80: margay.control.RebootNodes
-	(*SwitchNodes)(nil),      // 81: margay.control.SwitchNodes
-	(*EvictNodes)(nil),       // 82: margay.control.EvictNodes
-	(*NodesEvicted)(nil),     // 83: margay.control.NodesEvicted
-	(*GrowMachine)(nil),      // 84: margay.control.GrowMachine
-	(*NodesAdded)(nil),       // 85: margay.control.NodesAdded
-	(*ShrinkMachine)(nil),    // 86: margay.control.ShrinkMachine
-	(*NodesLeaving)(nil),     // 87: margay.control.NodesLeaving
-	(*RemoveNode)(nil),       // 88: margay.control.RemoveNode
-	(*Roster)(nil),           // 89: margay.control.Roster
-	(*ListJobs)(nil),         // 90: margay.control.ListJobs
-	(*Jobs)(nil),             // 91: margay.control.Jobs
-	(*WaitingJob)(nil),       // 92: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 93: margay.control.JobSummary
-	(*StoredJob)(nil),        // 94: margay.control.StoredJob
-	(*Kill)(nil),             // 95: margay.control.Kill
-	(*Noise)(nil),            // 96: margay.control.Noise
-	(*NoiseReport)(nil),      // 97: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 98: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 99: margay.control.InterruptRow
-	(*Status)(nil),           // 100: margay.control.Status
-	(*MachineStatus)(nil),    // 101: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 102: margay.control.ListExtensions
-	(*Extensions)(nil),       // 103: margay.control.Extensions
-	(*ExtensionState)(nil),   // 104: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 105: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 106: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 107: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 108: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 109: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 110: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 111: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 112: margay.control.ReadEvents
-	(*Events)(nil),           // 113: margay.control.Events
-	(*ReadClock)(nil),        // 114: margay.control.ReadClock
-	(*Clock)(nil),            // 115: margay.control.Clock
-	(*TakeSamples)(nil),      // 116: margay.control.TakeSamples
-	(*Samples)(nil),          // 117: margay.control.Samples
-	(*NodeSample)(nil),       // 118: margay.control.NodeSample
-	(*CoreSample)(nil),       // 119: margay.control.CoreSample
-	(*RankSample)(nil),       // 120: margay.control.RankSample
-	(*NodeExit)(nil),         // 121: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 122: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 123: margay.control.NodeStage
-	(*NodeUp)(nil),           // 124: margay.control.NodeUp
-	(*RebootNode)(nil),       // 125: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 126: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 127: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 128: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 129: margay.control.DutiesSet
-	nil,                      // 130: margay.control.ExtensionLog.AfterEntry
+	(*Layout)(nil),           // 33: margay.control.Layout
+	(*LayoutRun)(nil),        // 34: margay.control.LayoutRun
+	(*LayoutShare)(nil),      // 35: margay.control.LayoutShare
+	(*LayoutRank)(nil),       // 36: margay.control.LayoutRank
+	(*Member)(nil),           // 37: margay.control.Member
+	(*Start)(nil),            // 38: margay.control.Start
+	(*Started)(nil),          // 39: margay.control.Started
+	(*Forget)(nil),           // 40: margay.control.Forget
+	(*Forgotten)(nil),        // 41: margay.control.Forgotten
+	(*Unkept)(nil),           // 42: margay.control.Unkept
+	(*Loaded)(nil),           // 43: margay.control.Loaded
+	(*JobFault)(nil),         // 44: margay.control.JobFault
+	(*Rewind)(nil),           // 45: margay.control.Rewind
+	(*Finish)(nil),           // 46: margay.control.Finish
+	(*FileChunk)(nil),        // 47: margay.control.FileChunk
+	(*FileTaken)(nil),        // 48: margay.control.FileTaken
+	(*ReadFiles)(nil),        // 49: margay.control.ReadFiles
+	(*FilesPiece)(nil),       // 50: margay.control.FilesPiece
+	(*FilesRead)(nil),        // 51: margay.control.FilesRead
+	(*Record)(nil),           // 52: margay.control.Record
+	(*ExitStatus)(nil),       // 53: margay.control.ExitStatus
+	(*RankFault)(nil),        // 54: margay.control.RankFault
+	(*CodeFile)(nil),         // 55: margay.control.CodeFile
+	(*CodeStack)(nil),        // 56: margay.control.CodeStack
+	(*ReadStacks)(nil),       // 57: margay.control.ReadStacks
+	(*GoLayout)(nil),         // 58: margay.control.GoLayout
+	(*Stacks)(nil),           // 59: margay.control.Stacks
+	(*StackGroup)(nil),       // 60: margay.control.StackGroup
+	(*UnreadRank)(nil),       // 61: margay.control.UnreadRank
+	(*Usage)(nil),            // 62: margay.control.Usage
+	(*Ack)(nil),              // 63: margay.control.Ack
+	(*Stdin)(nil),            // 64: margay.control.Stdin
+	(*StdinTaken)(nil),       // 65: margay.control.StdinTaken
+	(*Signal)(nil),           // 66: margay.control.Signal
+	(*Resize)(nil),           // 67: margay.control.Resize
+	(*RunRequest)(nil),       // 68: margay.control.RunRequest
+	(*RunReply)(nil),         // 69: margay.control.RunReply
+	(*Attach)(nil),           // 70: margay.control.Attach
+	(*RemoveOutput)(nil),     // 71: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 72: margay.control.OutputRemoved
+	(*JobState)(nil),         // 73: margay.control.JobState
+	(*PhaseTime)(nil),        // 74: margay.control.PhaseTime
+	(*RankState)(nil),        // 75: margay.control.RankState
+	(*ListNodes)(nil),        // 76: margay.control.ListNodes
+	(*Nodes)(nil),            // 77: margay.control.Nodes
+	(*NodeState)(nil),        // 78: margay.control.NodeState
+	(*Drain)(nil),            // 79: margay.control.Drain
+	(*CoreUse)(nil),          // 80: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 81: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 82: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 83: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 84: margay.control.RebootNodes
+	(*SwitchNodes)(nil),      // 85: margay.control.SwitchNodes
+	(*EvictNodes)(nil),       // 86: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 87: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 88: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 89: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 90: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 91: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 92: margay.control.RemoveNode
+	(*Roster)(nil),           // 93: margay.control.Roster
+	(*ListJobs)(nil),         // 94: margay.control.ListJobs
+	(*Jobs)(nil),             // 95: margay.control.Jobs
+	(*WaitingJob)(nil),       // 96: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 97: margay.control.JobSummary
+	(*StoredJob)(nil),        // 98: margay.control.StoredJob
+	(*Kill)(nil),             // 99: margay.control.Kill
+	(*Noise)(nil),            // 100: margay.control.Noise
+	(*NoiseReport)(nil),      // 101: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 102: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 103: margay.control.InterruptRow
+	(*Status)(nil),           // 104: margay.control.Status
+	(*MachineStatus)(nil),    // 105: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 106: margay.control.ListExtensions
+	(*Extensions)(nil),       // 107: margay.control.Extensions
+	(*ExtensionState)(nil),   // 108: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 109: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 110: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 111: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 112: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 113: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 114: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 115: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 116: margay.control.ReadEvents
+	(*Events)(nil),           // 117: margay.control.Events
+	(*ReadClock)(nil),        // 118: margay.control.ReadClock
+	(*Clock)(nil),            // 119: margay.control.Clock
+	(*TakeSamples)(nil),      // 120: margay.control.TakeSamples
+	(*Samples)(nil),          // 121: margay.control.Samples
+	(*NodeSample)(nil),       // 122: margay.control.NodeSample
+	(*CoreSample)(nil),       // 123: margay.control.CoreSample
+	(*RankSample)(nil),       // 124: margay.control.RankSample
+	(*NodeExit)(nil),         // 125: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 126: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 127: margay.control.NodeStage
+	(*NodeUp)(nil),           // 128: margay.control.NodeUp
+	(*RebootNode)(nil),       // 129: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 130: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 131: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 132: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 133: margay.control.DutiesSet
+	nil,                      // 134: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	12,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -11206,78 +11425,78 @@ var file_control_proto_depIdxs = []int32{
 	20,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
 	22,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
 	23,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	34,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	36,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	39,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	40,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	41,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	42,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	37,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	38,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	40,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	43,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	44,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	45,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	46,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	41,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
 	31,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	35,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
-	43,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	48,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	59,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	60,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	61,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	62,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
-	44,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	63,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
-	64,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	65,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	66,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
-	69,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	72,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	73,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	90,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	91,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	95,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	96,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	97,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	100, // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	101, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	67,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	68,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	77,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	78,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	79,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	80,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	39,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
+	47,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	52,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	63,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	64,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	65,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	66,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	48,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	67,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	68,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	69,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	70,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	73,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	76,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	77,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	94,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	95,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	99,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	100, // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	101, // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	104, // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	105, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	71,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	72,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	81,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	82,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	83,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	84,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
 	27,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	102, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	103, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	105, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	111, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	107, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	108, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	112, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	113, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	114, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	115, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	116, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	117, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
-	53,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
-	55,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	121, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	122, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	124, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	123, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	125, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	127, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	128, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	129, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	84,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	85,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	86,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	87,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	82,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	83,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	88,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	89,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
-	81,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	126, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
-	45,  // 78: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	46,  // 79: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	47,  // 80: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	106, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	107, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	109, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	115, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	111, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	112, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	116, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	117, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	118, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	119, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	120, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	121, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	57,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
+	59,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
+	125, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	126, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	128, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	127, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	129, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	131, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	132, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	133, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	88,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	89,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	90,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	91,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	86,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	87,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	92,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	93,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
+	85,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
+	130, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	49,  // 78: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	50,  // 79: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	51,  // 80: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
 	0,   // 81: margay.control.Hello.role:type_name -> margay.control.Role
 	1,   // 82: margay.control.Error.code:type_name -> margay.control.Code
 	18,  // 83: margay.control.Register.info:type_name -> margay.control.NodeInfo
@@ -11287,81 +11506,83 @@ var file_control_proto_depIdxs = []int32{
 	18,  // 87: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
 	21,  // 88: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
 	24,  // 89: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	32,  // 90: margay.control.Prepare.places:type_name -> margay.control.Place
-	33,  // 91: margay.control.Prepare.members:type_name -> margay.control.Member
-	29,  // 92: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 93: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 94: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	28,  // 95: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	26,  // 96: margay.control.JobSpec.task:type_name -> margay.control.Task
-	25,  // 97: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	30,  // 98: margay.control.Exec.parts:type_name -> margay.control.Part
-	38,  // 99: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	14,  // 100: margay.control.Loaded.error:type_name -> margay.control.Error
-	14,  // 101: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 102: margay.control.Record.stream:type_name -> margay.control.Stream
-	49,  // 103: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	38,  // 104: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	58,  // 105: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	50,  // 106: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	51,  // 107: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	52,  // 108: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	54,  // 109: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	51,  // 110: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	51,  // 111: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	56,  // 112: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	57,  // 113: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	52,  // 114: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	28,  // 115: margay.control.Resize.size:type_name -> margay.control.Terminal
-	24,  // 116: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	29,  // 117: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	32,  // 118: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 119: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	14,  // 120: margay.control.JobState.error:type_name -> margay.control.Error
-	71,  // 121: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	38,  // 122: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	70,  // 123: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 124: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	49,  // 125: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	74,  // 126: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 127: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	18,  // 128: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	76,  // 129: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	75,  // 130: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	21,  // 131: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 132: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 133: margay.control.Drain.state:type_name -> margay.control.DrainState
-	93,  // 134: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	92,  // 135: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 136: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	71,  // 137: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	38,  // 138: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	26,  // 139: margay.control.JobSummary.task:type_name -> margay.control.Task
-	24,  // 140: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	32,  // 141: margay.control.StoredJob.places:type_name -> margay.control.Place
-	33,  // 142: margay.control.StoredJob.members:type_name -> margay.control.Member
-	93,  // 143: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	69,  // 144: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	98,  // 145: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	99,  // 146: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	104, // 147: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	106, // 148: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	130, // 149: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	109, // 150: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	105, // 151: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	104, // 152: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	118, // 153: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	119, // 154: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	120, // 155: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	104, // 156: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 157: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 158: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	18,  // 159: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	160, // [160:160] is the sub-list for method output_type
-	160, // [160:160] is the sub-list for method input_type
-	160, // [160:160] is the sub-list for extension type_name
-	160, // [160:160] is the sub-list for extension extendee
-	0,   // [0:160] is the sub-list for field type_name
+	33,  // 90: margay.control.Prepare.layout:type_name -> margay.control.Layout
+	29,  // 91: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 92: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 93: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	28,  // 94: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	26,  // 95: margay.control.JobSpec.task:type_name -> margay.control.Task
+	25,  // 96: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	30,  // 97: margay.control.Exec.parts:type_name -> margay.control.Part
+	34,  // 98: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
+	35,  // 99: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
+	36,  // 100: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
+	42,  // 101: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	14,  // 102: margay.control.Loaded.error:type_name -> margay.control.Error
+	14,  // 103: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 104: margay.control.Record.stream:type_name -> margay.control.Stream
+	53,  // 105: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	42,  // 106: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	62,  // 107: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	54,  // 108: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	55,  // 109: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	56,  // 110: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	58,  // 111: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	55,  // 112: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	55,  // 113: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	60,  // 114: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	61,  // 115: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	56,  // 116: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	28,  // 117: margay.control.Resize.size:type_name -> margay.control.Terminal
+	24,  // 118: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	29,  // 119: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	32,  // 120: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 121: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	14,  // 122: margay.control.JobState.error:type_name -> margay.control.Error
+	75,  // 123: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	42,  // 124: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	74,  // 125: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 126: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	53,  // 127: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	78,  // 128: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 129: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	18,  // 130: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	80,  // 131: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	79,  // 132: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	21,  // 133: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 134: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 135: margay.control.Drain.state:type_name -> margay.control.DrainState
+	97,  // 136: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	96,  // 137: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 138: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	75,  // 139: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	42,  // 140: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	26,  // 141: margay.control.JobSummary.task:type_name -> margay.control.Task
+	24,  // 142: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	32,  // 143: margay.control.StoredJob.places:type_name -> margay.control.Place
+	37,  // 144: margay.control.StoredJob.members:type_name -> margay.control.Member
+	97,  // 145: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	73,  // 146: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	102, // 147: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	103, // 148: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	108, // 149: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	110, // 150: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	134, // 151: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	113, // 152: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	109, // 153: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	108, // 154: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	122, // 155: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	123, // 156: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	124, // 157: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	108, // 158: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 159: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 160: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	18,  // 161: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	162, // [162:162] is the sub-list for method output_type
+	162, // [162:162] is the sub-list for method input_type
+	162, // [162:162] is the sub-list for extension type_name
+	162, // [162:162] is the sub-list for extension extendee
+	0,   // [0:162] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -11458,7 +11679,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   120,
+			NumMessages:   124,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
