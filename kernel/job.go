@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -338,6 +339,25 @@ func (n *Node) remove(number id.Job) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.jobs, number)
+	if n.resting == nil {
+		n.resting = time.AfterFunc(restPause, n.rest)
+	} else {
+		n.resting.Reset(restPause)
+	}
+}
+
+// restPause is how long a node has no job before it gives memory back.
+const restPause = time.Second
+
+// rest gives the memory back that the node kernel has needed for jobs, unless it has one: a host may
+// have a thousand node kernels, and Go's runtime would keep most of it.
+func (n *Node) rest() {
+	n.mu.Lock()
+	idle := len(n.jobs) == 0
+	n.mu.Unlock()
+	if idle {
+		debug.FreeOSMemory()
+	}
 }
 
 // jobItem is the name under which PID 1 keeps the link to a job's init.

@@ -133,6 +133,7 @@ type Node struct {
 	mu         sync.Mutex
 	jobs       map[id.Job]*job
 	spareUsers id.Job           // how many spareUser has chosen
+	resting    *time.Timer      // calls rest; nil: there was no job
 	transport  fabric.Transport // nil until Join
 }
 
