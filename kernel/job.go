@@ -349,8 +349,8 @@ func (n *Node) remove(number id.Job) {
 // restPause is how long a node has no job before it gives memory back.
 const restPause = time.Second
 
-// rest gives the memory back that the node kernel has needed for jobs, unless it has one: a host may
-// have a thousand node kernels, and Go's runtime would keep most of it.
+// rest gives the memory back that the node kernel has needed for jobs, unless it has one: a host
+// may have a thousand node kernels, and Go's runtime would keep most of the memory.
 func (n *Node) rest() {
 	n.mu.Lock()
 	idle := len(n.jobs) == 0

@@ -1,45 +1,56 @@
 package kernel
 
 import (
+	"net"
 	"net/netip"
 	"sync"
 
 	"margay/kernel/neighbour"
 )
 
-// neighbours enters the hardware addresses of the nodes that this node exchanges packets with, on a
-// host whose table of neighbours has no room for those of all its nodes (package neighbour). Before
-// two ranks exchange datagrams, their node kernels have a connection, so all nodes that a node needs
-// are entered.
+// neighbours is the set of nodes whose hardware addresses this node has entered in the table of
+// neighbours, which has no room to learn those of all nodes of a host (package neighbour). Before
+// two ranks exchange datagrams, their node kernels have a connection, so each node that is needed
+// is entered.
 type neighbours struct {
-	node *Node
-
 	mu      sync.Mutex
 	entered map[netip.Addr]bool
 }
 
-// reach enters a node before a connection to it, or at the first one from it. If that fails, Linux
-// asks the node.
-func (s *neighbours) reach(address netip.Addr) {
-	mac, ok := s.node.config.Boot.Neighbour(address)
+// reached enters a node before a connection to it, or at the first one from it. If that fails,
+// Linux asks the node for its address.
+func (n *Node) reached(address netip.Addr) {
+	mac, ok := n.config.Boot.Neighbour(address)
 	if !ok {
 		return
 	}
+	err := n.neighbours.enter(address, func() error { return n.enterNeighbour(address, mac) })
+	if err != nil {
+		n.config.Log("%v", err)
+	}
+}
+
+func (n *Node) enterNeighbour(address netip.Addr, mac net.HardwareAddr) error {
+	wire, _, err := n.underlay()
+	if err != nil {
+		return err
+	}
+	return neighbour.Enter(wire.Attrs().Index, address, mac)
+}
+
+// enter calls do, until that has succeeded once for an address.
+func (s *neighbours) enter(address netip.Addr, do func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.entered[address] {
-		return
+		return nil
 	}
-	wire, _, err := s.node.underlay()
-	if err == nil {
-		err = neighbour.Enter(wire.Attrs().Index, address, mac)
-	}
-	if err != nil {
-		s.node.config.Log("neighbours: %v", err)
-		return
+	if err := do(); err != nil {
+		return err
 	}
 	if s.entered == nil {
 		s.entered = make(map[netip.Addr]bool)
 	}
 	s.entered[address] = true
+	return nil
 }

@@ -59,10 +59,9 @@ func (n *Node) open(m Membership) fabric.Transport {
 	boot := n.config.Boot
 	overTCP := func(h fabric.Handler) fabric.Transport {
 		return tcp.New(m.Listener, tcp.Config{
-			Self: boot.Node, Accept: m.Accept, Connect: m.Connect, Peer: m.Peer, Reach: n.neighbours.reach, Log: n.config.Log, Handler: h,
+			Self: boot.Node, Accept: m.Accept, Connect: m.Connect, Peer: m.Peer, Reach: n.reached, Log: n.config.Log, Handler: h,
 		})
 	}
-	n.neighbours.node = n
 	h := &network{node: n, stream: m.Stream}
 	if m.Datagrams == nil {
 		return overTCP(h)

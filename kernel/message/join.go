@@ -10,8 +10,8 @@ import (
 )
 
 // The nodes of a job learn that it uses messages, and which ranks have ended, along the job's tree
-// (package tree): a node passes on what is new to it. If each node told all others, each would need
-// a connection to each.
+// (package tree): a node passes news on. If each node reported to all others, each would need a
+// connection to each.
 
 // neighbours returns the members next to this node in the job's tree.
 func (j *Job) neighbours() []int {
@@ -86,9 +86,9 @@ func (j *Job) bound(rank id.Rank) uint64 {
 	return 0
 }
 
-// rankEnded handles the report of a neighbour that a rank elsewhere has ended, and passes it on if it
-// is new. entered is the number of barriers that the rank had entered, and bound the number of the
-// first barrier on the boards that lacks its part. A node reports only ranks on its side.
+// rankEnded handles the report of a neighbour that a rank elsewhere has ended, and passes it on if
+// it is new. entered is the number of barriers that the rank had entered, and bound the number of
+// the first barrier on the boards that lacks its part. A node reports only ranks on its side.
 func (j *Job) rankEnded(from int, number id.Rank, entered, bound uint64) {
 	if int(number) >= len(j.place) || j.place[number] == j.self || j.towards(j.place[number]) != from {
 		return

@@ -28,8 +28,8 @@ func (j *Job) usesMessages() bool {
 }
 
 // That a job uses messages, and which ranks have ended, goes along the job's tree: no node needs a
-// connection to all others. A node kernel that was killed learns it again, and so do the nodes behind
-// it.
+// connection to all others. A node kernel that was killed learns it again, and so do the nodes
+// behind it.
 func TestNewsAlongTree(t *testing.T) {
 	const nodes = 7
 	j := open(t, nodes, 1)

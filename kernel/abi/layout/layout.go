@@ -1,11 +1,12 @@
 // Package layout says where the ranks of a job are: on which nodes, at which addresses, on which
 // cores. A Layout is condensed: nodes that follow each other, with the same share of the ranks, are
-// one run. Its size, in memory and on the wire, is that of its runs, so usual jobs have layouts of
-// the same size on any number of nodes. What concerns one node or one rank is found without
-// expanding the rest.
+// one run. Its size, in memory and on the wire, grows with its runs only, so layouts of usual jobs
+// have the same size on any number of nodes. One node or one rank is found without expanding the
+// rest.
 //
-// The ranks of a job are numbered from 0, those of each node one after the other, in the order of the
-// nodes, whose numbers ascend. The index of a node in this order is its place in the job's tree.
+// The ranks of a job are numbered from 0, the ranks of a node one after the other, in the order of
+// the nodes, whose numbers ascend. The index of a node in this order is its place in the job's
+// tree.
 package layout
 
 import (
@@ -55,8 +56,8 @@ type Condensed struct {
 	Shares []Share
 }
 
-// Layout is where the ranks of a job are. The zero value is that of no ranks. It does not change,
-// and callers must not change what it returns.
+// Layout is where the ranks of a job are. The zero value has no ranks. It does not change, and
+// callers must not change the slices that it returns.
 type Layout struct {
 	condensed Condensed
 	places    []int // by run: the index of its first node, and at the end the number of nodes

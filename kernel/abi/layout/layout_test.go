@@ -50,12 +50,12 @@ func random(rng *rand.Rand) (places []Place) {
 	return places
 }
 
-// same compares places, for which no other cores may be nil or empty.
+// same compares places. A place without other cores may have nil or an empty slice.
 func same(a, b Place) bool {
 	return a.Rank == b.Rank && a.Node == b.Node && a.Core == b.Core && slices.Equal(a.More, b.More)
 }
 
-// Expanding what was condensed gives the same places, in any way of looking at it, also after a trip
+// Expanding a condensed layout gives the same places by each of its methods, also after a trip
 // through JSON.
 func TestCondense(t *testing.T) {
 	seed := check.Seed(t)
