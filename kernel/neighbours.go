@@ -9,9 +9,9 @@ import (
 )
 
 // neighbours is the set of nodes whose hardware addresses this node has entered in the table of
-// neighbours, which has no room to learn those of all nodes of a host (package neighbour). Before
-// two ranks exchange datagrams, their node kernels have a connection, so each node that is needed
-// is entered.
+// neighbours, which has no room to learn them all on a host of many nodes (package neighbour).
+// Before two ranks exchange datagrams, their node kernels have a connection, so each node that is
+// needed is entered.
 type neighbours struct {
 	mu      sync.Mutex
 	entered map[netip.Addr]bool
