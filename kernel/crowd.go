@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/layout"
 	"margay/kernel/hardware"
 	"margay/kernel/message"
 )
@@ -15,17 +16,19 @@ import (
 func (n *Node) crowd(s JobSpec) message.Crowd {
 	shared := !n.ownLinux() && n.config.Boot.Host == ""
 	c := crowd{self: n.config.Boot.Node, cpus: make(map[id.CPU]*occupied), grouped: groups()}
-	for _, p := range s.Places {
-		if p.Node == c.self || shared {
-			c.add(p.Node, n.cpusOf(p))
-		}
+	places := s.Layout.On(c.self)
+	if shared {
+		places = s.Layout.All()
+	}
+	for p := range places {
+		c.add(p.Node, n.cpusOf(p))
 	}
 	return c.of()
 }
 
 // cpusOf returns the CPUs of the cores of a rank, which is on this node or on another hosted one.
-func (n *Node) cpusOf(p Place) (cpus []id.CPU) {
-	for _, core := range p.cores() {
+func (n *Node) cpusOf(p layout.Place) (cpus []id.CPU) {
+	for _, core := range p.Cores() {
 		switch {
 		case p.Node != n.config.Boot.Node:
 			cpus = append(cpus, hardware.Slot(n.allowed, n.config.Boot.Cores, p.Node, core))

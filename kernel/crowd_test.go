@@ -1,9 +1,11 @@
 package kernel
 
 import (
+	"net/netip"
 	"testing"
 
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/layout"
 	"margay/kernel/abi/node"
 	"margay/kernel/hardware"
 	"margay/kernel/message"
@@ -46,9 +48,25 @@ func TestCrowdOfHosts(t *testing.T) {
 	for host, alone := range map[string]bool{"": false, "a": true} {
 		boot := node.Config{Substrate: node.Hosted, Node: 1, Cores: 1, Host: host}
 		n := &Node{config: Config{Boot: boot}, allowed: []id.CPU{0}, cores: hardware.Slots([]id.CPU{0}, 1, 1)}
-		s := JobSpec{Places: []Place{{Rank: 0, Node: 1, Core: 1}, {Rank: 1, Node: 2, Core: 1}}}
+		s := JobSpec{Layout: laidOut(t, layout.Place{Rank: 0, Node: 1, Core: 1}, layout.Place{Rank: 1, Node: 2, Core: 1})}
 		if got := n.crowd(s); (got == message.Apart) != alone {
 			t.Errorf("host %q: crowd %d", host, got)
 		}
 	}
+}
+
+// laidOut is the layout of a job with these places, on nodes without addresses.
+func laidOut(t testing.TB, places ...layout.Place) layout.Layout {
+	t.Helper()
+	return laidOutAt(t, func(id.Node) netip.AddrPort { return netip.AddrPort{} }, places...)
+}
+
+// laidOutAt is laidOut on nodes with addresses.
+func laidOutAt(t testing.TB, address func(id.Node) netip.AddrPort, places ...layout.Place) layout.Layout {
+	t.Helper()
+	l, err := layout.Condense(places, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
 }

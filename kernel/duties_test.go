@@ -99,10 +99,10 @@ func TestDutiesRefused(t *testing.T) {
 	if err := set(true, true); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.claim(n.prepared(7, 0)); err != nil {
+	if err := n.claim(n.prepared(t, 7, 0)); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.claim(n.prepared(8, 2)); !errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), "another duty") {
+	if err := n.claim(n.prepared(t, 8, 2)); !errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), "another duty") {
 		t.Errorf("the core of messages was given away: %v", err)
 	}
 	if err := set(false, false); !errors.Is(err, ErrBusy) || err.Error() != "core 0: core is not free: job 7 has it" {
@@ -114,7 +114,7 @@ func TestDutiesRefused(t *testing.T) {
 	if err := set(true, false); err != nil { // beside the job
 		t.Error(err)
 	}
-	if err := n.claim(n.prepared(9, 2)); err != nil {
+	if err := n.claim(n.prepared(t, 9, 2)); err != nil {
 		t.Error(err)
 	}
 	if err := set(true, true); !errors.Is(err, ErrBusy) || err.Error() != "core 2: core is not free: job 9 has it" {

@@ -65,8 +65,9 @@ var faults = map[unix.Signal]bool{
 // restarted.
 func (j *job) processEnded(rank id.Rank, s task.Status, left int) {
 	node := j.node
+	place, _ := j.spec.Layout.Rank(rank)
 	context := slot.ExitContext{
-		Job: uint32(j.spec.Job), Rank: uint32(rank), Node: uint32(node.config.Boot.Node), Core: uint32(j.spec.Places[rank].Core),
+		Job: uint32(j.spec.Job), Rank: uint32(rank), Node: uint32(node.config.Boot.Node), Core: uint32(place.Core),
 		Code: uint32(s.Code), Signal: uint32(s.Signal), Left: uint32(left), Time: uint64(s.Time),
 	}
 	for _, name := range []slot.Name{slot.Fault, slot.Exit} {

@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/layout"
 	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
@@ -29,9 +31,8 @@ type JobSpec struct {
 	Umask int
 	User  string // name of the submitting user
 
-	Places  []Place  // of all ranks of the job, in order
-	Members []Member // the nodes of the job, in the order of its tree
-	Stdin   StdinMode
+	Layout layout.Layout // where its ranks are
+	Stdin  StdinMode
 
 	// Terminal gives rank 0 a terminal of this size; nil: it has pipes, as the others.
 	Terminal *task.Size `json:",omitempty"`
@@ -62,23 +63,6 @@ type JobSpec struct {
 // DefaultPids is the number of processes and threads that a job may have on a node unless it
 // requests another number.
 const DefaultPids = 1024
-
-// Place says where a rank runs.
-type Place struct {
-	Rank id.Rank
-	Node id.Node
-	Core id.Core   // the first of its cores
-	More []id.Core `json:",omitempty"` // its other cores, which it shares with no rank
-}
-
-// cores returns all cores of the rank.
-func (p Place) cores() []id.Core { return append([]id.Core{p.Core}, p.More...) }
-
-// Member is a node of a job.
-type Member struct {
-	Node    id.Node
-	Address string // host:port of its fabric
-}
 
 // StdinMode says which ranks have a standard input.
 type StdinMode int
@@ -195,15 +179,15 @@ func (j *job) messageConfig() message.JobConfig {
 	c := message.JobConfig{
 		Job: j.spec.Job, Secret: j.spec.Secret, Set: j.extensions, Keeper: j.container, InitTimeout: j.spec.InitTimeout,
 	}
-	for _, p := range j.spec.Places {
+	for p := range j.spec.Layout.All() {
 		c.Nodes = append(c.Nodes, p.Node)
 		if p.Node == j.node.config.Boot.Node {
 			c.Local = append(c.Local, p.Rank)
 			c.Cores = append(c.Cores, p.Core)
 		}
 	}
-	for _, m := range j.spec.Members {
-		c.Members = append(c.Members, m.Node)
+	for place := range j.spec.Layout.Nodes() {
+		c.Members = append(c.Members, j.spec.Layout.Node(place))
 	}
 	j.schedule() // the machine may have an extension, or events may be recorded
 	c.Crowd = j.node.crowd(j.spec)
@@ -250,12 +234,9 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 		t.Env = s.withMPI(t.Env)
 		t.Interfaces = s.interfaces()
 	}
-	for _, p := range s.Places {
-		if p.Node != n.config.Boot.Node {
-			continue
-		}
+	for p := range s.Layout.On(n.config.Boot.Node) {
 		var cpus []id.CPU
-		for _, core := range p.cores() {
+		for _, core := range p.Cores() {
 			if !has(info.Cores, core) {
 				return t, fmt.Errorf("there is no application core %d", core)
 			}
@@ -296,11 +277,11 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 
 // rankEnv returns the environment variables that describe a rank's place in the job. c is nil
 // without PMI.
-func rankEnv(s JobSpec, p Place, local int, c *pmi.Config) []string {
+func rankEnv(s JobSpec, p layout.Place, local int, c *pmi.Config) []string {
 	env := []string{
 		fmt.Sprintf("%s=%d", wire.EnvJob, s.Job),
 		fmt.Sprintf("%s=%d", wire.EnvRank, p.Rank),
-		fmt.Sprintf("%s=%d", wire.EnvSize, len(s.Places)),
+		fmt.Sprintf("%s=%d", wire.EnvSize, s.Layout.Ranks()),
 		fmt.Sprintf("%s=%d", wire.EnvNode, p.Node),
 		fmt.Sprintf("MARGAY_CORE=%d", p.Core),
 		fmt.Sprintf("MARGAY_LOCAL_RANK=%d", local),
@@ -339,18 +320,16 @@ func (n *Node) claim(j *job) error {
 	}
 	n.jobs[j.spec.Job] = j
 	n.chooseUser(j)
-	n.meet(j.spec.Members)
+	n.meet(j.spec.Layout)
 	return nil
 }
 
 // coresOf returns the cores of this node that a job has, with how many of its ranks are on each.
 func (n *Node) coresOf(s JobSpec) map[id.Core]int {
 	cores := make(map[id.Core]int)
-	for _, p := range s.Places {
-		if p.Node == n.config.Boot.Node {
-			for _, core := range p.cores() {
-				cores[core]++
-			}
+	for p := range s.Layout.On(n.config.Boot.Node) {
+		for _, core := range p.Cores() {
+			cores[core]++
 		}
 	}
 	return cores
@@ -360,6 +339,25 @@ func (n *Node) remove(number id.Job) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.jobs, number)
+	if n.resting == nil {
+		n.resting = time.AfterFunc(restPause, n.rest)
+	} else {
+		n.resting.Reset(restPause)
+	}
+}
+
+// restPause is how long a node has no job before it gives memory back.
+const restPause = time.Second
+
+// rest gives the memory back that the node kernel has needed for jobs, unless it has one: a host
+// may have a thousand node kernels, and Go's runtime would keep most of the memory.
+func (n *Node) rest() {
+	n.mu.Lock()
+	idle := len(n.jobs) == 0
+	n.mu.Unlock()
+	if idle {
+		debug.FreeOSMemory()
+	}
 }
 
 // jobItem is the name under which PID 1 keeps the link to a job's init.

@@ -57,7 +57,7 @@ func jobAddress(place int) (netip.Addr, net.HardwareAddr) {
 }
 
 // networked reports whether the job has a network.
-func (s JobSpec) networked() bool { return s.Network || s.PMI && len(s.Members) > 1 }
+func (s JobSpec) networked() bool { return s.Network || s.PMI && s.Layout.Nodes() > 1 }
 
 // interfaces lists the interfaces of the job's network namespace.
 func (s JobSpec) interfaces() []string {
@@ -73,9 +73,9 @@ func (n *Node) hosts(s JobSpec) string {
 	if !s.networked() {
 		return text + fmt.Sprintf("127.0.0.1 %s\n", n.config.Boot.Hostname())
 	}
-	for place, m := range s.Members {
+	for place := range s.Layout.Nodes() {
 		address, _ := jobAddress(place)
-		text += fmt.Sprintf("%v %s\n", address, node.Config{Node: m.Node}.Hostname())
+		text += fmt.Sprintf("%v %s\n", address, node.Config{Node: s.Layout.Node(place)}.Hostname())
 	}
 	return text
 }
@@ -93,10 +93,10 @@ func (n *Node) checkJobNetwork(s JobSpec) error {
 		return fmt.Errorf("a network for the job: %w: its packets are neither encrypted nor authenticated, and the wire between the nodes is not trusted "+
 			"(fabric %s; %s and %s trust it)", ErrLacks, fabric, node.TrustedTCP, node.TrustedUDP)
 	}
-	if len(s.Members) > mostJobNodes {
-		return fmt.Errorf("a network for the job: %w: it has %d nodes, at most %d can have addresses", ErrLacks, len(s.Members), mostJobNodes)
+	if s.Layout.Nodes() > mostJobNodes {
+		return fmt.Errorf("a network for the job: %w: it has %d nodes, at most %d can have addresses", ErrLacks, s.Layout.Nodes(), mostJobNodes)
 	}
-	if _, ok := s.placeOf(n.config.Boot.Node); !ok {
+	if _, ok := s.Layout.PlaceOf(n.config.Boot.Node); !ok {
 		return errors.New("a network for the job: its nodes do not include this one")
 	}
 	return nil
@@ -168,7 +168,7 @@ func (n *Node) makeJobDevice(s JobSpec, space *os.File) error {
 	if err != nil {
 		return err
 	}
-	place, _ := s.placeOf(n.config.Boot.Node)
+	place, _ := s.Layout.PlaceOf(n.config.Boot.Node)
 	_, mac := jobAddress(place)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = jobInterface, wire.Attrs().MTU-vxlanHeaders, mac
@@ -192,12 +192,12 @@ func (n *Node) makeJobDevice(s JobSpec, space *os.File) error {
 	if err := setUpJobDevice(inside, link, place); err != nil {
 		return err
 	}
-	for at, m := range s.Members {
+	for at := range s.Layout.Nodes() {
 		if at == place {
 			continue
 		}
-		if err := addJobNode(inside, link, at, m); err != nil {
-			return fmt.Errorf("add node%d: %w", m.Node, err)
+		if err := addJobNode(inside, link, at, s.Layout.Address(at).Addr().Unmap()); err != nil {
+			return fmt.Errorf("add node%d: %w", s.Layout.Node(at), err)
 		}
 	}
 	return nil
@@ -234,15 +234,14 @@ func setUpJobDevice(inside *netlink.Handle, link netlink.Link, place int) error 
 
 // addJobNode enters another node of the job in the tables: the hardware address of its address, and
 // the destination of its packets.
-func addJobNode(inside *netlink.Handle, link netlink.Link, place int, m Member) error {
-	outer, err := netip.ParseAddrPort(m.Address)
-	if err != nil || !outer.Addr().Unmap().Is4() {
-		return fmt.Errorf("its address %q is not IPv4", m.Address)
+func addJobNode(inside *netlink.Handle, link netlink.Link, place int, outer netip.Addr) error {
+	if !outer.Is4() {
+		return fmt.Errorf("its address %v is not IPv4", outer)
 	}
 	address, mac := jobAddress(place)
 	index := link.Attrs().Index
 	entry := &netlink.Neigh{
-		LinkIndex: index, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF, IP: outer.Addr().Unmap().AsSlice(), HardwareAddr: mac,
+		LinkIndex: index, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF, IP: outer.AsSlice(), HardwareAddr: mac,
 	}
 	if err := inside.NeighAppend(entry); err != nil {
 		return fmt.Errorf("forwarding entry: %w", err)

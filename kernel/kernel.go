@@ -6,9 +6,10 @@
 // (held while a rank comes, goes, is given to the scheduler or taken back), Node.mu. Node.mu guards
 // the table of jobs, the transport, the set of application cores, and the cores of each job; it is
 // not held during a request to a container. job.starting (held while a job's ranks are started) is
-// taken before Node.mu alone. Three more locks are held while none of the others is:
-// Node.scheduling (while the policies of a core are set), guarding.mu (while the packet filter
-// changes) and collection.mu (while a piece of a job's files is read).
+// taken before Node.mu alone. Four more locks are held while none of the others is: Node.scheduling
+// (while the policies of a core are set), guarding.mu (while the packet filter changes),
+// neighbours.mu (while a hardware address is entered) and collection.mu (while a piece of a job's
+// files is read).
 package kernel
 
 import (
@@ -119,7 +120,8 @@ type Node struct {
 	refused    *gate.Log                     // of contents that are not kept
 	booted     bool                          // the extensions of the boot configuration are in their slots; of Adopt and Boot alone
 
-	networks guarding // of jobs
+	networks   guarding // of jobs
+	neighbours neighbours
 
 	changingDuties sync.Mutex // outermost; held while duties changes
 	duties         Duties
@@ -132,6 +134,7 @@ type Node struct {
 	mu         sync.Mutex
 	jobs       map[id.Job]*job
 	spareUsers id.Job           // how many spareUser has chosen
+	resting    *time.Timer      // calls rest; nil: there was no job
 	transport  fabric.Transport // nil until Join
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/layout"
 	"margay/kernel/abi/mirror"
 	"margay/kernel/abi/node"
 	"margay/kernel/fabric"
@@ -47,7 +48,7 @@ func (n *Node) Join(m Membership) {
 	n.mu.Lock()
 	n.transport = t
 	for _, j := range n.jobs {
-		n.meet(j.spec.Members)
+		n.meet(j.spec.Layout)
 	}
 	n.mu.Unlock()
 	n.messages.Connect(t)
@@ -58,7 +59,7 @@ func (n *Node) open(m Membership) fabric.Transport {
 	boot := n.config.Boot
 	overTCP := func(h fabric.Handler) fabric.Transport {
 		return tcp.New(m.Listener, tcp.Config{
-			Self: boot.Node, Accept: m.Accept, Connect: m.Connect, Peer: m.Peer, Log: n.config.Log, Handler: h,
+			Self: boot.Node, Accept: m.Accept, Connect: m.Connect, Peer: m.Peer, Reach: n.reached, Log: n.config.Log, Handler: h,
 		})
 	}
 	h := &network{node: n, stream: m.Stream}
@@ -75,7 +76,7 @@ func (n *Node) open(m Membership) fabric.Transport {
 // remote, it depends only on the settings that all nodes of a machine share. A node without
 // mirrored channels carries its ranks' notes.
 func (n *Node) meets(s JobSpec) bool {
-	return node.TrustsWire(n.config.Boot.Fabric) && len(s.Members) > 1
+	return node.TrustsWire(n.config.Boot.Fabric) && s.Layout.Nodes() > 1
 }
 
 // remote describes the nodes of a job to its mirrored channels; nil: there are none. Datagrams of
@@ -83,35 +84,35 @@ func (n *Node) meets(s JobSpec) bool {
 func (n *Node) remote(s JobSpec) *message.Remote {
 	boot := n.config.Boot
 	largest := min(mirror.Most, cmp.Or(boot.MTU, commonMTU)-datagramHeaders)
-	if !node.TrustsWire(boot.Fabric) || len(s.Members) < 2 || largest < mirror.Least {
+	if !node.TrustsWire(boot.Fabric) || s.Layout.Nodes() < 2 || largest < mirror.Least {
 		return nil
 	}
-	by := make(map[id.Node]netip.Addr)
-	for _, m := range s.Members {
-		a, err := netip.ParseAddrPort(m.Address)
-		if err != nil || !a.Addr().Unmap().Is4() {
+	r := &message.Remote{Largest: largest}
+	by := make([]netip.Addr, s.Layout.Nodes())
+	for place := range by {
+		by[place] = s.Layout.Address(place).Addr().Unmap()
+		if !by[place].Is4() {
 			return nil
 		}
-		by[m.Node] = a.Addr().Unmap()
 	}
-	r := &message.Remote{Self: by[boot.Node], Largest: largest}
-	for _, p := range s.Places {
-		if _, ok := by[p.Node]; !ok {
-			return nil
+	for p := range s.Layout.All() {
+		place, _ := s.Layout.PlaceOf(p.Node)
+		r.Addresses = append(r.Addresses, by[place])
+		if p.Node == boot.Node {
+			r.Self = by[place]
 		}
-		r.Addresses = append(r.Addresses, by[p.Node])
 	}
 	return r
 }
 
 // meet gives the transport, if there is one, the addresses of a job's nodes. The caller holds
 // Node.mu.
-func (n *Node) meet(members []Member) {
+func (n *Node) meet(l layout.Layout) {
 	if n.transport == nil {
 		return
 	}
-	for _, m := range members {
-		n.transport.Meet(m.Node, m.Address)
+	for place := range l.Nodes() {
+		n.transport.Meet(l.Node(place), l.Address(place).String())
 	}
 }
 

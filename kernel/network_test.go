@@ -11,12 +11,14 @@ import (
 	"io"
 	"math/big"
 	"net"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
 
 	"margay/internal/check"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/layout"
 	"margay/kernel/abi/node"
 	"margay/kernel/fabric"
 	"margay/kernel/fabric/udp"
@@ -27,10 +29,11 @@ import (
 // any record fits into a datagram.
 func TestRemote(t *testing.T) {
 	spec := func(addresses ...string) (s JobSpec) {
-		for i, a := range addresses {
-			s.Members = append(s.Members, Member{Node: id.Node(i), Address: a})
-			s.Places = append(s.Places, Place{Rank: id.Rank(i), Node: id.Node(i)})
+		var places []layout.Place
+		for i := range addresses {
+			places = append(places, layout.Place{Rank: id.Rank(i), Node: id.Node(i)})
 		}
+		s.Layout = laidOutAt(t, func(n id.Node) netip.AddrPort { return netip.MustParseAddrPort(addresses[n]) }, places...)
 		return s
 	}
 	const a, b = "10.66.1.0:7118", "10.66.1.1:7118"
@@ -40,15 +43,14 @@ func TestRemote(t *testing.T) {
 		spec    JobSpec
 		largest int // 0: there are none
 	}{
-		"trusted":        {node.TrustedUDP, 0, spec(a, b), 1372},
-		"trusted TCP":    {node.TrustedTCP, 0, spec(a, b), 1372},
-		"large MTU":      {node.TrustedUDP, 65535, spec(a, b), 9000},
-		"small MTU":      {node.TrustedUDP, 1000, spec(a, b), 0},
-		"tcp":            {node.TCP, 0, spec(a, b), 0},
-		"sealed":         {node.UDP, 0, spec(a, b), 0},
-		"one node":       {node.TrustedUDP, 0, spec(a), 0},
-		"IPv6":           {node.TrustedUDP, 0, spec(a, "[fd00::1]:7118"), 0},
-		"name, not IPv4": {node.TrustedUDP, 0, spec(a, "node1:7118"), 0},
+		"trusted":     {node.TrustedUDP, 0, spec(a, b), 1372},
+		"trusted TCP": {node.TrustedTCP, 0, spec(a, b), 1372},
+		"large MTU":   {node.TrustedUDP, 65535, spec(a, b), 9000},
+		"small MTU":   {node.TrustedUDP, 1000, spec(a, b), 0},
+		"tcp":         {node.TCP, 0, spec(a, b), 0},
+		"sealed":      {node.UDP, 0, spec(a, b), 0},
+		"one node":    {node.TrustedUDP, 0, spec(a), 0},
+		"IPv6":        {node.TrustedUDP, 0, spec(a, "[fd00::1]:7118"), 0},
 	} {
 		n := &Node{config: Config{Boot: node.Config{Fabric: test.fabric, MTU: test.mtu}}}
 		switch r := n.remote(test.spec); {
@@ -145,7 +147,7 @@ func testJoin(t *testing.T, name string) {
 		t.Error("a node that no job has is reached")
 	}
 	j := a.newJob()
-	j.spec = JobSpec{Job: 1, Members: []Member{{Node: 5, Address: b.address}}}
+	j.spec = JobSpec{Job: 1, Layout: laidOutAt(t, func(id.Node) netip.AddrPort { return netip.MustParseAddrPort(b.address) }, layout.Place{Node: 5, Core: 1})}
 	if err := a.claim(j); err != nil {
 		t.Fatal(err)
 	}

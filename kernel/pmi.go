@@ -8,6 +8,7 @@ import (
 
 	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/layout"
 	"margay/kernel/fabric"
 	"margay/kernel/message"
 	"margay/kernel/pmi"
@@ -24,29 +25,23 @@ func (s JobSpec) mpiEnv() []string {
 	return append(env, "UCX_TLS=tcp,posix,self", "UCX_NET_DEVICES="+jobInterface)
 }
 
-// placeOf returns the place of a node in the tree of a job, and false if it has none.
-func (s JobSpec) placeOf(node id.Node) (int, bool) {
-	at := slices.IndexFunc(s.Members, func(m Member) bool { return m.Node == node })
-	return at, at >= 0
-}
-
 // pmiConfig describes a job's part of the process management interface; nil: the job has none.
 func (n *Node) pmiConfig(s JobSpec) (*pmi.Config, error) {
 	if !s.PMI {
 		return nil, nil
 	}
-	place, ok := s.placeOf(n.config.Boot.Node)
+	place, ok := s.Layout.PlaceOf(n.config.Boot.Node)
 	if !ok {
 		return nil, fmt.Errorf("the job's nodes do not include this one")
 	}
-	c := &pmi.Config{Job: s.Job, Size: len(s.Places), Place: place, Places: len(s.Members)}
+	c := &pmi.Config{Job: s.Job, Size: s.Layout.Ranks(), Place: place, Places: s.Layout.Nodes()}
 	numbers := make(map[id.Node]int) // of nodes, in the order of their first ranks
-	nodes := make([]int, len(s.Places))
-	for i, p := range s.Places {
+	nodes := make([]int, 0, s.Layout.Ranks())
+	for p := range s.Layout.All() {
 		if _, known := numbers[p.Node]; !known {
 			numbers[p.Node] = len(numbers)
 		}
-		nodes[i] = numbers[p.Node]
+		nodes = append(nodes, numbers[p.Node])
 		if p.Node == n.config.Boot.Node {
 			c.Ranks = append(c.Ranks, p.Rank)
 		}
@@ -68,11 +63,11 @@ func (s JobSpec) withMPI(env []string) []string {
 
 // pmiEnv returns the variables by which a rank finds the process management interface. local is its
 // number among the ranks of its node, and locals is their count.
-func pmiEnv(s JobSpec, p Place, local, locals int) []string {
+func pmiEnv(s JobSpec, p layout.Place, local, locals int) []string {
 	return []string{
 		fmt.Sprintf("PMI_FD=%d", task.PMIFD),
 		fmt.Sprintf("PMI_RANK=%d", p.Rank),
-		fmt.Sprintf("PMI_SIZE=%d", len(s.Places)),
+		fmt.Sprintf("PMI_SIZE=%d", s.Layout.Ranks()),
 		fmt.Sprintf("MPI_LOCALRANKID=%d", local),
 		fmt.Sprintf("MPI_LOCALNRANKS=%d", locals),
 	}
@@ -81,7 +76,7 @@ func pmiEnv(s JobSpec, p Place, local, locals int) []string {
 // Exchange implements task.Handler. It drops a message that cannot be sent now, and the init sends
 // it again: thus a node kernel without a connection, or a slow peer, blocks nothing.
 func (j *job) Exchange(place int, data []byte) {
-	if place < 0 || place >= len(j.spec.Members) || len(data) > pmi.MaxMessage {
+	if place < 0 || place >= j.spec.Layout.Nodes() || len(data) > pmi.MaxMessage {
 		return
 	}
 	n := j.node
@@ -92,7 +87,7 @@ func (j *job) Exchange(place int, data []byte) {
 		return
 	}
 	b := append(frame.New(frame.Exchange, j.spec.Job, message.Key(j.spec.Secret)), data...)
-	_ = t.Send(context.Background(), j.spec.Members[place].Node, fabric.Prompt, b) // it never waits
+	_ = t.Send(context.Background(), j.spec.Layout.Node(place), fabric.Prompt, b) // it never waits
 }
 
 // exchanged passes a frame of another node to the init of its job.
@@ -112,7 +107,7 @@ func (n *Node) exchanged(from id.Node, b []byte) {
 	default:
 		return // it comes again
 	}
-	if place, ok := j.spec.placeOf(from); ok && j.container != nil && j.spec.PMI {
+	if place, ok := j.spec.Layout.PlaceOf(from); ok && j.container != nil && j.spec.PMI {
 		j.container.Exchange(place, f.Data)
 	}
 }

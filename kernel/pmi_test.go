@@ -3,6 +3,7 @@ package kernel
 import (
 	"encoding/json"
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -10,41 +11,41 @@ import (
 	"margay/internal/check"
 	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/layout"
 	"margay/kernel/abi/node"
 	"margay/kernel/message"
 	"margay/kernel/pmi"
 )
 
-// mpiJob is a job of MPI with two ranks on each of so many nodes, in the reverse order of their
-// numbers.
-func mpiJob(nodes int) JobSpec {
-	s := JobSpec{Job: 7, PMI: true, Secret: []byte("12345678")}
+// mpiJob is a job of MPI with two ranks on each of so many nodes.
+func mpiJob(t *testing.T, nodes int) JobSpec {
+	var places []layout.Place
 	for i := range nodes {
-		number := id.Node(nodes - 1 - i)
-		s.Members = append(s.Members, Member{Node: number, Address: "10.66.1.0:7118"})
-		s.Places = append(s.Places, Place{Rank: id.Rank(2 * i), Node: number}, Place{Rank: id.Rank(2*i + 1), Node: number})
+		node := id.Node(i)
+		places = append(places, layout.Place{Rank: id.Rank(2 * i), Node: node}, layout.Place{Rank: id.Rank(2*i + 1), Node: node})
 	}
-	return s
+	at := func(id.Node) netip.AddrPort { return netip.MustParseAddrPort("10.66.1.0:7118") }
+	return JobSpec{Job: 7, PMI: true, Secret: []byte("12345678"), Layout: laidOutAt(t, at, places...)}
 }
 
 // A node gives an MPI job the places of its ranks, and the names and addresses by which they reach
 // each other.
 func TestMPIJob(t *testing.T) {
-	n := &Node{config: Config{Boot: node.Config{Node: 0, Fabric: node.TrustedTCP}}}
-	c, err := n.pmiConfig(mpiJob(3))
+	n := &Node{config: Config{Boot: node.Config{Node: 2, Fabric: node.TrustedTCP}}}
+	c, err := n.pmiConfig(mpiJob(t, 3))
 	if err != nil || c.Place != 2 || c.Places != 3 || c.Size != 6 || !slices.Equal(c.Ranks, []id.Rank{4, 5}) || c.Mapping != "(vector,(0,3,2))" {
 		t.Errorf("%+v, %v", c, err)
 	}
-	if got := n.hosts(mpiJob(2)); got != "127.0.0.1 localhost\n10.88.0.1 node1\n10.88.0.2 node0\n" {
+	if got := n.hosts(mpiJob(t, 2)); got != "127.0.0.1 localhost\n10.88.0.1 node0\n10.88.0.2 node1\n" {
 		t.Errorf("%q", got)
 	}
-	if got := n.hosts(mpiJob(1)); got != "127.0.0.1 localhost\n127.0.0.1 node0\n" {
+	if got := n.hosts(mpiJob(t, 1)); got != "127.0.0.1 localhost\n127.0.0.1 node2\n" {
 		t.Errorf("%q", got)
 	}
-	if got := rankEnv(mpiJob(3), Place{Rank: 5, Node: 0}, 1, c); !slices.Contains(got, "PMI_RANK=5") || !slices.Contains(got, "MPI_LOCALRANKID=1") || !slices.Contains(got, "MPI_LOCALNRANKS=2") {
+	if got := rankEnv(mpiJob(t, 3), layout.Place{Rank: 5, Node: 2}, 1, c); !slices.Contains(got, "PMI_RANK=5") || !slices.Contains(got, "MPI_LOCALRANKID=1") || !slices.Contains(got, "MPI_LOCALNRANKS=2") {
 		t.Errorf("%q", got)
 	}
-	if got := mpiJob(2).withMPI([]string{"A=1", "UCX_TLS=sm"}); !slices.Contains(got, "UCX_TLS=sm") || slices.Contains(got, "UCX_TLS=tcp,posix,self") || !slices.Contains(got, "UCX_NET_DEVICES=eth0") {
+	if got := mpiJob(t, 2).withMPI([]string{"A=1", "UCX_TLS=sm"}); !slices.Contains(got, "UCX_TLS=sm") || slices.Contains(got, "UCX_TLS=tcp,posix,self") || !slices.Contains(got, "UCX_NET_DEVICES=eth0") {
 		t.Errorf("%q", got)
 	}
 }
@@ -53,22 +54,22 @@ func TestMPIJob(t *testing.T) {
 func TestCheckJobNetwork(t *testing.T) {
 	for _, fabric := range append(slices.Clone(node.Fabrics), "") {
 		n := &Node{config: Config{Boot: node.Config{Fabric: fabric}}}
-		if err := n.checkJobNetwork(mpiJob(2)); errors.Is(err, ErrLacks) == node.TrustsWire(fabric) {
+		if err := n.checkJobNetwork(mpiJob(t, 2)); errors.Is(err, ErrLacks) == node.TrustsWire(fabric) {
 			t.Errorf("%q: %v", fabric, err)
 		}
-		if err := n.checkJobNetwork(mpiJob(1)); err != nil {
+		if err := n.checkJobNetwork(mpiJob(t, 1)); err != nil {
 			t.Errorf("%q, one node: %v", fabric, err)
 		}
 	}
 	n := &Node{config: Config{Boot: node.Config{Node: 9, Fabric: node.TrustedTCP}}}
-	if err := n.checkJobNetwork(mpiJob(2)); err == nil {
+	if err := n.checkJobNetwork(mpiJob(t, 2)); err == nil {
 		t.Error("a node that the job does not have")
 	}
 	n = &Node{config: Config{Boot: node.Config{Host: "a", Fabric: node.TrustedTCP}}}
-	if err := n.checkJobNetwork(mpiJob(2)); !errors.Is(err, ErrLacks) {
+	if err := n.checkJobNetwork(mpiJob(t, 2)); !errors.Is(err, ErrLacks) {
 		t.Errorf("in the network of a host: %v", err)
 	}
-	if err := n.checkJobNetwork(mpiJob(1)); err != nil {
+	if err := n.checkJobNetwork(mpiJob(t, 1)); err != nil {
 		t.Errorf("in the network of a host, one node: %v", err)
 	}
 }
@@ -79,7 +80,7 @@ func TestExchange(t *testing.T) {
 	check.Leaks(t)
 	alone := &Node{jobs: make(map[id.Job]*job)}
 	j := alone.newJob()
-	j.spec = mpiJob(2)
+	j.spec = mpiJob(t, 2)
 	j.Exchange(1, []byte("lost"))
 	if _, err := alone.Stream(t.Context(), 1, "files"); !errors.Is(err, ErrLacks) {
 		t.Errorf("a stream without a fabric: %v", err)
@@ -100,7 +101,9 @@ func TestExchange(t *testing.T) {
 
 	a, b := connect(t, 4, node.TCP), connect(t, 5, node.TCP)
 	far := a.newJob()
-	far.spec = JobSpec{Job: 1, PMI: true, Members: []Member{{Node: 4, Address: a.address}, {Node: 5, Address: b.address}}}
+	others := laidOutAt(t, func(id.Node) netip.AddrPort { return netip.MustParseAddrPort(b.address) },
+		layout.Place{Node: 3, Core: 1}, layout.Place{Rank: 1, Node: 5, Core: 1})
+	far.spec = JobSpec{Job: 1, PMI: true, Layout: others}
 	if err := a.claim(far); err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +120,7 @@ func TestExchange(t *testing.T) {
 
 // The notes for the next node kernel have what it needs of MPI.
 func TestMPIJobInNotes(t *testing.T) {
-	text, err := json.Marshal(mpiJob(1))
+	text, err := json.Marshal(mpiJob(t, 1))
 	if err != nil || !strings.Contains(string(text), `"PMI":true`) {
 		t.Errorf("%s, %v", text, err)
 	}

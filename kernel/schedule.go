@@ -147,7 +147,11 @@ func (n *Node) wide(t sched.ID) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	j := n.jobs[t.Job]
-	return j != nil && slices.ContainsFunc(j.spec.Places, func(p Place) bool { return p.Rank == t.Rank && len(p.More) > 0 })
+	if j == nil {
+		return false
+	}
+	p, _ := j.spec.Layout.Rank(t.Rank)
+	return len(p.More) > 0
 }
 
 // watchCores makes the scheduler report each change of a core's rank while such changes are
@@ -204,17 +208,16 @@ func (j *job) enter(p process) {
 // task describes the process of a rank to the scheduler. It returns false if the rank does not
 // belong on this node.
 func (j *job) task(p task.RankProcess) (sched.Task, bool) {
-	for _, place := range j.spec.Places {
-		if place.Rank == p.Rank && place.Node == j.node.config.Boot.Node {
-			return sched.Task{
-				ID: sched.ID{Job: j.spec.Job, Rank: p.Rank}, Core: place.Core, CPU: j.node.cores[place.Core].CPU,
-				PID: p.PID, Process: p.File, Group: p.Group, Halted: j.halts.halted,
-				Waiting: func() uint32 { return j.messages.Waiting(p.Rank) },
-				Refuse:  func(err error) { j.extensions.Refuse(p.Rank, err) },
-			}, true
-		}
+	place, ok := j.spec.Layout.Rank(p.Rank)
+	if !ok || place.Node != j.node.config.Boot.Node {
+		return sched.Task{}, false
 	}
-	return sched.Task{}, false
+	return sched.Task{
+		ID: sched.ID{Job: j.spec.Job, Rank: p.Rank}, Core: place.Core, CPU: j.node.cores[place.Core].CPU,
+		PID: p.PID, Process: p.File, Group: p.Group, Halted: j.halts.halted,
+		Waiting: func() uint32 { return j.messages.Waiting(p.Rank) },
+		Refuse:  func(err error) { j.extensions.Refuse(p.Rank, err) },
+	}, true
 }
 
 // setPolicies gives the scheduler the policies of a core that a job has.
@@ -273,7 +276,7 @@ func (j *job) leave(rank id.Rank) bool {
 
 // leaveAll takes all ranks off their cores.
 func (j *job) leaveAll() {
-	for _, p := range j.spec.Places {
+	for p := range j.spec.Layout.On(j.node.config.Boot.Node) {
 		j.leave(p.Rank)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/layout"
 	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
@@ -91,30 +92,38 @@ func node1(t *testing.T, cores int) (*Node, *heard) {
 
 // prepared is a job of the node, with one rank on each given core of this node, after one
 // elsewhere.
-func (n *Node) prepared(number id.Job, cores ...id.Core) *job {
-	j := n.newJob()
-	j.spec = JobSpec{Job: number, Places: []Place{{Rank: 0, Node: 0, Core: 1}}}
+func (n *Node) prepared(t testing.TB, number id.Job, cores ...id.Core) *job {
+	places := []layout.Place{{Rank: 0, Node: 0, Core: 1}}
 	for i, core := range cores {
-		j.spec.Places = append(j.spec.Places, Place{Rank: id.Rank(1 + i), Node: 1, Core: core})
+		places = append(places, layout.Place{Rank: id.Rank(1 + i), Node: 1, Core: core})
 	}
+	j := n.newJob()
+	j.spec = JobSpec{Job: number, Layout: laidOut(t, places...)}
+	return j
+}
+
+// preparedWide is prepared for a job with one rank here, which has all the cores.
+func (n *Node) preparedWide(t testing.TB, number id.Job, core id.Core, more ...id.Core) *job {
+	j := n.newJob()
+	j.spec = JobSpec{Job: number, Layout: laidOut(t, layout.Place{Rank: 0, Node: 0, Core: 1}, layout.Place{Rank: 1, Node: 1, Core: core, More: more})}
 	return j
 }
 
 func TestClaim(t *testing.T) {
 	n, _ := node1(t, 3)
-	if err := n.claim(n.prepared(7, 1, 1, 2)); err != nil {
+	if err := n.claim(n.prepared(t, 7, 1, 1, 2)); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.claim(n.prepared(8, 3, 2)); !errors.Is(err, ErrBusy) || err.Error() != "core 2: core is not free: job 7 has it" {
+	if err := n.claim(n.prepared(t, 8, 3, 2)); !errors.Is(err, ErrBusy) || err.Error() != "core 2: core is not free: job 7 has it" {
 		t.Error(err)
 	}
-	if err := n.claim(n.prepared(7, 3)); !errors.Is(err, ErrPhase) {
+	if err := n.claim(n.prepared(t, 7, 3)); !errors.Is(err, ErrPhase) {
 		t.Error(err)
 	}
-	if err := n.claim(n.prepared(8, 3, 3, 3, 3, 3, 3, 3, 3, 3)); !errors.Is(err, ErrBusy) {
+	if err := n.claim(n.prepared(t, 8, 3, 3, 3, 3, 3, 3, 3, 3, 3)); !errors.Is(err, ErrBusy) {
 		t.Error(err)
 	}
-	if err := n.claim(n.prepared(8, 3, 3, 3, 3, 3, 3, 3, 3)); err != nil {
+	if err := n.claim(n.prepared(t, 8, 3, 3, 3, 3, 3, 3, 3, 3)); err != nil {
 		t.Error(err)
 	}
 }
@@ -127,7 +136,7 @@ func TestMemoryShare(t *testing.T) {
 		cores []id.Core
 		mib   int64
 	}{{[]id.Core{1}, 100}, {[]id.Core{1, 1, 1}, 100}, {[]id.Core{1, 1, 2, 2}, 200}, {[]id.Core{1, 2, 3, 4}, 400}} {
-		s, err := n.taskSpec(n.prepared(7, c.cores...).spec)
+		s, err := n.taskSpec(n.prepared(t, 7, c.cores...).spec)
 		if err != nil || s.Memory != c.mib<<20 {
 			t.Errorf("ranks on cores %v get %d MiB, %v", c.cores, s.Memory>>20, err)
 		}
@@ -139,8 +148,7 @@ func TestMemoryShare(t *testing.T) {
 func TestCoresOfRank(t *testing.T) {
 	n, _ := node1(t, 3)
 	n.info.Memory = 300 << 20
-	j := n.prepared(7, 1)
-	j.spec.Places[1].More = []id.Core{2}
+	j := n.preparedWide(t, 7, 1, 2)
 	s, err := n.taskSpec(j.spec)
 	if err != nil {
 		t.Fatal(err)
@@ -148,21 +156,20 @@ func TestCoresOfRank(t *testing.T) {
 	if want := []id.CPU{n.cores[1].CPU, n.cores[2].CPU}; len(s.Ranks) != 1 || !slices.Equal(s.Ranks[0].Cores, want) {
 		t.Errorf("ranks %v may not run on %v", s.Ranks, want)
 	}
-	alone, err := n.taskSpec(n.prepared(8, 1).spec)
+	alone, err := n.taskSpec(n.prepared(t, 8, 1).spec)
 	if err != nil || s.Memory != 2*alone.Memory {
 		t.Errorf("two cores have %d bytes, one has %d, %v", s.Memory, alone.Memory, err)
 	}
 	if err := n.claim(j); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.claim(n.prepared(9, 2)); !errors.Is(err, ErrBusy) {
+	if err := n.claim(n.prepared(t, 9, 2)); !errors.Is(err, ErrBusy) {
 		t.Errorf("another job gets its second core: %v", err)
 	}
 	if !n.wide(sched.ID{Job: 7, Rank: 1}) || n.wide(sched.ID{Job: 7, Rank: 0}) {
 		t.Error("the scheduler is given a rank that shares no core, or not one that has a single one")
 	}
-	j.spec.Places[1].More = []id.Core{99}
-	if _, err := n.taskSpec(j.spec); err == nil || err.Error() != "there is no application core 99" {
+	if _, err := n.taskSpec(n.preparedWide(t, 7, 1, 99).spec); err == nil || err.Error() != "there is no application core 99" {
 		t.Errorf("a core that is none: %v", err)
 	}
 }
@@ -184,7 +191,7 @@ func TestRAMDiskHasABound(t *testing.T) {
 		{-1, 0, "a memory of -1;"},
 		{math.MinInt64, 0, "a job's memory has at least 1 MiB"},
 	} {
-		spec := n.prepared(7, 1).spec
+		spec := n.prepared(t, 7, 1).spec
 		spec.Memory, spec.Files = c.memory, c.files
 		s, err := n.taskSpec(spec)
 		if c.err == "" && (err != nil || s.RAMDisk < c.files || s.RAMDisk <= 0) {
@@ -214,7 +221,7 @@ func (j *job) begins(t *testing.T, ranks ...id.Rank) (files []*os.File) {
 // have stopped it. It is notified once of the end of each, whatever the cause.
 func TestScheduler(t *testing.T) {
 	n, h := node1(t, 2)
-	j := n.prepared(7, 1, 1, 2)
+	j := n.prepared(t, 7, 1, 1, 2)
 	j.adopted = true
 	files := j.begins(t, 1, 2, 3, 0, 4) // 0 is elsewhere, 4 nowhere
 	h.expect(t, `add 7.1 core 1 cpu 11 pid 101 group "/group/1"`, "remove 7.1", `add 7.2 core 1 cpu 11 pid 102 group "/group/2"`,
@@ -235,7 +242,7 @@ func TestScheduler(t *testing.T) {
 // share cores while turns are recorded.
 func TestSchedulerIsNeeded(t *testing.T) {
 	n, h := node1(t, 3)
-	shared, alone := n.prepared(7, 1, 1), n.prepared(8, 2)
+	shared, alone := n.prepared(t, 7, 1, 1), n.prepared(t, 8, 2)
 	for _, j := range []*job{shared, alone} {
 		if err := n.claim(j); err != nil {
 			t.Fatal(err)
@@ -294,7 +301,7 @@ func TestScheduledLater(t *testing.T) {
 	if err := n.Boot(); err != nil {
 		t.Fatal(err)
 	}
-	j := n.prepared(7, 1, 1, 2)
+	j := n.prepared(t, 7, 1, 1, 2)
 	j.extensions = n.extensions.Open(7, 1<<20)
 	if err := n.claim(j); err != nil {
 		t.Fatal(err)
@@ -367,7 +374,7 @@ func TestScheduledLater(t *testing.T) {
 func TestSharedWhileRecording(t *testing.T) {
 	n, h := node1(t, 1)
 	n.scheduler.Store(nil)
-	j := n.prepared(7, 1, 1)
+	j := n.prepared(t, 7, 1, 1)
 	if err := n.claim(j); err != nil {
 		t.Fatal(err)
 	}
@@ -389,7 +396,7 @@ func TestSharedWhileRecording(t *testing.T) {
 // is notified of messages only where they can matter.
 func TestPolicies(t *testing.T) {
 	n, h := node1(t, 3)
-	one, other := n.prepared(7, 1), n.prepared(8, 2, 2)
+	one, other := n.prepared(t, 7, 1), n.prepared(t, 8, 2, 2)
 	for _, j := range []*job{one, other} {
 		if err := n.claim(j); err != nil {
 			t.Fatal(err)

@@ -38,11 +38,9 @@ func (j *job) recordStart(p *process) {
 	if !j.alone(p.Core) {
 		return // the scheduler records the core's turns
 	}
-	for _, place := range j.spec.Places {
-		if place.Rank == p.Rank {
-			for _, core := range place.cores() {
-				r.Switch(p.since, core, p.Job, p.Rank, alone)
-			}
+	if place, ok := j.spec.Layout.Rank(p.Rank); ok {
+		for _, core := range place.Cores() {
+			r.Switch(p.since, core, p.Job, p.Rank, alone)
 		}
 	}
 }
@@ -54,18 +52,18 @@ func (j *job) recordEnd(rank id.Rank, s task.Status, told bool) {
 	if !r.On() {
 		return
 	}
-	for _, p := range j.spec.Places {
-		if p.Rank == rank {
-			if !told {
-				t := sched.Task{ID: sched.ID{Job: j.spec.Job, Rank: rank}, Core: p.Core}
-				j.recordStart(&process{Task: t, since: record.Now().Add(-s.Time)})
-			}
-			r.Add(record.Event{Kind: record.End, Took: s.Time, Core: uint16(p.Core), Job: j.spec.Job, Rank: rank, Text: s.String()})
-			if j.alone(p.Core) {
-				for _, core := range p.cores() {
-					r.Switch(0, core, 0, 0, "the rank has ended")
-				}
-			}
+	p, ok := j.spec.Layout.Rank(rank)
+	if !ok {
+		return
+	}
+	if !told {
+		t := sched.Task{ID: sched.ID{Job: j.spec.Job, Rank: rank}, Core: p.Core}
+		j.recordStart(&process{Task: t, since: record.Now().Add(-s.Time)})
+	}
+	r.Add(record.Event{Kind: record.End, Took: s.Time, Core: uint16(p.Core), Job: j.spec.Job, Rank: rank, Text: s.String()})
+	if j.alone(p.Core) {
+		for _, core := range p.Cores() {
+			r.Switch(0, core, 0, 0, "the rank has ended")
 		}
 	}
 }

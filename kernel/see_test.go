@@ -18,7 +18,7 @@ import (
 // started runs two ranks of the node on core 1 and one on core 2, all of them this process.
 func started(t *testing.T) (*Node, *job) {
 	n, _ := node1(t, 2)
-	j := n.prepared(7, 1, 1, 2)
+	j := n.prepared(t, 7, 1, 1, 2)
 	n.jobs[7] = j
 	t.Cleanup(j.leaveAll)
 	for rank := id.Rank(1); rank <= 3; rank++ {
@@ -96,9 +96,8 @@ func TestEventsOfRanks(t *testing.T) {
 // A rank with several cores has a turn on each of them.
 func TestEventsOfWideRank(t *testing.T) {
 	n, _ := node1(t, 3)
-	j := n.prepared(7, 1)
-	j.spec.Places[1].More = []id.Core{2, 3}
-	rank := j.spec.Places[1].Rank
+	j := n.preparedWide(t, 7, 1, 2, 3)
+	const rank = 1
 	begins, err := n.recorder.Follow(1)
 	if err != nil || !begins {
 		t.Fatal(begins, err)
@@ -191,7 +190,7 @@ func TestSample(t *testing.T) {
 // The load of the system core from a look at a node with three ranks.
 func BenchmarkSample(b *testing.B) {
 	n, _ := node1(&testing.T{}, 2)
-	j := n.prepared(7, 1, 1, 2)
+	j := n.prepared(b, 7, 1, 1, 2)
 	n.jobs[7] = j
 	for rank := id.Rank(1); rank <= 3; rank++ {
 		p := process{}

@@ -18,7 +18,7 @@ func TestStartTwice(t *testing.T) {
 		{Running, failed, failed},
 		{Ending, nil, ErrPhase},
 	} {
-		j := n.prepared(7, 1)
+		j := n.prepared(t, 7, 1)
 		j.phase, j.notStarted = c.phase, c.notStarted
 		if err := j.start(t.Context()); !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
 			t.Errorf("in phase %d, after %v: %v", c.phase, c.notStarted, err)

@@ -136,8 +136,8 @@ func (f streams) Stream(from id.Node, service string, c net.Conn) { f(from, serv
 
 // Prepare says that the node has one content, the first.
 func (k *playedKernel) Prepare(_ context.Context, s kernel.JobSpec) (lacking []int, err error) {
-	for _, m := range s.Members {
-		k.transport.Meet(m.Node, m.Address)
+	for place := range s.Layout.Nodes() {
+		k.transport.Meet(s.Layout.Node(place), s.Layout.Address(place).String())
 	}
 	for i := range s.Contents {
 		if i > 0 {

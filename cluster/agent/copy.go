@@ -58,17 +58,14 @@ type copying struct {
 func (a *Agent) startCopy(s kernel.JobSpec, loaded bool) {
 	c := &copying{agent: a, job: s.Job, loaded: loaded, pieces: make(chan []byte, queuedPieces), ended: make(chan struct{})}
 	c.context, c.stop = context.WithCancelCause(context.Background())
-	for i, m := range s.Members {
-		if m.Node != a.config.Boot.Node {
-			continue
-		}
-		if parent, ok := tree.Parent(i); ok {
-			c.parent = s.Members[parent].Node
+	if place, ok := s.Layout.PlaceOf(a.config.Boot.Node); ok {
+		if parent, ok := tree.Parent(place); ok {
+			c.parent = s.Layout.Node(parent)
 		} else {
 			c.root = true
 		}
-		for _, child := range tree.Children(i, len(s.Members)) {
-			c.children = append(c.children, s.Members[child].Node)
+		for _, child := range tree.Children(place, s.Layout.Nodes()) {
+			c.children = append(c.children, s.Layout.Node(child))
 		}
 	}
 	a.mu.Lock()

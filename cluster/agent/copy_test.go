@@ -75,8 +75,10 @@ func grow(t *testing.T, n int) []*member {
 func prepare(t *testing.T, all []*member) {
 	t.Helper()
 	p := &control.Prepare{Job: 1, Spec: new(control.JobSpec)}
+	p.Layout = alone(0)
+	p.Layout.Runs = nil
 	for i, b := range all {
-		p.Members = append(p.Members, &control.Member{Node: uint32(i), Address: b.listener.Addr().String()})
+		p.Layout.Runs = append(p.Layout.Runs, &control.LayoutRun{Node: uint32(i), Count: 1, Address: b.listener.Addr().String()})
 	}
 	for _, b := range all {
 		if _, err := b.prepare(t.Context(), p); err != nil {
@@ -222,7 +224,11 @@ func TestCopyStalls(t *testing.T) {
 		defer serve.Close()
 		var told recorder
 		go serve.Serve(func(f *control.Frame) { told.add(f.Message()) })
-		a.startCopy(kernel.JobSpec{Job: 1, Members: []kernel.Member{{Node: 3}}}, false)
+		where, err := layoutOf(alone(3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.startCopy(kernel.JobSpec{Job: 1, Layout: where}, false)
 		time.Sleep(stall - time.Second)
 		a.fileChunk(&control.FileChunk{Job: 1, Data: []byte("a piece that is late, but not too late")})
 		time.Sleep(stall - time.Second)

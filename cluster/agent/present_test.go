@@ -44,7 +44,7 @@ func TestFilesWithPrepare(t *testing.T) {
 			s.run(k)
 			answer, err := s.ask(s.next(), &control.Prepare{
 				Job: 6, Spec: new(control.JobSpec), Exec: &control.Exec{Contents: c.contents}, Files: []byte(c.files),
-				Members: []*control.Member{{Node: 3, Address: "127.0.0.1:1"}},
+				Layout: alone(3),
 			})
 			if name == "cannot unpack them" {
 				if !errors.Is(err, &control.Failure{Code: control.Code_CODE_NO_ROOM}) {
@@ -67,8 +67,10 @@ func TestFilesWithPrepare(t *testing.T) {
 func TestCopyPastNodesWithFiles(t *testing.T) {
 	nodes := grow(t, 7)
 	p := &control.Prepare{Job: 1, Spec: new(control.JobSpec), Files: []byte("ahead")}
+	p.Layout = alone(0)
+	p.Layout.Runs = nil
 	for i, b := range nodes {
-		p.Members = append(p.Members, &control.Member{Node: uint32(i), Address: b.listener.Addr().String()})
+		p.Layout.Runs = append(p.Layout.Runs, &control.LayoutRun{Node: uint32(i), Count: 1, Address: b.listener.Addr().String()})
 	}
 	digest := sha256.Sum256(nil)
 	for i, b := range nodes {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"syscall"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"margay/kernel"
 	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/layout"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/record"
@@ -217,15 +219,8 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 	for _, p := range m.Exec.GetParts() {
 		s.Parts = append(s.Parts, task.Part{First: id.Rank(p.First), Path: string(p.Path), Argv: stringsOf(p.Argv), Env: stringsOf(p.Env)})
 	}
-	for _, p := range m.Places {
-		place := kernel.Place{Rank: id.Rank(p.Rank), Node: id.Node(p.Node), Core: id.Core(p.Core)}
-		for _, core := range p.More {
-			place.More = append(place.More, id.Core(core))
-		}
-		s.Places = append(s.Places, place)
-	}
-	for _, member := range m.Members {
-		s.Members = append(s.Members, kernel.Member{Node: id.Node(member.Node), Address: member.Address})
+	if s.Layout, err = layoutOf(m.Layout); err != nil {
+		return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "%v", err)
 	}
 	begun := time.Now()
 	lacking, err := a.node.Prepare(ctx, s)
@@ -245,6 +240,30 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 	}
 	a.startCopy(s, answer.Loaded)
 	return answer, nil
+}
+
+// layoutOf reads where the ranks of a job are.
+func layoutOf(m *control.Layout) (layout.Layout, error) {
+	var c layout.Condensed
+	for _, r := range m.GetRuns() {
+		address, err := netip.ParseAddrPort(r.Address)
+		if err != nil {
+			return layout.Layout{}, fmt.Errorf("node%d: %w", r.Node, err)
+		}
+		c.Runs = append(c.Runs, layout.Run{Node: id.Node(r.Node), Count: int(r.Count), Share: int(r.Share), Address: address})
+	}
+	for _, s := range m.GetShares() {
+		var share layout.Share
+		for _, r := range s.Ranks {
+			var cores []id.Core
+			for _, core := range r.Cores {
+				cores = append(cores, id.Core(core))
+			}
+			share = append(share, cores)
+		}
+		c.Shares = append(c.Shares, share)
+	}
+	return layout.New(c)
 }
 
 // sharedFolders returns the folders that a job's client shares with the ranks.

@@ -301,7 +301,7 @@ func TestRequests(t *testing.T) {
 		request proto.Message
 		called  string
 	}{
-		{&control.Prepare{Job: 6, Spec: new(control.JobSpec), Members: []*control.Member{{Node: 3, Address: "127.0.0.1:1"}}}, "prepare 6"},
+		{&control.Prepare{Job: 6, Spec: new(control.JobSpec), Layout: alone(3)}, "prepare 6"},
 		{&control.Start{Job: 6}, "start 6"},
 		{&control.InsertExtension{Job: 5, Name: "y", Slot: "message", Number: 4}, "insert 5 y message 4"},
 		{&control.RemoveExtension{Handle: 4}, "remove 4"},
@@ -392,7 +392,7 @@ func TestPrepareRightAfterRegistration(t *testing.T) {
 	check.Leaks(t)
 	s := newServe(t)
 	s.sent = []proto.Message{
-		&control.Prepare{Job: 6, Spec: new(control.JobSpec), Members: []*control.Member{{Node: 3, Address: "127.0.0.1:1"}}}, &control.Forget{Job: 7},
+		&control.Prepare{Job: 6, Spec: new(control.JobSpec), Layout: alone(3)}, &control.Forget{Job: 7},
 	}
 	k := new(playedKernel)
 	s.run(k)
@@ -559,5 +559,12 @@ func TestFailure(t *testing.T) {
 		if m := a.failure(k.err); m.Code != k.code || m.Err().Error() != k.want {
 			t.Errorf("%v becomes %v %q", k.err, m.Code, m.Err())
 		}
+	}
+}
+
+// alone is the layout of a job with one rank, on a node.
+func alone(node uint32) *control.Layout {
+	return &control.Layout{
+		Runs: []*control.LayoutRun{{Node: node, Count: 1, Address: "127.0.0.1:1"}}, Shares: []*control.LayoutShare{{Ranks: []*control.LayoutRank{{Cores: []uint32{1}}}}},
 	}
 }

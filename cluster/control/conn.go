@@ -22,6 +22,10 @@ const (
 	bulkLimit  = 1 << 20  // SendBulk waits while more than this is queued
 )
 
+// readAhead is how much a connection reads at once, in bytes: the largest record of TLS. serve has
+// a connection for each node.
+const readAhead = 16 << 10
+
 // ErrClosed reports that a connection has ended.
 var ErrClosed = errors.New("control connection closed")
 
@@ -56,7 +60,7 @@ type Conn struct {
 // NewConn makes a connection of an established stream, whose opening conversation has not been
 // held.
 func NewConn(c net.Conn) *Conn {
-	conn := &Conn{net: c, in: bufio.NewReaderSize(c, 64<<10), calls: make(map[uint64]func(*Frame)), done: make(chan struct{})}
+	conn := &Conn{net: c, in: bufio.NewReaderSize(c, readAhead), calls: make(map[uint64]func(*Frame)), done: make(chan struct{})}
 	conn.changed.L = &conn.mu
 	conn.writers.Go(conn.write)
 	return conn

@@ -2867,8 +2867,7 @@ type Prepare struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
 	Spec          *JobSpec               `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
-	Places        []*Place               `protobuf:"bytes,3,rep,name=places,proto3" json:"places,omitempty"`   // of all ranks, in order
-	Members       []*Member              `protobuf:"bytes,4,rep,name=members,proto3" json:"members,omitempty"` // the job's nodes in tree order: the children of the i-th are 2i+1 and 2i+2
+	Layout        *Layout                `protobuf:"bytes,185,opt,name=layout,proto3" json:"layout,omitempty"` // where all its ranks are
 	Secret        []byte                 `protobuf:"bytes,5,opt,name=secret,proto3" json:"secret,omitempty"`   // of the job, known to its nodes only
 	Exec          *Exec                  `protobuf:"bytes,6,opt,name=exec,proto3" json:"exec,omitempty"`
 	Files         []byte                 `protobuf:"bytes,7,opt,name=files,proto3" json:"files,omitempty"` // RunRequest.files
@@ -2920,16 +2919,9 @@ func (x *Prepare) GetSpec() *JobSpec {
 	return nil
 }
 
-func (x *Prepare) GetPlaces() []*Place {
+func (x *Prepare) GetLayout() *Layout {
 	if x != nil {
-		return x.Places
-	}
-	return nil
-}
-
-func (x *Prepare) GetMembers() []*Member {
-	if x != nil {
-		return x.Members
+		return x.Layout
 	}
 	return nil
 }
@@ -3805,6 +3797,217 @@ func (x *Place) GetMore() []uint32 {
 	return nil
 }
 
+// Layout is where the ranks of a job are, condensed (kernel/abi/layout): usual jobs have layouts of the same size on any number of nodes.
+type Layout struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Runs          []*LayoutRun           `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"` // in the order of the job's tree: the children of the i-th node are 2i+1 and 2i+2
+	Shares        []*LayoutShare         `protobuf:"bytes,2,rep,name=shares,proto3" json:"shares,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Layout) Reset() {
+	*x = Layout{}
+	mi := &file_control_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Layout) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Layout) ProtoMessage() {}
+
+func (x *Layout) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Layout.ProtoReflect.Descriptor instead.
+func (*Layout) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Layout) GetRuns() []*LayoutRun {
+	if x != nil {
+		return x.Runs
+	}
+	return nil
+}
+
+func (x *Layout) GetShares() []*LayoutShare {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
+}
+
+// LayoutRun is a run of nodes with consecutive numbers and addresses, and the same share of the ranks.
+type LayoutRun struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"` // the first
+	Count         uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	Share         uint32                 `protobuf:"varint,3,opt,name=share,proto3" json:"share,omitempty"`    // index in Layout.shares
+	Address       string                 `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"` // host:port of the first node's fabric
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayoutRun) Reset() {
+	*x = LayoutRun{}
+	mi := &file_control_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayoutRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayoutRun) ProtoMessage() {}
+
+func (x *LayoutRun) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayoutRun.ProtoReflect.Descriptor instead.
+func (*LayoutRun) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *LayoutRun) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *LayoutRun) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *LayoutRun) GetShare() uint32 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+func (x *LayoutRun) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+// LayoutShare is what a node has of a job: its ranks, in order.
+type LayoutShare struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ranks         []*LayoutRank          `protobuf:"bytes,1,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayoutShare) Reset() {
+	*x = LayoutShare{}
+	mi := &file_control_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayoutShare) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayoutShare) ProtoMessage() {}
+
+func (x *LayoutShare) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayoutShare.ProtoReflect.Descriptor instead.
+func (*LayoutShare) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *LayoutShare) GetRanks() []*LayoutRank {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
+type LayoutRank struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cores         []uint32               `protobuf:"varint,1,rep,packed,name=cores,proto3" json:"cores,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayoutRank) Reset() {
+	*x = LayoutRank{}
+	mi := &file_control_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayoutRank) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayoutRank) ProtoMessage() {}
+
+func (x *LayoutRank) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayoutRank.ProtoReflect.Descriptor instead.
+func (*LayoutRank) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *LayoutRank) GetCores() []uint32 {
+	if x != nil {
+		return x.Cores
+	}
+	return nil
+}
+
 type Member struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -3815,7 +4018,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3827,7 +4030,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3840,7 +4043,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Member) GetNode() uint32 {
@@ -3867,7 +4070,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3879,7 +4082,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3892,7 +4095,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Start) GetJob() uint32 {
@@ -3911,7 +4114,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3923,7 +4126,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3936,7 +4139,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Started) GetStartNs() int64 {
@@ -3956,7 +4159,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3968,7 +4171,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3981,7 +4184,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Forget) GetJob() uint32 {
@@ -4000,7 +4203,7 @@ type Forgotten struct {
 
 func (x *Forgotten) Reset() {
 	*x = Forgotten{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4012,7 +4215,7 @@ func (x *Forgotten) String() string {
 func (*Forgotten) ProtoMessage() {}
 
 func (x *Forgotten) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4025,7 +4228,7 @@ func (x *Forgotten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgotten.ProtoReflect.Descriptor instead.
 func (*Forgotten) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Forgotten) GetUnkept() *Unkept {
@@ -4048,7 +4251,7 @@ type Unkept struct {
 
 func (x *Unkept) Reset() {
 	*x = Unkept{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4060,7 +4263,7 @@ func (x *Unkept) String() string {
 func (*Unkept) ProtoMessage() {}
 
 func (x *Unkept) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4073,7 +4276,7 @@ func (x *Unkept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unkept.ProtoReflect.Descriptor instead.
 func (*Unkept) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Unkept) GetNode() uint32 {
@@ -4116,7 +4319,7 @@ type Loaded struct {
 
 func (x *Loaded) Reset() {
 	*x = Loaded{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4128,7 +4331,7 @@ func (x *Loaded) String() string {
 func (*Loaded) ProtoMessage() {}
 
 func (x *Loaded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4141,7 +4344,7 @@ func (x *Loaded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loaded.ProtoReflect.Descriptor instead.
 func (*Loaded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Loaded) GetJob() uint32 {
@@ -4176,7 +4379,7 @@ type JobFault struct {
 
 func (x *JobFault) Reset() {
 	*x = JobFault{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4188,7 +4391,7 @@ func (x *JobFault) String() string {
 func (*JobFault) ProtoMessage() {}
 
 func (x *JobFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4201,7 +4404,7 @@ func (x *JobFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFault.ProtoReflect.Descriptor instead.
 func (*JobFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *JobFault) GetJob() uint32 {
@@ -4230,7 +4433,7 @@ type Rewind struct {
 
 func (x *Rewind) Reset() {
 	*x = Rewind{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4242,7 +4445,7 @@ func (x *Rewind) String() string {
 func (*Rewind) ProtoMessage() {}
 
 func (x *Rewind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4255,7 +4458,7 @@ func (x *Rewind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewind.ProtoReflect.Descriptor instead.
 func (*Rewind) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Rewind) GetJob() uint32 {
@@ -4282,7 +4485,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4294,7 +4497,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4307,7 +4510,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Finish) GetJob() uint32 {
@@ -4329,7 +4532,7 @@ type FileChunk struct {
 
 func (x *FileChunk) Reset() {
 	*x = FileChunk{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4341,7 +4544,7 @@ func (x *FileChunk) String() string {
 func (*FileChunk) ProtoMessage() {}
 
 func (x *FileChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4354,7 +4557,7 @@ func (x *FileChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChunk.ProtoReflect.Descriptor instead.
 func (*FileChunk) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FileChunk) GetJob() uint32 {
@@ -4389,7 +4592,7 @@ type FileTaken struct {
 
 func (x *FileTaken) Reset() {
 	*x = FileTaken{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4401,7 +4604,7 @@ func (x *FileTaken) String() string {
 func (*FileTaken) ProtoMessage() {}
 
 func (x *FileTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4414,7 +4617,7 @@ func (x *FileTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileTaken.ProtoReflect.Descriptor instead.
 func (*FileTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *FileTaken) GetJob() uint32 {
@@ -4445,7 +4648,7 @@ type ReadFiles struct {
 
 func (x *ReadFiles) Reset() {
 	*x = ReadFiles{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4457,7 +4660,7 @@ func (x *ReadFiles) String() string {
 func (*ReadFiles) ProtoMessage() {}
 
 func (x *ReadFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4470,7 +4673,7 @@ func (x *ReadFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFiles.ProtoReflect.Descriptor instead.
 func (*ReadFiles) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReadFiles) GetJob() uint32 {
@@ -4511,7 +4714,7 @@ type FilesPiece struct {
 
 func (x *FilesPiece) Reset() {
 	*x = FilesPiece{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4523,7 +4726,7 @@ func (x *FilesPiece) String() string {
 func (*FilesPiece) ProtoMessage() {}
 
 func (x *FilesPiece) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4536,7 +4739,7 @@ func (x *FilesPiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesPiece.ProtoReflect.Descriptor instead.
 func (*FilesPiece) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *FilesPiece) GetData() []byte {
@@ -4563,7 +4766,7 @@ type FilesRead struct {
 
 func (x *FilesRead) Reset() {
 	*x = FilesRead{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4575,7 +4778,7 @@ func (x *FilesRead) String() string {
 func (*FilesRead) ProtoMessage() {}
 
 func (x *FilesRead) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4588,7 +4791,7 @@ func (x *FilesRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesRead.ProtoReflect.Descriptor instead.
 func (*FilesRead) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *FilesRead) GetJob() uint32 {
@@ -4618,7 +4821,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4630,7 +4833,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4643,7 +4846,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -4737,7 +4940,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4749,7 +4952,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4762,7 +4965,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -4820,7 +5023,7 @@ type RankFault struct {
 
 func (x *RankFault) Reset() {
 	*x = RankFault{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4832,7 +5035,7 @@ func (x *RankFault) String() string {
 func (*RankFault) ProtoMessage() {}
 
 func (x *RankFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4845,7 +5048,7 @@ func (x *RankFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankFault.ProtoReflect.Descriptor instead.
 func (*RankFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RankFault) GetCode() int32 {
@@ -4887,7 +5090,7 @@ type CodeFile struct {
 
 func (x *CodeFile) Reset() {
 	*x = CodeFile{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4899,7 +5102,7 @@ func (x *CodeFile) String() string {
 func (*CodeFile) ProtoMessage() {}
 
 func (x *CodeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4912,7 +5115,7 @@ func (x *CodeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CodeFile.ProtoReflect.Descriptor instead.
 func (*CodeFile) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CodeFile) GetPath() string {
@@ -4941,7 +5144,7 @@ type CodeStack struct {
 
 func (x *CodeStack) Reset() {
 	*x = CodeStack{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4953,7 +5156,7 @@ func (x *CodeStack) String() string {
 func (*CodeStack) ProtoMessage() {}
 
 func (x *CodeStack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4966,7 +5169,7 @@ func (x *CodeStack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CodeStack.ProtoReflect.Descriptor instead.
 func (*CodeStack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CodeStack) GetFiles() []int32 {
@@ -5003,7 +5206,7 @@ type ReadStacks struct {
 
 func (x *ReadStacks) Reset() {
 	*x = ReadStacks{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5015,7 +5218,7 @@ func (x *ReadStacks) String() string {
 func (*ReadStacks) ProtoMessage() {}
 
 func (x *ReadStacks) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5028,7 +5231,7 @@ func (x *ReadStacks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadStacks.ProtoReflect.Descriptor instead.
 func (*ReadStacks) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ReadStacks) GetJob() uint32 {
@@ -5074,7 +5277,7 @@ type GoLayout struct {
 
 func (x *GoLayout) Reset() {
 	*x = GoLayout{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5086,7 +5289,7 @@ func (x *GoLayout) String() string {
 func (*GoLayout) ProtoMessage() {}
 
 func (x *GoLayout) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5099,7 +5302,7 @@ func (x *GoLayout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoLayout.ProtoReflect.Descriptor instead.
 func (*GoLayout) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GoLayout) GetFile() *CodeFile {
@@ -5156,7 +5359,7 @@ type Stacks struct {
 
 func (x *Stacks) Reset() {
 	*x = Stacks{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5168,7 +5371,7 @@ func (x *Stacks) String() string {
 func (*Stacks) ProtoMessage() {}
 
 func (x *Stacks) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5181,7 +5384,7 @@ func (x *Stacks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stacks.ProtoReflect.Descriptor instead.
 func (*Stacks) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Stacks) GetFiles() []*CodeFile {
@@ -5226,7 +5429,7 @@ type StackGroup struct {
 
 func (x *StackGroup) Reset() {
 	*x = StackGroup{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5238,7 +5441,7 @@ func (x *StackGroup) String() string {
 func (*StackGroup) ProtoMessage() {}
 
 func (x *StackGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5251,7 +5454,7 @@ func (x *StackGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackGroup.ProtoReflect.Descriptor instead.
 func (*StackGroup) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StackGroup) GetStack() *CodeStack {
@@ -5299,7 +5502,7 @@ type UnreadRank struct {
 
 func (x *UnreadRank) Reset() {
 	*x = UnreadRank{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5311,7 +5514,7 @@ func (x *UnreadRank) String() string {
 func (*UnreadRank) ProtoMessage() {}
 
 func (x *UnreadRank) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5324,7 +5527,7 @@ func (x *UnreadRank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnreadRank.ProtoReflect.Descriptor instead.
 func (*UnreadRank) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *UnreadRank) GetRank() uint32 {
@@ -5356,7 +5559,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5368,7 +5571,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5381,7 +5584,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -5438,7 +5641,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5450,7 +5653,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5463,7 +5666,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -5502,7 +5705,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5514,7 +5717,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5527,7 +5730,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -5583,7 +5786,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5595,7 +5798,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5608,7 +5811,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -5644,7 +5847,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5656,7 +5859,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5669,7 +5872,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -5704,7 +5907,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5716,7 +5919,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5729,7 +5932,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Resize) GetJob() uint32 {
@@ -5758,7 +5961,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5770,7 +5973,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5783,7 +5986,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -5819,7 +6022,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5831,7 +6034,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5844,7 +6047,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -5886,7 +6089,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5898,7 +6101,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5911,7 +6114,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -5938,7 +6141,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5950,7 +6153,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5963,7 +6166,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -5983,7 +6186,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5995,7 +6198,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6008,7 +6211,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -6043,7 +6246,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6055,7 +6258,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6068,7 +6271,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -6147,7 +6350,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6159,7 +6362,7 @@ func (x *PhaseTime) String() string {
 func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6172,7 +6375,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -6216,7 +6419,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6228,7 +6431,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6241,7 +6444,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -6287,7 +6490,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6299,7 +6502,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6312,7 +6515,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 type Nodes struct {
@@ -6324,7 +6527,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6336,7 +6539,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6349,7 +6552,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -6385,7 +6588,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6397,7 +6600,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6410,7 +6613,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -6553,7 +6756,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6565,7 +6768,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6578,7 +6781,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -6627,7 +6830,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6639,7 +6842,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6652,7 +6855,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -6689,7 +6892,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6701,7 +6904,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6714,7 +6917,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -6747,7 +6950,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6759,7 +6962,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6772,7 +6975,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -6792,7 +6995,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6804,7 +7007,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6817,7 +7020,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -6839,7 +7042,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6851,7 +7054,7 @@ func (x *RebootNodes) String() string {
 func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6864,7 +7067,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -6902,7 +7105,7 @@ type SwitchNodes struct {
 
 func (x *SwitchNodes) Reset() {
 	*x = SwitchNodes{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6914,7 +7117,7 @@ func (x *SwitchNodes) String() string {
 func (*SwitchNodes) ProtoMessage() {}
 
 func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6927,7 +7130,7 @@ func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNodes.ProtoReflect.Descriptor instead.
 func (*SwitchNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *SwitchNodes) GetNodes() []uint32 {
@@ -6971,7 +7174,7 @@ type EvictNodes struct {
 
 func (x *EvictNodes) Reset() {
 	*x = EvictNodes{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6983,7 +7186,7 @@ func (x *EvictNodes) String() string {
 func (*EvictNodes) ProtoMessage() {}
 
 func (x *EvictNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6996,7 +7199,7 @@ func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictNodes.ProtoReflect.Descriptor instead.
 func (*EvictNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *EvictNodes) GetNodes() []uint32 {
@@ -7029,7 +7232,7 @@ type NodesEvicted struct {
 
 func (x *NodesEvicted) Reset() {
 	*x = NodesEvicted{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7041,7 +7244,7 @@ func (x *NodesEvicted) String() string {
 func (*NodesEvicted) ProtoMessage() {}
 
 func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7054,7 +7257,7 @@ func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesEvicted.ProtoReflect.Descriptor instead.
 func (*NodesEvicted) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *NodesEvicted) GetJobs() []uint32 {
@@ -7077,7 +7280,7 @@ type GrowMachine struct {
 
 func (x *GrowMachine) Reset() {
 	*x = GrowMachine{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7089,7 +7292,7 @@ func (x *GrowMachine) String() string {
 func (*GrowMachine) ProtoMessage() {}
 
 func (x *GrowMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7102,7 +7305,7 @@ func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowMachine.ProtoReflect.Descriptor instead.
 func (*GrowMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *GrowMachine) GetCount() uint32 {
@@ -7135,7 +7338,7 @@ type NodesAdded struct {
 
 func (x *NodesAdded) Reset() {
 	*x = NodesAdded{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7147,7 +7350,7 @@ func (x *NodesAdded) String() string {
 func (*NodesAdded) ProtoMessage() {}
 
 func (x *NodesAdded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7160,7 +7363,7 @@ func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesAdded.ProtoReflect.Descriptor instead.
 func (*NodesAdded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *NodesAdded) GetNodes() []uint32 {
@@ -7183,7 +7386,7 @@ type ShrinkMachine struct {
 
 func (x *ShrinkMachine) Reset() {
 	*x = ShrinkMachine{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7195,7 +7398,7 @@ func (x *ShrinkMachine) String() string {
 func (*ShrinkMachine) ProtoMessage() {}
 
 func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7208,7 +7411,7 @@ func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShrinkMachine.ProtoReflect.Descriptor instead.
 func (*ShrinkMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ShrinkMachine) GetNodes() []uint32 {
@@ -7243,7 +7446,7 @@ type NodesLeaving struct {
 
 func (x *NodesLeaving) Reset() {
 	*x = NodesLeaving{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7255,7 +7458,7 @@ func (x *NodesLeaving) String() string {
 func (*NodesLeaving) ProtoMessage() {}
 
 func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7268,7 +7471,7 @@ func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesLeaving.ProtoReflect.Descriptor instead.
 func (*NodesLeaving) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *NodesLeaving) GetNodes() []uint32 {
@@ -7303,7 +7506,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7315,7 +7518,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7328,7 +7531,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *RemoveNode) GetNode() uint32 {
@@ -7356,7 +7559,7 @@ type Roster struct {
 
 func (x *Roster) Reset() {
 	*x = Roster{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7368,7 +7571,7 @@ func (x *Roster) String() string {
 func (*Roster) ProtoMessage() {}
 
 func (x *Roster) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7381,7 +7584,7 @@ func (x *Roster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Roster.ProtoReflect.Descriptor instead.
 func (*Roster) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Roster) GetNodes() []uint32 {
@@ -7408,7 +7611,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7420,7 +7623,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7433,7 +7636,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -7460,7 +7663,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7472,7 +7675,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7485,7 +7688,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -7518,7 +7721,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7530,7 +7733,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7543,7 +7746,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -7620,7 +7823,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7632,7 +7835,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7645,7 +7848,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -7786,7 +7989,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7798,7 +8001,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7811,7 +8014,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -7897,7 +8100,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7909,7 +8112,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7922,7 +8125,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -7964,7 +8167,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7976,7 +8179,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7989,7 +8192,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -8015,7 +8218,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8027,7 +8230,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8040,7 +8243,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -8063,7 +8266,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8075,7 +8278,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8088,7 +8291,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -8136,7 +8339,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8148,7 +8351,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8161,7 +8364,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -8186,7 +8389,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8198,7 +8401,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8211,7 +8414,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 type MachineStatus struct {
@@ -8236,7 +8439,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8248,7 +8451,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8261,7 +8464,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -8372,7 +8575,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8384,7 +8587,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8397,7 +8600,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -8416,7 +8619,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8428,7 +8631,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8441,7 +8644,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -8476,7 +8679,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8488,7 +8691,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8501,7 +8704,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -8640,7 +8843,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8652,7 +8855,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8665,7 +8868,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -8728,7 +8931,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8740,7 +8943,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8753,7 +8956,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -8781,7 +8984,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8793,7 +8996,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8806,7 +9009,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -8832,7 +9035,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8844,7 +9047,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8857,7 +9060,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -8882,7 +9085,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8894,7 +9097,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8907,7 +9110,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -8972,7 +9175,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8984,7 +9187,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8997,7 +9200,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -9039,7 +9242,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9051,7 +9254,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9064,7 +9267,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -9096,7 +9299,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9108,7 +9311,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9121,7 +9324,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -9182,7 +9385,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9194,7 +9397,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9207,7 +9410,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -9276,7 +9479,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9288,7 +9491,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9301,7 +9504,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -9320,7 +9523,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9332,7 +9535,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9345,7 +9548,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -9365,7 +9568,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9377,7 +9580,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9390,7 +9593,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -9410,7 +9613,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9422,7 +9625,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9435,7 +9638,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -9467,7 +9670,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9479,7 +9682,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9492,7 +9695,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -9551,7 +9754,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9563,7 +9766,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9576,7 +9779,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{109}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -9642,7 +9845,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9654,7 +9857,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9667,7 +9870,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{110}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -9775,7 +9978,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9787,7 +9990,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9800,7 +10003,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{111}
+	return file_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -9850,7 +10053,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9862,7 +10065,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9875,7 +10078,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{112}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -9911,7 +10114,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9923,7 +10126,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9936,7 +10139,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{113}
+	return file_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -9970,7 +10173,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9982,7 +10185,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9995,7 +10198,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{114}
+	return file_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -10016,7 +10219,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10028,7 +10231,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10041,7 +10244,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{115}
+	return file_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -10071,7 +10274,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10083,7 +10286,7 @@ func (x *SwitchNode) String() string {
 func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10096,7 +10299,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{116}
+	return file_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -10131,7 +10334,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10143,7 +10346,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10156,7 +10359,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{117}
+	return file_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -10179,7 +10382,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10191,7 +10394,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10204,7 +10407,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{118}
+	return file_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -10238,7 +10441,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10250,7 +10453,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10263,7 +10466,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{119}
+	return file_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -10457,15 +10660,14 @@ const file_control_proto_rawDesc = "" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x17\n" +
 	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\x12\x11\n" +
-	"\x03job\x18\xd4\x01 \x01(\rR\x03job\"\x81\x02\n" +
+	"\x03job\x18\xd4\x01 \x01(\rR\x03job\"\xdd\x01\n" +
 	"\aPrepare\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
-	"\x04spec\x18\x02 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
-	"\x06places\x18\x03 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
-	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
+	"\x04spec\x18\x02 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12/\n" +
+	"\x06layout\x18\xb9\x01 \x01(\v2\x16.margay.control.LayoutR\x06layout\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\x81\b\n" +
+	"\x05files\x18\a \x01(\fR\x05filesJ\x04\b\x03\x10\x04J\x04\b\x04\x10\x05\"\x81\b\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -10541,7 +10743,20 @@ const file_control_proto_rawDesc = "" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
 	"\x04core\x18\x03 \x01(\rR\x04core\x12\x12\n" +
-	"\x04more\x18\x04 \x03(\rR\x04more\"6\n" +
+	"\x04more\x18\x04 \x03(\rR\x04more\"l\n" +
+	"\x06Layout\x12-\n" +
+	"\x04runs\x18\x01 \x03(\v2\x19.margay.control.LayoutRunR\x04runs\x123\n" +
+	"\x06shares\x18\x02 \x03(\v2\x1b.margay.control.LayoutShareR\x06shares\"e\n" +
+	"\tLayoutRun\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\x12\x14\n" +
+	"\x05share\x18\x03 \x01(\rR\x05share\x12\x18\n" +
+	"\aaddress\x18\x04 \x01(\tR\aaddress\"?\n" +
+	"\vLayoutShare\x120\n" +
+	"\x05ranks\x18\x01 \x03(\v2\x1a.margay.control.LayoutRankR\x05ranks\"\"\n" +
+	"\n" +
+	"LayoutRank\x12\x14\n" +
+	"\x05cores\x18\x01 \x03(\rR\x05cores\"6\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x19\n" +
@@ -11143,7 +11358,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 121)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 125)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -11179,104 +11394,108 @@ var file_control_proto_goTypes = []any{
 	(*Part)(nil),             // 31: margay.control.Part
 	(*Prepared)(nil),         // 32: margay.control.Prepared
 	(*Place)(nil),            // 33: margay.control.Place
-	(*Member)(nil),           // 34: margay.control.Member
-	(*Start)(nil),            // 35: margay.control.Start
-	(*Started)(nil),          // 36: margay.control.Started
-	(*Forget)(nil),           // 37: margay.control.Forget
-	(*Forgotten)(nil),        // 38: margay.control.Forgotten
-	(*Unkept)(nil),           // 39: margay.control.Unkept
-	(*Loaded)(nil),           // 40: margay.control.Loaded
-	(*JobFault)(nil),         // 41: margay.control.JobFault
-	(*Rewind)(nil),           // 42: margay.control.Rewind
-	(*Finish)(nil),           // 43: margay.control.Finish
-	(*FileChunk)(nil),        // 44: margay.control.FileChunk
-	(*FileTaken)(nil),        // 45: margay.control.FileTaken
-	(*ReadFiles)(nil),        // 46: margay.control.ReadFiles
-	(*FilesPiece)(nil),       // 47: margay.control.FilesPiece
-	(*FilesRead)(nil),        // 48: margay.control.FilesRead
-	(*Record)(nil),           // 49: margay.control.Record
-	(*ExitStatus)(nil),       // 50: margay.control.ExitStatus
-	(*RankFault)(nil),        // 51: margay.control.RankFault
-	(*CodeFile)(nil),         // 52: margay.control.CodeFile
-	(*CodeStack)(nil),        // 53: margay.control.CodeStack
-	(*ReadStacks)(nil),       // 54: margay.control.ReadStacks
-	(*GoLayout)(nil),         // 55: margay.control.GoLayout
-	(*Stacks)(nil),           // 56: margay.control.Stacks
-	(*StackGroup)(nil),       // 57: margay.control.StackGroup
-	(*UnreadRank)(nil),       // 58: margay.control.UnreadRank
-	(*Usage)(nil),            // 59: margay.control.Usage
-	(*Ack)(nil),              // 60: margay.control.Ack
-	(*Stdin)(nil),            // 61: margay.control.Stdin
-	(*StdinTaken)(nil),       // 62: margay.control.StdinTaken
-	(*Signal)(nil),           // 63: margay.control.Signal
-	(*Resize)(nil),           // 64: margay.control.Resize
-	(*RunRequest)(nil),       // 65: margay.control.RunRequest
-	(*RunReply)(nil),         // 66: margay.control.RunReply
-	(*Attach)(nil),           // 67: margay.control.Attach
-	(*RemoveOutput)(nil),     // 68: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 69: margay.control.OutputRemoved
-	(*JobState)(nil),         // 70: margay.control.JobState
-	(*PhaseTime)(nil),        // 71: margay.control.PhaseTime
-	(*RankState)(nil),        // 72: margay.control.RankState
-	(*ListNodes)(nil),        // 73: margay.control.ListNodes
-	(*Nodes)(nil),            // 74: margay.control.Nodes
-	(*NodeState)(nil),        // 75: margay.control.NodeState
-	(*Drain)(nil),            // 76: margay.control.Drain
-	(*CoreUse)(nil),          // 77: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 78: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 79: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 80: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 81: margay.control.RebootNodes
-	(*SwitchNodes)(nil),      // 82: margay.control.SwitchNodes
-	(*EvictNodes)(nil),       // 83: margay.control.EvictNodes
-	(*NodesEvicted)(nil),     // 84: margay.control.NodesEvicted
-	(*GrowMachine)(nil),      // 85: margay.control.GrowMachine
-	(*NodesAdded)(nil),       // 86: margay.control.NodesAdded
-	(*ShrinkMachine)(nil),    // 87: margay.control.ShrinkMachine
-	(*NodesLeaving)(nil),     // 88: margay.control.NodesLeaving
-	(*RemoveNode)(nil),       // 89: margay.control.RemoveNode
-	(*Roster)(nil),           // 90: margay.control.Roster
-	(*ListJobs)(nil),         // 91: margay.control.ListJobs
-	(*Jobs)(nil),             // 92: margay.control.Jobs
-	(*WaitingJob)(nil),       // 93: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 94: margay.control.JobSummary
-	(*StoredJob)(nil),        // 95: margay.control.StoredJob
-	(*Kill)(nil),             // 96: margay.control.Kill
-	(*Noise)(nil),            // 97: margay.control.Noise
-	(*NoiseReport)(nil),      // 98: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 99: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 100: margay.control.InterruptRow
-	(*Status)(nil),           // 101: margay.control.Status
-	(*MachineStatus)(nil),    // 102: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 103: margay.control.ListExtensions
-	(*Extensions)(nil),       // 104: margay.control.Extensions
-	(*ExtensionState)(nil),   // 105: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 106: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 107: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 108: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 109: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 110: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 111: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 112: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 113: margay.control.ReadEvents
-	(*Events)(nil),           // 114: margay.control.Events
-	(*ReadClock)(nil),        // 115: margay.control.ReadClock
-	(*Clock)(nil),            // 116: margay.control.Clock
-	(*TakeSamples)(nil),      // 117: margay.control.TakeSamples
-	(*Samples)(nil),          // 118: margay.control.Samples
-	(*NodeSample)(nil),       // 119: margay.control.NodeSample
-	(*CoreSample)(nil),       // 120: margay.control.CoreSample
-	(*RankSample)(nil),       // 121: margay.control.RankSample
-	(*NodeExit)(nil),         // 122: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 123: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 124: margay.control.NodeStage
-	(*NodeUp)(nil),           // 125: margay.control.NodeUp
-	(*RebootNode)(nil),       // 126: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 127: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 128: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 129: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 130: margay.control.DutiesSet
-	nil,                      // 131: margay.control.ExtensionLog.AfterEntry
+	(*Layout)(nil),           // 34: margay.control.Layout
+	(*LayoutRun)(nil),        // 35: margay.control.LayoutRun
+	(*LayoutShare)(nil),      // 36: margay.control.LayoutShare
+	(*LayoutRank)(nil),       // 37: margay.control.LayoutRank
+	(*Member)(nil),           // 38: margay.control.Member
+	(*Start)(nil),            // 39: margay.control.Start
+	(*Started)(nil),          // 40: margay.control.Started
+	(*Forget)(nil),           // 41: margay.control.Forget
+	(*Forgotten)(nil),        // 42: margay.control.Forgotten
+	(*Unkept)(nil),           // 43: margay.control.Unkept
+	(*Loaded)(nil),           // 44: margay.control.Loaded
+	(*JobFault)(nil),         // 45: margay.control.JobFault
+	(*Rewind)(nil),           // 46: margay.control.Rewind
+	(*Finish)(nil),           // 47: margay.control.Finish
+	(*FileChunk)(nil),        // 48: margay.control.FileChunk
+	(*FileTaken)(nil),        // 49: margay.control.FileTaken
+	(*ReadFiles)(nil),        // 50: margay.control.ReadFiles
+	(*FilesPiece)(nil),       // 51: margay.control.FilesPiece
+	(*FilesRead)(nil),        // 52: margay.control.FilesRead
+	(*Record)(nil),           // 53: margay.control.Record
+	(*ExitStatus)(nil),       // 54: margay.control.ExitStatus
+	(*RankFault)(nil),        // 55: margay.control.RankFault
+	(*CodeFile)(nil),         // 56: margay.control.CodeFile
+	(*CodeStack)(nil),        // 57: margay.control.CodeStack
+	(*ReadStacks)(nil),       // 58: margay.control.ReadStacks
+	(*GoLayout)(nil),         // 59: margay.control.GoLayout
+	(*Stacks)(nil),           // 60: margay.control.Stacks
+	(*StackGroup)(nil),       // 61: margay.control.StackGroup
+	(*UnreadRank)(nil),       // 62: margay.control.UnreadRank
+	(*Usage)(nil),            // 63: margay.control.Usage
+	(*Ack)(nil),              // 64: margay.control.Ack
+	(*Stdin)(nil),            // 65: margay.control.Stdin
+	(*StdinTaken)(nil),       // 66: margay.control.StdinTaken
+	(*Signal)(nil),           // 67: margay.control.Signal
+	(*Resize)(nil),           // 68: margay.control.Resize
+	(*RunRequest)(nil),       // 69: margay.control.RunRequest
+	(*RunReply)(nil),         // 70: margay.control.RunReply
+	(*Attach)(nil),           // 71: margay.control.Attach
+	(*RemoveOutput)(nil),     // 72: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 73: margay.control.OutputRemoved
+	(*JobState)(nil),         // 74: margay.control.JobState
+	(*PhaseTime)(nil),        // 75: margay.control.PhaseTime
+	(*RankState)(nil),        // 76: margay.control.RankState
+	(*ListNodes)(nil),        // 77: margay.control.ListNodes
+	(*Nodes)(nil),            // 78: margay.control.Nodes
+	(*NodeState)(nil),        // 79: margay.control.NodeState
+	(*Drain)(nil),            // 80: margay.control.Drain
+	(*CoreUse)(nil),          // 81: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 82: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 83: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 84: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 85: margay.control.RebootNodes
+	(*SwitchNodes)(nil),      // 86: margay.control.SwitchNodes
+	(*EvictNodes)(nil),       // 87: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 88: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 89: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 90: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 91: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 92: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 93: margay.control.RemoveNode
+	(*Roster)(nil),           // 94: margay.control.Roster
+	(*ListJobs)(nil),         // 95: margay.control.ListJobs
+	(*Jobs)(nil),             // 96: margay.control.Jobs
+	(*WaitingJob)(nil),       // 97: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 98: margay.control.JobSummary
+	(*StoredJob)(nil),        // 99: margay.control.StoredJob
+	(*Kill)(nil),             // 100: margay.control.Kill
+	(*Noise)(nil),            // 101: margay.control.Noise
+	(*NoiseReport)(nil),      // 102: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 103: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 104: margay.control.InterruptRow
+	(*Status)(nil),           // 105: margay.control.Status
+	(*MachineStatus)(nil),    // 106: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 107: margay.control.ListExtensions
+	(*Extensions)(nil),       // 108: margay.control.Extensions
+	(*ExtensionState)(nil),   // 109: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 110: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 111: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 112: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 113: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 114: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 115: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 116: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 117: margay.control.ReadEvents
+	(*Events)(nil),           // 118: margay.control.Events
+	(*ReadClock)(nil),        // 119: margay.control.ReadClock
+	(*Clock)(nil),            // 120: margay.control.Clock
+	(*TakeSamples)(nil),      // 121: margay.control.TakeSamples
+	(*Samples)(nil),          // 122: margay.control.Samples
+	(*NodeSample)(nil),       // 123: margay.control.NodeSample
+	(*CoreSample)(nil),       // 124: margay.control.CoreSample
+	(*RankSample)(nil),       // 125: margay.control.RankSample
+	(*NodeExit)(nil),         // 126: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 127: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 128: margay.control.NodeStage
+	(*NodeUp)(nil),           // 129: margay.control.NodeUp
+	(*RebootNode)(nil),       // 130: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 131: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 132: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 133: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 134: margay.control.DutiesSet
+	nil,                      // 135: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	12,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -11288,79 +11507,79 @@ var file_control_proto_depIdxs = []int32{
 	20,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
 	22,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
 	23,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	35,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	37,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	40,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	41,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	42,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	43,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	38,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	39,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	41,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	44,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	45,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	46,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	47,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	42,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
 	32,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	36,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
-	44,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	49,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	60,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	61,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	62,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	63,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
-	45,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	64,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
-	65,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	66,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	67,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
-	70,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	73,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	74,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	91,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	92,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	96,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	97,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	98,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	101, // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	102, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	68,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	69,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	78,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	79,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	80,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	81,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	40,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
+	48,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	53,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	64,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	65,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	66,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	67,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	49,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	68,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	69,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	70,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	71,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	74,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	77,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	78,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	95,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	96,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	100, // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	101, // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	102, // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	105, // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	106, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	72,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	73,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	82,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	83,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	84,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	85,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
 	27,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	103, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	104, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	106, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	112, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	108, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	109, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	113, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	114, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	115, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	116, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	117, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	118, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
-	54,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
-	56,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	122, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	123, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	125, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	124, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	126, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	128, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	129, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	130, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	85,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	86,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	87,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	88,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	83,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	84,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	89,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	90,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
-	82,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	127, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	107, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	108, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	110, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	116, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	112, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	113, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	117, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	118, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	119, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	120, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	121, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	122, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	58,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
+	60,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
+	126, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	127, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	129, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	128, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	130, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	132, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	133, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	134, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	89,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	90,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	91,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	92,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	87,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	88,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	93,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	94,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
+	86,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
+	131, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
 	28,  // 78: margay.control.Frame.leave:type_name -> margay.control.Leave
-	46,  // 79: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	47,  // 80: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	48,  // 81: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	50,  // 79: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	51,  // 80: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	52,  // 81: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
 	0,   // 82: margay.control.Hello.role:type_name -> margay.control.Role
 	1,   // 83: margay.control.Error.code:type_name -> margay.control.Code
 	18,  // 84: margay.control.Register.info:type_name -> margay.control.NodeInfo
@@ -11370,81 +11589,83 @@ var file_control_proto_depIdxs = []int32{
 	18,  // 88: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
 	21,  // 89: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
 	24,  // 90: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	33,  // 91: margay.control.Prepare.places:type_name -> margay.control.Place
-	34,  // 92: margay.control.Prepare.members:type_name -> margay.control.Member
-	30,  // 93: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 94: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 95: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	29,  // 96: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	26,  // 97: margay.control.JobSpec.task:type_name -> margay.control.Task
-	25,  // 98: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	31,  // 99: margay.control.Exec.parts:type_name -> margay.control.Part
-	39,  // 100: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	14,  // 101: margay.control.Loaded.error:type_name -> margay.control.Error
-	14,  // 102: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 103: margay.control.Record.stream:type_name -> margay.control.Stream
-	50,  // 104: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	39,  // 105: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	59,  // 106: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	51,  // 107: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	52,  // 108: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	53,  // 109: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	55,  // 110: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	52,  // 111: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	52,  // 112: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	57,  // 113: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	58,  // 114: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	53,  // 115: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	29,  // 116: margay.control.Resize.size:type_name -> margay.control.Terminal
-	24,  // 117: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	30,  // 118: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	33,  // 119: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 120: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	14,  // 121: margay.control.JobState.error:type_name -> margay.control.Error
-	72,  // 122: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	39,  // 123: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	71,  // 124: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 125: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	50,  // 126: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	75,  // 127: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 128: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	18,  // 129: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	77,  // 130: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	76,  // 131: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	21,  // 132: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 133: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 134: margay.control.Drain.state:type_name -> margay.control.DrainState
-	94,  // 135: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	93,  // 136: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 137: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	72,  // 138: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	39,  // 139: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	26,  // 140: margay.control.JobSummary.task:type_name -> margay.control.Task
-	24,  // 141: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	33,  // 142: margay.control.StoredJob.places:type_name -> margay.control.Place
-	34,  // 143: margay.control.StoredJob.members:type_name -> margay.control.Member
-	94,  // 144: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	70,  // 145: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	99,  // 146: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	100, // 147: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	105, // 148: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	107, // 149: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	131, // 150: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	110, // 151: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	106, // 152: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	105, // 153: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	119, // 154: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	120, // 155: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	121, // 156: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	105, // 157: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 158: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 159: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	18,  // 160: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	161, // [161:161] is the sub-list for method output_type
-	161, // [161:161] is the sub-list for method input_type
-	161, // [161:161] is the sub-list for extension type_name
-	161, // [161:161] is the sub-list for extension extendee
-	0,   // [0:161] is the sub-list for field type_name
+	34,  // 91: margay.control.Prepare.layout:type_name -> margay.control.Layout
+	30,  // 92: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 93: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 94: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	29,  // 95: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	26,  // 96: margay.control.JobSpec.task:type_name -> margay.control.Task
+	25,  // 97: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	31,  // 98: margay.control.Exec.parts:type_name -> margay.control.Part
+	35,  // 99: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
+	36,  // 100: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
+	37,  // 101: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
+	43,  // 102: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	14,  // 103: margay.control.Loaded.error:type_name -> margay.control.Error
+	14,  // 104: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 105: margay.control.Record.stream:type_name -> margay.control.Stream
+	54,  // 106: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	43,  // 107: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	63,  // 108: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	55,  // 109: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	56,  // 110: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	57,  // 111: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	59,  // 112: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	56,  // 113: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	56,  // 114: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	61,  // 115: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	62,  // 116: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	57,  // 117: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	29,  // 118: margay.control.Resize.size:type_name -> margay.control.Terminal
+	24,  // 119: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	30,  // 120: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	33,  // 121: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 122: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	14,  // 123: margay.control.JobState.error:type_name -> margay.control.Error
+	76,  // 124: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	43,  // 125: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	75,  // 126: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 127: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	54,  // 128: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	79,  // 129: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 130: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	18,  // 131: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	81,  // 132: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	80,  // 133: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	21,  // 134: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 135: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 136: margay.control.Drain.state:type_name -> margay.control.DrainState
+	98,  // 137: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	97,  // 138: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 139: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	76,  // 140: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	43,  // 141: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	26,  // 142: margay.control.JobSummary.task:type_name -> margay.control.Task
+	24,  // 143: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	33,  // 144: margay.control.StoredJob.places:type_name -> margay.control.Place
+	38,  // 145: margay.control.StoredJob.members:type_name -> margay.control.Member
+	98,  // 146: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	74,  // 147: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	103, // 148: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	104, // 149: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	109, // 150: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	111, // 151: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	135, // 152: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	114, // 153: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	110, // 154: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	109, // 155: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	123, // 156: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	124, // 157: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	125, // 158: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	109, // 159: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 160: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 161: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	18,  // 162: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	163, // [163:163] is the sub-list for method output_type
+	163, // [163:163] is the sub-list for method input_type
+	163, // [163:163] is the sub-list for extension type_name
+	163, // [163:163] is the sub-list for extension extendee
+	0,   // [0:163] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -11542,7 +11763,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   121,
+			NumMessages:   125,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

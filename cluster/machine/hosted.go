@@ -3,6 +3,7 @@ package machine
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"margay/cluster/trust"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
+	"margay/kernel/neighbour"
 	"margay/qemu/child"
 	"margay/qemu/console"
 )
@@ -166,6 +168,9 @@ func (h *hosted) plugIn(node id.Node, pid int) error {
 	}
 	if err := netlink.LinkSetUp(pair); err != nil {
 		return fmt.Errorf("node%d: turn on its network card: %w", node, err)
+	}
+	if err := neighbour.Enter(br.Attrs().Index, nodeAddress(node).Addr(), net.HardwareAddr(mac[:])); err != nil {
+		return fmt.Errorf("node%d: %w", node, err)
 	}
 	return nil
 }

@@ -278,6 +278,7 @@ func (s Spec) bootConfig(number id.Node, term uint32, certificate []byte) node.C
 		c.Profile = node.Shared
 		c.Cores = s.Cores
 		c.Memory = int64(s.MemoryMiB) << 20
+		c.ServeMAC = serveMAC.String()
 	}
 	return c
 }

@@ -106,6 +106,17 @@ func TestBootConfig(t *testing.T) {
 		if hosted := substrate == node.Hosted; hosted != (c.Cores == 3) || hosted != (c.Memory == 200<<20) || hosted != (c.Profile == node.Shared) {
 			t.Errorf("on %s it is told %+v", substrate, c)
 		}
+		if substrate != node.Hosted {
+			continue
+		}
+		for other := range id.Node(roster.Most) {
+			if mac, ok := c.Neighbour(nodeAddress(other).Addr()); !ok || mac.String() != nodeMAC(other).String() {
+				t.Fatalf("node%d has the hardware address %v, and node7 enters %v", other, nodeMAC(other), mac)
+			}
+		}
+		if mac, ok := c.Neighbour(serveAddress.Addr()); !ok || mac.String() != serveMAC.String() {
+			t.Errorf("serve has the hardware address %v, and node7 enters %v", serveMAC, mac)
+		}
 	}
 }
 

@@ -54,6 +54,7 @@ type job struct {
 	announced bool              // its client knows that it has ended, while nodes forget it
 	unsaved   error             // why its state could not be recorded
 	stood     time.Time         // since when the job stands still because of that; zero if it does not
+	released  map[uint32]uint64 // by node: the newest record that it may forget, as sent over its connection
 	owed      map[uint32]int    // by node: bytes of output received since the node could last forget all output
 
 	collecting bool // its client reads the files that its ranks have written
@@ -70,7 +71,7 @@ func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job 
 	j := &job{
 		number: number, spec: spec, places: places, created: time.Now(), first: control.None,
 		failed: make(chan struct{}), loaded: make(chan struct{}), done: make(chan struct{}), loading: make(map[uint32]bool),
-		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), behind: make(map[uint32]bool), left: make(map[uint32]bool),
+		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), released: make(map[uint32]uint64), behind: make(map[uint32]bool), left: make(map[uint32]bool),
 	}
 	if spec.Hold {
 		j.halt = unix.SIGSTOP
@@ -390,7 +391,10 @@ func (s *Server) release(j *job, node uint32, seq uint64) {
 	if seq == j.records.Seen(node) {
 		j.owed[node] = 0
 	}
-	s.nodes[node].send(&control.Ack{Job: j.number, Seq: seq})
+	if n := s.nodes[node]; n.conn != nil {
+		j.released[node] = max(j.released[node], seq)
+		n.send(&control.Ack{Job: j.number, Seq: seq})
+	}
 }
 
 // rankEnded notes the end of a rank. The first rank that fails determines the job's status, and

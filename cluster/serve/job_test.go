@@ -30,7 +30,7 @@ func TestJobLife(t *testing.T) {
 		var secret []byte
 		for _, n := range m.played[:2] {
 			p := one[*control.Prepare](t, &n.recorder)
-			if !samePlaces(p.Places, places) || len(p.Members) != 2 || p.Members[1].Address != "10.0.0.1:1" || !bytes.Equal(p.Spec.Path, s.Path) {
+			if !samePlaces(placesOf(p.Layout), places) || len(p.Layout.Runs) != 2 || p.Layout.Runs[1].Address != "10.0.0.1:1" || !bytes.Equal(p.Spec.Path, s.Path) {
 				t.Fatalf("node %d is to prepare %v", n.number, p)
 			}
 			if secret == nil {

@@ -303,7 +303,13 @@ func (s *Server) launch(j *job, m *control.RunRequest, request *control.Frame, c
 	if t := j.spec.Task; t != nil && m.Exec != nil {
 		m.Exec.Env = append(m.Exec.Env, fmt.Appendf(nil, "MARGAY_ARRAY_JOB_ID=%d", t.Array))
 	}
-	prepare := &control.Prepare{Job: j.number, Spec: j.spec, Places: j.places, Members: j.members, Secret: secret, Exec: m.Exec, Files: m.Files}
+	layout, err := j.layout()
+	if err != nil {
+		s.mu.Lock()
+		s.fail(j, toFailure(err)) // step asks no node
+		s.mu.Unlock()
+	}
+	prepare := &control.Prepare{Job: j.number, Spec: j.spec, Layout: layout, Secret: secret, Exec: m.Exec, Files: m.Files}
 	lacking := newUnion(len(m.Exec.GetContents()))
 	s.enterPhase(j, control.Phase_PHASE_PREPARE)
 	prepared := s.step(j, prepareTimeout, prepare, func(q *question, answer proto.Message) {

@@ -341,12 +341,24 @@ func (n *playedNode) says(job uint32, seq uint64, rank uint32, text string) {
 	n.tell(&control.Record{Job: job, Seq: seq, Rank: rank, Stream: control.Stream_STREAM_STDOUT, Data: []byte(text), Acked: n.ackedOf(job)})
 }
 
+// placesOf expands where the ranks of a job are.
+func placesOf(l *control.Layout) (places []*control.Place) {
+	for _, run := range l.Runs {
+		for i := range run.Count {
+			for _, rank := range l.Shares[run.Share].Ranks {
+				places = append(places, &control.Place{Rank: uint32(len(places)), Node: run.Node + i, Core: rank.Cores[0], More: rank.Cores[1:]})
+			}
+		}
+	}
+	return places
+}
+
 // prepared notes which ranks of a job the node has.
 func (n *playedNode) prepared(p *control.Prepare) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.runs[p.Job] = make(map[uint32]bool)
-	for _, place := range p.Places {
+	for _, place := range placesOf(p.Layout) {
 		if place.Node == n.number {
 			n.runs[p.Job][place.Rank] = true
 		}

@@ -365,6 +365,7 @@ func (s *Server) reconcile(n *node, m *control.Register) {
 		} else if j.phase == control.JobPhase_JOB_RUNNING {
 			s.inputAgain(j, n.number)
 		}
+		delete(j.released, n.number) // that may be lost
 		j.moved = time.Now()
 		if hosted.Phase == control.JobPhase_JOB_DONE {
 			j.over[n.number] = true

@@ -124,7 +124,7 @@ func (a *actor) take(f *control.Frame) {
 	switch m := f.Message().(type) {
 	case *control.Prepare:
 		a.hosts, a.job, a.journal, a.input = true, m.Job, journal.New(), make(map[uint32]*input)
-		for _, p := range m.Places {
+		for _, p := range placesOf(m.Layout) {
 			if p.Node == a.number {
 				a.running = append(a.running, p.Rank)
 				a.input[p.Rank] = new(input)

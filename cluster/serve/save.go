@@ -76,7 +76,7 @@ func (s *Server) recordSoon(j *job) {
 // releaseAll releases the acknowledged records of a job on its nodes. The caller holds Server.mu.
 func (s *Server) releaseAll(j *job) {
 	for _, m := range j.members {
-		if acked := j.records.Acked(m.Node); acked > 0 {
+		if acked := j.records.Acked(m.Node); acked > j.released[m.Node] {
 			s.release(j, m.Node, acked)
 		}
 	}

@@ -51,13 +51,14 @@ type Job struct {
 	flow       *flow.Flow
 	barrier    *collective.Barrier
 	mirroring  mirroring
-	inUse      bool // some rank of the job uses messages
-	forwarding bool // there is a goroutine that forwards
+	bounds     map[id.Rank]uint64 // of barriers on the boards, by rank of another node that has ended
+	inUse      bool               // some rank of the job uses messages
+	forwarding bool               // there is a goroutine that forwards
 	closed     bool
 }
 
 func (e *Engine) newJob(c JobConfig) (*Job, error) {
-	j := &Job{engine: e, config: c, key: Key(c.Secret), local: make(map[id.Rank]*rank)}
+	j := &Job{engine: e, config: c, key: Key(c.Secret), local: make(map[id.Rank]*rank), bounds: make(map[id.Rank]uint64)}
 	j.changed.L = &j.mu
 	j.self = slices.Index(c.Members, e.config.Self)
 	for _, node := range c.Nodes {
@@ -197,15 +198,6 @@ func (j *Job) send(member int, b []byte) {
 	_ = j.engine.send(j.context, j.config.Members[member], fabric.System, b)
 }
 
-// sendAll sends a frame without messages to all other members.
-func (j *Job) sendAll(kind frame.Kind, words ...uint64) {
-	for member := range j.config.Members {
-		if member != j.self {
-			j.send(member, j.newFrame(kind, words...))
-		}
-	}
-}
-
 func (j *Job) newFrame(kind frame.Kind, words ...uint64) []byte {
 	return frame.New(kind, j.config.Job, j.key, words...)
 }
@@ -241,11 +233,9 @@ func (j *Job) frame(from id.Node, f *frame.Frame) {
 	case frame.Last:
 		j.last(member, f)
 	case frame.Joined:
-		j.join(false)
+		j.join(member)
 	case frame.Ended:
-		if int(f.Rank) < len(j.place) && j.place[f.Rank] == member {
-			j.rankEnded(f.Rank, f.Number, f.Bound)
-		}
+		j.rankEnded(member, f.Rank, f.Number, f.Bound)
 	}
 }
 
@@ -270,7 +260,9 @@ func (j *Job) resume(member int) {
 	if slices.Contains(j.barrier.Children(), member) {
 		frames = append(frames, j.newFrame(frame.Released, j.barrier.Released()))
 	}
-	frames = append(frames, j.news()...)
+	if slices.Contains(j.neighbours(), member) {
+		frames = append(frames, j.news(member)...)
+	}
 	j.mu.Unlock()
 	for _, b := range frames {
 		j.send(member, b)

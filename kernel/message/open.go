@@ -119,7 +119,7 @@ func (j *Job) mend() {
 // rejoin announces an adopted job to its other nodes. It waits for the transport.
 func (j *Job) rejoin() {
 	if slices.Contains(j.counters.joined, 1) {
-		j.running.Go(func() { j.join(true) })
+		j.running.Go(func() { j.join(j.self) })
 	}
 	for member := range j.config.Members {
 		if member != j.self {

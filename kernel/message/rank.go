@@ -88,7 +88,7 @@ func (r *rank) join() ([]*os.File, error) {
 	r.job.mu.Lock()
 	r.job.counters.joined[r.index] = 1
 	r.job.mu.Unlock()
-	r.job.join(true)
+	r.job.join(r.job.self)
 	return files, nil
 }
 
@@ -286,6 +286,6 @@ func (r *rank) farewell() {
 	j.gather()
 	if inUse { // otherwise the report follows when a rank begins to use messages (Job.join)
 		j.sendLast(r, func(id.Rank) bool { return true })
-		j.sendAll(frame.Ended, uint64(r.number), entered, j.bound(r.number))
+		j.spread(j.self, r.number, entered, j.bound(r.number))
 	}
 }

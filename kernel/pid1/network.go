@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"fmt"
 	"net"
+	"net/netip"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"margay/kernel/abi/node"
+	"margay/kernel/neighbour"
 )
 
 // interfaceWait bounds how long PID 1 waits for the interface to the other nodes to appear.
@@ -46,6 +48,18 @@ func configureNetwork(c node.Config) error {
 	}
 	if err := netlink.LinkSetUp(nic); err != nil {
 		return fmt.Errorf("network: turn on %s: %w", name, err)
+	}
+	return enterServe(c, nic)
+}
+
+// enterServe enters the hardware address of serve for good, where nodes do that (kernel/neighbour).
+func enterServe(c node.Config, nic netlink.Link) error {
+	serve, err := netip.ParseAddrPort(c.Serve)
+	if err != nil {
+		return err
+	}
+	if mac, ok := c.Neighbour(serve.Addr()); ok {
+		return neighbour.Enter(nic.Attrs().Index, serve.Addr(), mac)
 	}
 	return nil
 }

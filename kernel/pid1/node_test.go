@@ -21,7 +21,7 @@ import (
 // config is the configuration of these tests' nodes. An unusual MTU shows that it is set.
 var config = node.Config{
 	Machine: "test", Node: 3, Substrate: "hosted", Profile: "shared", MAC: "52:54:00:00:00:03", Address: "10.66.1.3/16", MTU: 1234,
-	Serve: "10.66.0.1:7117", CA: []byte("certificate"), Token: "token",
+	Serve: "10.66.0.1:7117", ServeMAC: "52:54:00:00:00:99", CA: []byte("certificate"), Token: "token",
 }
 
 // hosted is PID 1 of a hosted node, in namespaces of its own.
@@ -122,6 +122,13 @@ func describe(got node.Config) error {
 		for _, address := range addresses {
 			fmt.Println("address", a.Name, address.IPNet)
 		}
+		neighbours, err := netlink.NeighList(a.Index, netlink.FAMILY_V4)
+		if err != nil {
+			return err
+		}
+		for _, n := range neighbours {
+			fmt.Println("neighbour", a.Name, n.IP, n.HardwareAddr, n.State == netlink.NUD_PERMANENT)
+		}
 	}
 	for _, pattern := range []string{"/*", "/dev/*", "/proc/[0-9]*"} {
 		names, err := filepath.Glob(pattern)
@@ -206,6 +213,7 @@ func TestHosted(t *testing.T) {
 	for _, want := range []string{
 		"host node3 node 3 token token\n",
 		"interface lo true 65536\n", "interface card true 1234\n", "interface other false 1500\n", "address card 10.66.1.3/16\n",
+		"neighbour card 10.66.0.1 52:54:00:00:00:99 true\n",
 		"/* [/dev /margay /proc /run /sbin /tmp] <nil>\n",
 		"/dev/* [/dev/full " + device + "/dev/null /dev/random /dev/tty /dev/urandom /dev/zero] <nil>\n",
 		"/proc/[0-9]* [/proc/1] <nil>\n",

@@ -131,7 +131,7 @@ func (p *process) runKernel() (unix.WaitStatus, error) {
 	p.mu.Lock()
 	err = slack.Start(slack.Daemon, func() (err error) {
 		p.kernel, err = syscall.ForkExec(p.program[0], p.program, &syscall.ProcAttr{
-			Env:   []string{memoryLimit, "GOGC=400", "PATH=/"},
+			Env:   []string{memoryLimit, "GOGC=100", "PATH=/"},
 			Files: []uintptr{0, 1, 2, far.Fd()},
 			Sys:   &syscall.SysProcAttr{Setsid: true},
 		})

@@ -6,6 +6,7 @@
 package node
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -83,19 +84,20 @@ const maxSize = 8 << 20
 type Config struct {
 	Machine   string   `json:"machine"`
 	Node      id.Node  `json:"node"`
-	Substrate string   `json:"substrate"`        // Virtual, Hosted or Metal
-	Host      string   `json:"host,omitempty"`   // hosted only: its host, whose network it uses and which has no other node of the machine; empty: the service host
-	Profile   string   `json:"profile"`          // Isolated, Sched or Shared
-	MAC       string   `json:"mac,omitempty"`    // of the interface to the other nodes; empty if Host is set
-	Address   string   `json:"address"`          // of this node on that interface, or of its host, with prefix length
-	MTU       int      `json:"mtu,omitempty"`    // of that interface, in bytes; 0: as it is
-	Fabric    string   `json:"fabric,omitempty"` // one of the fabrics; empty: TCP
-	Serve     string   `json:"serve"`            // host:port of the machine's serve
-	CA        []byte   `json:"ca"`               // certificate (DER) of the machine's key
-	Token     string   `json:"token"`            // proves that this node belongs to the machine
-	Lacks     []string `json:"lacks,omitempty"`  // what the node's Linux kernel lacks
-	Cores     int      `json:"cores,omitempty"`  // hosted only: number of application cores
-	Memory    int64    `json:"memory,omitempty"` // hosted only: bytes for jobs
+	Substrate string   `json:"substrate"`           // Virtual, Hosted or Metal
+	Host      string   `json:"host,omitempty"`      // hosted only: its host, whose network it uses and which has no other node of the machine; empty: the service host
+	Profile   string   `json:"profile"`             // Isolated, Sched or Shared
+	MAC       string   `json:"mac,omitempty"`       // of the interface to the other nodes; empty if Host is set
+	Address   string   `json:"address"`             // of this node on that interface, or of its host, with prefix length
+	MTU       int      `json:"mtu,omitempty"`       // of that interface, in bytes; 0: as it is
+	Fabric    string   `json:"fabric,omitempty"`    // one of the fabrics; empty: TCP
+	Serve     string   `json:"serve"`               // host:port of the machine's serve
+	ServeMAC  string   `json:"serve_mac,omitempty"` // of serve's interface; set where nodes enter the hardware addresses of others themselves (Neighbour)
+	CA        []byte   `json:"ca"`                  // certificate (DER) of the machine's key
+	Token     string   `json:"token"`               // proves that this node belongs to the machine
+	Lacks     []string `json:"lacks,omitempty"`     // what the node's Linux kernel lacks
+	Cores     int      `json:"cores,omitempty"`     // hosted only: number of application cores
+	Memory    int64    `json:"memory,omitempty"`    // hosted only: bytes for jobs
 
 	AllCores    bool `json:"all_cores,omitempty"`    // core 0 is an application core, too
 	MessageCore bool `json:"message_core,omitempty"` // the last core is the message core
@@ -116,6 +118,27 @@ func (c Config) Hostname() string { return fmt.Sprintf("node%d", c.Node) }
 
 // Prefix returns the parsed Address.
 func (c Config) Prefix() netip.Prefix { return netip.MustParsePrefix(c.Address) }
+
+// Neighbour returns the hardware address of serve or another node by its address, and false where
+// that does not follow from the configuration. The hardware addresses of nodes differ as their
+// addresses do.
+func (c Config) Neighbour(a netip.Addr) (net.HardwareAddr, bool) {
+	if c.ServeMAC == "" || !a.Is4() || !c.Prefix().Contains(a) {
+		return nil, false
+	}
+	if serve, err := netip.ParseAddrPort(c.Serve); err == nil && serve.Addr() == a {
+		mac, err := net.ParseMAC(c.ServeMAC)
+		return mac, err == nil
+	}
+	mac, err := net.ParseMAC(c.MAC)
+	if err != nil || len(mac) != 6 {
+		return nil, false
+	}
+	own, other := c.Prefix().Addr().As4(), a.As4()
+	distance := binary.BigEndian.Uint32(other[:]) - binary.BigEndian.Uint32(own[:])
+	binary.BigEndian.PutUint32(mac[2:], binary.BigEndian.Uint32(mac[2:])+distance)
+	return mac, true
+}
 
 // Datagrams reports whether the frames of node kernels travel in datagrams on a fabric.
 func Datagrams(fabric string) bool { return fabric == UDP || fabric == TrustedUDP }
@@ -169,6 +192,9 @@ func (c Config) check() error {
 		errs = append(errs, fmt.Errorf("machine %q is not a name", c.Machine))
 	}
 	if _, err := net.ParseMAC(c.MAC); err != nil && c.Host == "" {
+		errs = append(errs, err)
+	}
+	if _, err := net.ParseMAC(c.ServeMAC); err != nil && c.ServeMAC != "" {
 		errs = append(errs, err)
 	}
 	if p, err := netip.ParsePrefix(c.Address); err != nil {

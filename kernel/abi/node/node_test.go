@@ -1,6 +1,7 @@
 package node
 
 import (
+	"net/netip"
 	"reflect"
 	"testing"
 )
@@ -25,6 +26,7 @@ func TestRefused(t *testing.T) {
 	for name, spoil := range map[string]func(*Config){
 		"machine": func(c *Config) { c.Machine = "../m" },
 		"mac":     func(c *Config) { c.MAC = "52:54" },
+		"its mac": func(c *Config) { c.ServeMAC = "52:54" },
 		"address": func(c *Config) { c.Address = "10.66.0.5" },
 		"family":  func(c *Config) { c.Address = "fd00::1/64" },
 		"serve":   func(c *Config) { c.Serve = "somewhere" },
@@ -77,4 +79,21 @@ func FuzzParse(f *testing.F) {
 			c.Prefix() // must not panic on what was accepted
 		}
 	})
+}
+
+// The hardware addresses of other nodes, and of serve, follow from their addresses.
+func TestNeighbour(t *testing.T) {
+	c := Config{MAC: "52:54:00:66:00:05", Address: "10.66.1.5/16", Serve: "10.66.0.1:7117", ServeMAC: "52:54:00:ff:ff:01"}
+	for address, want := range map[string]string{
+		"10.66.0.1": "52:54:00:ff:ff:01", "10.66.1.0": "52:54:00:66:00:00", "10.66.1.5": "52:54:00:66:00:05", "10.66.5.3": "52:54:00:66:04:03",
+		"10.67.1.0": "", "::1": "",
+	} {
+		if mac, ok := c.Neighbour(netip.MustParseAddr(address)); ok != (want != "") || mac.String() != want {
+			t.Errorf("%s: %v, %v", address, mac, ok)
+		}
+	}
+	c.ServeMAC = ""
+	if mac, ok := c.Neighbour(netip.MustParseAddr("10.66.1.0")); ok {
+		t.Errorf("it follows that the address is %v", mac)
+	}
 }

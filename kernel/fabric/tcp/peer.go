@@ -19,6 +19,10 @@ import (
 // queueBytes is how much may be queued for one node before Send waits.
 const queueBytes = 1 << 20
 
+// buffered is how much is read and written at once, in bytes: the largest record of TLS. A node may
+// have a connection to many others, and each end has both buffers.
+const buffered = 16 << 10
+
 // writeTimeout bounds one write to a node. A node that takes nothing for so long is as good as
 // gone.
 const writeTimeout = 10 * time.Second
@@ -269,26 +273,30 @@ func (p *peer) dropQueue() {
 }
 
 func (p *peer) read(conn net.Conn, handler fabric.Handler) error {
-	in := bufio.NewReaderSize(conn, fabric.MaxFrame)
-	buf := make([]byte, fabric.MaxFrame)
+	in := bufio.NewReaderSize(conn, buffered)
+	var buf []byte
 	for {
 		frame, err := readFrame(in, buf)
 		if err != nil {
 			return err
 		}
 		handler.Frame(p.node, frame)
+		buf = frame[:cap(frame)]
 	}
 }
 
-// readFrame reads one frame into buf.
+// readFrame reads one frame, into buf if that is large enough.
 func readFrame(in io.Reader, buf []byte) ([]byte, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(in, head[:]); err != nil {
 		return nil, err
 	}
 	n := binary.BigEndian.Uint32(head[:])
+	if n > fabric.MaxFrame {
+		return nil, fmt.Errorf("fabric: frame of %d bytes, at most %d are allowed", n, fabric.MaxFrame)
+	}
 	if n > uint32(len(buf)) {
-		return nil, fmt.Errorf("fabric: frame of %d bytes, at most %d are allowed", n, len(buf))
+		buf = make([]byte, n)
 	}
 	if _, err := io.ReadFull(in, buf[:n]); err != nil {
 		return nil, fmt.Errorf("fabric: frame of %d bytes: %w", n, io.ErrUnexpectedEOF)
@@ -298,7 +306,7 @@ func readFrame(in io.Reader, buf []byte) ([]byte, error) {
 
 // write writes the queued frames, the most urgent class first, while conn is the connection.
 func (p *peer) write(conn net.Conn) {
-	out := bufio.NewWriterSize(conn, fabric.MaxFrame)
+	out := bufio.NewWriterSize(conn, buffered)
 	for {
 		batch, ok := p.take(conn)
 		if !ok {

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -51,9 +52,19 @@ type Config struct {
 	Accept  *tls.Config // as the side that is connected to; must demand the peer's certificate
 	Connect *tls.Config // as the side that connects
 	// Peer reads a node's number from the certificate it has shown.
-	Peer    func(tls.ConnectionState) (id.Node, error)
+	Peer func(tls.ConnectionState) (id.Node, error)
+	// Reach, if it is not nil, is called with the IP address of the other side before a connection
+	// is opened, and when one is accepted.
+	Reach   func(netip.Addr)
 	Handler fabric.Handler
 	Log     func(format string, args ...any)
+}
+
+// reach calls Config.Reach.
+func (t *Transport) reach(address string) {
+	if a, err := netip.ParseAddrPort(address); err == nil && t.config.Reach != nil {
+		t.config.Reach(a.Addr().Unmap())
+	}
 }
 
 // Transport implements fabric.Transport.
@@ -149,6 +160,7 @@ func (t *Transport) open(ctx context.Context, p *peer, kind, service string) (ne
 	defer cancel()
 	stop := context.AfterFunc(t.context, cancel)
 	defer stop()
+	t.reach(address)
 	raw, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
@@ -194,6 +206,7 @@ func (t *Transport) accept() {
 			continue
 		}
 		t.running.Go(func() {
+			t.reach(raw.RemoteAddr().String())
 			if err := t.welcome(tls.Server(raw, t.config.Accept)); err != nil && t.context.Err() == nil {
 				log := t.known
 				if !gate.Admitted(raw) {

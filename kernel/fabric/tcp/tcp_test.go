@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -123,4 +124,32 @@ func BenchmarkFrames(b *testing.B) {
 		ts[0].Send(b.Context(), 1, fabric.User, frame)
 	}
 	rs[1].Await(b, "frames", func() bool { return len(rs[1].Frames) >= b.N })
+}
+
+// Both sides of a connection report the other's address: one before it connects, and the other when
+// it accepts.
+func TestReach(t *testing.T) {
+	check.Leaks(t)
+	m := newMachine(t)
+	var ts []*Transport
+	var reached []chan netip.Addr
+	for i, address := range []string{"127.0.0.2:0", "127.0.0.3:0"} {
+		c := m.config(t, id.Node(i), fabrictest.NewRecorder())
+		addresses := make(chan netip.Addr, 8)
+		c.Reach = func(a netip.Addr) { addresses <- a }
+		tr := New(listen(t, address), c)
+		t.Cleanup(func() { tr.Close() })
+		ts, reached = append(ts, tr), append(reached, addresses)
+	}
+	ts[0].Meet(1, ts[1].listener.Addr().String())
+	conn, err := ts[0].Stream(t.Context(), 1, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for side, want := range []string{"127.0.0.3", "127.0.0.1"} { // Linux chooses the second one
+		if got := <-reached[side]; got.String() != want {
+			t.Errorf("node%d reports %v", side, got)
+		}
+	}
 }
