@@ -732,6 +732,8 @@ type Frame struct {
 	//	*Frame_Roster
 	//	*Frame_SwitchNodes
 	//	*Frame_SwitchNode
+	//	*Frame_Guests
+	//	*Frame_ApproveGuests
 	//	*Frame_ReadFiles
 	//	*Frame_FilesPiece
 	//	*Frame_FilesRead
@@ -1493,6 +1495,24 @@ func (x *Frame) GetSwitchNode() *SwitchNode {
 	return nil
 }
 
+func (x *Frame) GetGuests() *Guests {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Guests); ok {
+			return x.Guests
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetApproveGuests() *ApproveGuests {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ApproveGuests); ok {
+			return x.ApproveGuests
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetReadFiles() *ReadFiles {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_ReadFiles); ok {
@@ -1844,6 +1864,15 @@ type Frame_SwitchNode struct {
 	SwitchNode *SwitchNode `protobuf:"bytes,171,opt,name=switch_node,json=switchNode,proto3,oneof"`
 }
 
+type Frame_Guests struct {
+	// Machines that wait until they are made nodes: the holder tells serve, clients ask serve, serve asks the holder.
+	Guests *Guests `protobuf:"bytes,200,opt,name=guests,proto3,oneof"`
+}
+
+type Frame_ApproveGuests struct {
+	ApproveGuests *ApproveGuests `protobuf:"bytes,201,opt,name=approve_guests,json=approveGuests,proto3,oneof"`
+}
+
 type Frame_ReadFiles struct {
 	// The files that a job's ranks have written: its client asks serve, serve asks nodes.
 	ReadFiles *ReadFiles `protobuf:"bytes,146,opt,name=read_files,json=readFiles,proto3,oneof"`
@@ -2012,6 +2041,10 @@ func (*Frame_Roster) isFrame_Body() {}
 func (*Frame_SwitchNodes) isFrame_Body() {}
 
 func (*Frame_SwitchNode) isFrame_Body() {}
+
+func (*Frame_Guests) isFrame_Body() {}
+
+func (*Frame_ApproveGuests) isFrame_Body() {}
 
 func (*Frame_ReadFiles) isFrame_Body() {}
 
@@ -6241,6 +6274,7 @@ func (*ListNodes) Descriptor() ([]byte, []int) {
 type Nodes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nodes         []*NodeState           `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	Guests        *Guests                `protobuf:"bytes,200,opt,name=guests,proto3" json:"guests,omitempty"` // only of a machine whose nodes boot over a network of its host
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6282,6 +6316,181 @@ func (x *Nodes) GetNodes() []*NodeState {
 	return nil
 }
 
+func (x *Nodes) GetGuests() *Guests {
+	if x != nil {
+		return x.Guests
+	}
+	return nil
+}
+
+// Guests are the machines on the boot network that are not nodes, and wait until they are made nodes. The holder sends all of them
+// after each change.
+type Guests struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Guests        []*Guest               `protobuf:"bytes,1,rep,name=guests,proto3" json:"guests,omitempty"`
+	Notices       []string               `protobuf:"bytes,2,rep,name=notices,proto3" json:"notices,omitempty"` // what an operator must know of that network
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Guests) Reset() {
+	*x = Guests{}
+	mi := &file_control_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Guests) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Guests) ProtoMessage() {}
+
+func (x *Guests) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Guests.ProtoReflect.Descriptor instead.
+func (*Guests) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *Guests) GetGuests() []*Guest {
+	if x != nil {
+		return x.Guests
+	}
+	return nil
+}
+
+func (x *Guests) GetNotices() []string {
+	if x != nil {
+		return x.Notices
+	}
+	return nil
+}
+
+type Guest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Mac           string                 `protobuf:"bytes,1,opt,name=mac,proto3" json:"mac,omitempty"`                         // of the network card that it boots from
+	SinceNs       int64                  `protobuf:"varint,2,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // since the epoch
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Guest) Reset() {
+	*x = Guest{}
+	mi := &file_control_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Guest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Guest) ProtoMessage() {}
+
+func (x *Guest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Guest.ProtoReflect.Descriptor instead.
+func (*Guest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *Guest) GetMac() string {
+	if x != nil {
+		return x.Mac
+	}
+	return ""
+}
+
+func (x *Guest) GetSinceNs() int64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
+// ApproveGuests makes machines nodes, which need not have been seen. Clients ask serve, serve asks the holder. An order that is
+// repeated adds nothing more. Answer: NodesAdded, or Error and none is added.
+type ApproveGuests struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Macs          []string               `protobuf:"bytes,1,rep,name=macs,proto3" json:"macs,omitempty"`
+	Order         string                 `protobuf:"bytes,2,opt,name=order,proto3" json:"order,omitempty"` // identifies the order when it is repeated
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`   // who gives it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApproveGuests) Reset() {
+	*x = ApproveGuests{}
+	mi := &file_control_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApproveGuests) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApproveGuests) ProtoMessage() {}
+
+func (x *ApproveGuests) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApproveGuests.ProtoReflect.Descriptor instead.
+func (*ApproveGuests) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *ApproveGuests) GetMacs() []string {
+	if x != nil {
+		return x.Macs
+	}
+	return nil
+}
+
+func (x *ApproveGuests) GetOrder() string {
+	if x != nil {
+		return x.Order
+	}
+	return ""
+}
+
+func (x *ApproveGuests) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
 type NodeState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -6302,13 +6511,14 @@ type NodeState struct {
 	Ill           string                 `protobuf:"bytes,111,opt,name=ill,proto3" json:"ill,omitempty"`                                    // why it gets no jobs until it is well; empty: it is well
 	Vitals        *Vitals                `protobuf:"bytes,112,opt,name=vitals,proto3" json:"vitals,omitempty"`                              // when it was last heard
 	Power         NodePower              `protobuf:"varint,170,opt,name=power,proto3,enum=margay.control.NodePower" json:"power,omitempty"` // as its holder has reported
+	Waits         bool                   `protobuf:"varint,200,opt,name=waits,proto3" json:"waits,omitempty"`                               // with NODE_OFF: it comes when it is switched on by hand
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6320,7 +6530,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6333,7 +6543,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -6462,6 +6672,13 @@ func (x *NodeState) GetPower() NodePower {
 	return NodePower_POWER_UNKNOWN
 }
 
+func (x *NodeState) GetWaits() bool {
+	if x != nil {
+		return x.Waits
+	}
+	return false
+}
+
 // Drain is the state of a node that is given no jobs by order of an operator.
 type Drain struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -6476,7 +6693,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6488,7 +6705,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6501,7 +6718,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -6550,7 +6767,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6562,7 +6779,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6575,7 +6792,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -6612,7 +6829,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6624,7 +6841,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6637,7 +6854,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -6670,7 +6887,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6682,7 +6899,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6695,7 +6912,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -6715,7 +6932,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6727,7 +6944,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6740,7 +6957,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -6762,7 +6979,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6774,7 +6991,7 @@ func (x *RebootNodes) String() string {
 func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6787,7 +7004,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -6825,7 +7042,7 @@ type SwitchNodes struct {
 
 func (x *SwitchNodes) Reset() {
 	*x = SwitchNodes{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6837,7 +7054,7 @@ func (x *SwitchNodes) String() string {
 func (*SwitchNodes) ProtoMessage() {}
 
 func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6850,7 +7067,7 @@ func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNodes.ProtoReflect.Descriptor instead.
 func (*SwitchNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *SwitchNodes) GetNodes() []uint32 {
@@ -6894,7 +7111,7 @@ type EvictNodes struct {
 
 func (x *EvictNodes) Reset() {
 	*x = EvictNodes{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6906,7 +7123,7 @@ func (x *EvictNodes) String() string {
 func (*EvictNodes) ProtoMessage() {}
 
 func (x *EvictNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6919,7 +7136,7 @@ func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictNodes.ProtoReflect.Descriptor instead.
 func (*EvictNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *EvictNodes) GetNodes() []uint32 {
@@ -6952,7 +7169,7 @@ type NodesEvicted struct {
 
 func (x *NodesEvicted) Reset() {
 	*x = NodesEvicted{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6964,7 +7181,7 @@ func (x *NodesEvicted) String() string {
 func (*NodesEvicted) ProtoMessage() {}
 
 func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6977,7 +7194,7 @@ func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesEvicted.ProtoReflect.Descriptor instead.
 func (*NodesEvicted) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *NodesEvicted) GetJobs() []uint32 {
@@ -7000,7 +7217,7 @@ type GrowMachine struct {
 
 func (x *GrowMachine) Reset() {
 	*x = GrowMachine{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7012,7 +7229,7 @@ func (x *GrowMachine) String() string {
 func (*GrowMachine) ProtoMessage() {}
 
 func (x *GrowMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7025,7 +7242,7 @@ func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowMachine.ProtoReflect.Descriptor instead.
 func (*GrowMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GrowMachine) GetCount() uint32 {
@@ -7058,7 +7275,7 @@ type NodesAdded struct {
 
 func (x *NodesAdded) Reset() {
 	*x = NodesAdded{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7070,7 +7287,7 @@ func (x *NodesAdded) String() string {
 func (*NodesAdded) ProtoMessage() {}
 
 func (x *NodesAdded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7083,7 +7300,7 @@ func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesAdded.ProtoReflect.Descriptor instead.
 func (*NodesAdded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *NodesAdded) GetNodes() []uint32 {
@@ -7106,7 +7323,7 @@ type ShrinkMachine struct {
 
 func (x *ShrinkMachine) Reset() {
 	*x = ShrinkMachine{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7118,7 +7335,7 @@ func (x *ShrinkMachine) String() string {
 func (*ShrinkMachine) ProtoMessage() {}
 
 func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7131,7 +7348,7 @@ func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShrinkMachine.ProtoReflect.Descriptor instead.
 func (*ShrinkMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ShrinkMachine) GetNodes() []uint32 {
@@ -7166,7 +7383,7 @@ type NodesLeaving struct {
 
 func (x *NodesLeaving) Reset() {
 	*x = NodesLeaving{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7178,7 +7395,7 @@ func (x *NodesLeaving) String() string {
 func (*NodesLeaving) ProtoMessage() {}
 
 func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7191,7 +7408,7 @@ func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesLeaving.ProtoReflect.Descriptor instead.
 func (*NodesLeaving) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *NodesLeaving) GetNodes() []uint32 {
@@ -7226,7 +7443,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7238,7 +7455,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7251,7 +7468,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RemoveNode) GetNode() uint32 {
@@ -7279,7 +7496,7 @@ type Roster struct {
 
 func (x *Roster) Reset() {
 	*x = Roster{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7291,7 +7508,7 @@ func (x *Roster) String() string {
 func (*Roster) ProtoMessage() {}
 
 func (x *Roster) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7304,7 +7521,7 @@ func (x *Roster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Roster.ProtoReflect.Descriptor instead.
 func (*Roster) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Roster) GetNodes() []uint32 {
@@ -7331,7 +7548,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7343,7 +7560,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7356,7 +7573,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -7383,7 +7600,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7395,7 +7612,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7408,7 +7625,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -7441,7 +7658,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7453,7 +7670,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7466,7 +7683,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -7543,7 +7760,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7555,7 +7772,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7568,7 +7785,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -7709,7 +7926,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7721,7 +7938,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7734,7 +7951,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -7820,7 +8037,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7832,7 +8049,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7845,7 +8062,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -7887,7 +8104,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7899,7 +8116,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7912,7 +8129,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -7938,7 +8155,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7950,7 +8167,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7963,7 +8180,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -7986,7 +8203,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7998,7 +8215,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8011,7 +8228,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -8059,7 +8276,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8071,7 +8288,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8084,7 +8301,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -8109,7 +8326,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8121,7 +8338,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8134,7 +8351,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 type MachineStatus struct {
@@ -8159,7 +8376,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8171,7 +8388,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8184,7 +8401,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -8295,7 +8512,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8307,7 +8524,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8320,7 +8537,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -8339,7 +8556,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8351,7 +8568,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8364,7 +8581,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -8399,7 +8616,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8411,7 +8628,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8424,7 +8641,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -8563,7 +8780,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8575,7 +8792,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8588,7 +8805,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -8651,7 +8868,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8663,7 +8880,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8676,7 +8893,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -8704,7 +8921,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8716,7 +8933,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8729,7 +8946,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -8755,7 +8972,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8767,7 +8984,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8780,7 +8997,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -8805,7 +9022,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8817,7 +9034,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8830,7 +9047,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -8895,7 +9112,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8907,7 +9124,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8920,7 +9137,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -8962,7 +9179,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8974,7 +9191,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8987,7 +9204,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -9019,7 +9236,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9031,7 +9248,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9044,7 +9261,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -9105,7 +9322,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9117,7 +9334,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9130,7 +9347,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -9199,7 +9416,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9211,7 +9428,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9224,7 +9441,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -9243,7 +9460,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9255,7 +9472,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9268,7 +9485,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -9288,7 +9505,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9300,7 +9517,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9313,7 +9530,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -9333,7 +9550,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9345,7 +9562,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9358,7 +9575,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -9390,7 +9607,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9402,7 +9619,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9415,7 +9632,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -9474,7 +9691,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9486,7 +9703,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9499,7 +9716,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -9565,7 +9782,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9577,7 +9794,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9590,7 +9807,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{109}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -9692,13 +9909,14 @@ type NodeExit struct {
 	Console       []string               `protobuf:"bytes,3,rep,name=console,proto3" json:"console,omitempty"` // its last lines
 	Retry         bool                   `protobuf:"varint,4,opt,name=retry,proto3" json:"retry,omitempty"`    // it will be started once more
 	Off           bool                   `protobuf:"varint,170,opt,name=off,proto3" json:"off,omitempty"`      // it was switched off, for that reason
+	Waits         bool                   `protobuf:"varint,200,opt,name=waits,proto3" json:"waits,omitempty"`  // with off: it comes when it is switched on by hand
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9710,7 +9928,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9723,7 +9941,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{110}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -9761,6 +9979,13 @@ func (x *NodeExit) GetOff() bool {
 	return false
 }
 
+func (x *NodeExit) GetWaits() bool {
+	if x != nil {
+		return x.Waits
+	}
+	return false
+}
+
 // NodeBoot reports that the thing a node runs on has been started.
 type NodeBoot struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -9773,7 +9998,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9785,7 +10010,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9798,7 +10023,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{111}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -9834,7 +10059,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9846,7 +10071,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9859,7 +10084,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{112}
+	return file_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -9893,7 +10118,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9905,7 +10130,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9918,7 +10143,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{113}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -9939,7 +10164,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9951,7 +10176,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9964,7 +10189,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{114}
+	return file_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -9994,7 +10219,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10006,7 +10231,7 @@ func (x *SwitchNode) String() string {
 func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10019,7 +10244,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{115}
+	return file_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -10054,7 +10279,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10066,7 +10291,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10079,7 +10304,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{116}
+	return file_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -10102,7 +10327,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10114,7 +10339,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10127,7 +10352,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{117}
+	return file_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -10161,7 +10386,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10173,7 +10398,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10186,7 +10411,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{118}
+	return file_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -10200,7 +10425,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xc3%\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xbf&\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -10303,7 +10528,9 @@ const file_control_proto_rawDesc = "" +
 	"\x06roster\x18u \x01(\v2\x16.margay.control.RosterH\x00R\x06roster\x12A\n" +
 	"\fswitch_nodes\x18\xaa\x01 \x01(\v2\x1b.margay.control.SwitchNodesH\x00R\vswitchNodes\x12>\n" +
 	"\vswitch_node\x18\xab\x01 \x01(\v2\x1a.margay.control.SwitchNodeH\x00R\n" +
-	"switchNode\x12;\n" +
+	"switchNode\x121\n" +
+	"\x06guests\x18\xc8\x01 \x01(\v2\x16.margay.control.GuestsH\x00R\x06guests\x12G\n" +
+	"\x0eapprove_guests\x18\xc9\x01 \x01(\v2\x1d.margay.control.ApproveGuestsH\x00R\rapproveGuests\x12;\n" +
 	"\n" +
 	"read_files\x18\x92\x01 \x01(\v2\x19.margay.control.ReadFilesH\x00R\treadFiles\x12>\n" +
 	"\vfiles_piece\x18\x93\x01 \x01(\v2\x1a.margay.control.FilesPieceH\x00R\n" +
@@ -10638,9 +10865,20 @@ const file_control_proto_rawDesc = "" +
 	"\x04core\x18\x03 \x01(\rR\x04core\x12\x14\n" +
 	"\x05ended\x18\x04 \x01(\bR\x05ended\x12.\n" +
 	"\x04exit\x18\x05 \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"\v\n" +
-	"\tListNodes\"8\n" +
+	"\tListNodes\"i\n" +
 	"\x05Nodes\x12/\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\"\xc4\x04\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\x12/\n" +
+	"\x06guests\x18\xc8\x01 \x01(\v2\x16.margay.control.GuestsR\x06guests\"Q\n" +
+	"\x06Guests\x12-\n" +
+	"\x06guests\x18\x01 \x03(\v2\x15.margay.control.GuestR\x06guests\x12\x18\n" +
+	"\anotices\x18\x02 \x03(\tR\anotices\"4\n" +
+	"\x05Guest\x12\x10\n" +
+	"\x03mac\x18\x01 \x01(\tR\x03mac\x12\x19\n" +
+	"\bsince_ns\x18\x02 \x01(\x03R\asinceNs\"M\n" +
+	"\rApproveGuests\x12\x12\n" +
+	"\x04macs\x18\x01 \x03(\tR\x04macs\x12\x14\n" +
+	"\x05order\x18\x02 \x01(\tR\x05order\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\"\xdb\x04\n" +
 	"\tNodeState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x122\n" +
 	"\x06health\x18\x02 \x01(\x0e2\x1a.margay.control.NodeHealthR\x06health\x12\x16\n" +
@@ -10661,7 +10899,8 @@ const file_control_proto_rawDesc = "" +
 	"\x04term\x18n \x01(\rR\x04term\x12\x10\n" +
 	"\x03ill\x18o \x01(\tR\x03ill\x12.\n" +
 	"\x06vitals\x18p \x01(\v2\x16.margay.control.VitalsR\x06vitals\x120\n" +
-	"\x05power\x18\xaa\x01 \x01(\x0e2\x19.margay.control.NodePowerR\x05power\"\x96\x01\n" +
+	"\x05power\x18\xaa\x01 \x01(\x0e2\x19.margay.control.NodePowerR\x05power\x12\x15\n" +
+	"\x05waits\x18\xc8\x01 \x01(\bR\x05waits\"\x96\x01\n" +
 	"\x05Drain\x120\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1a.margay.control.DrainStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
@@ -10935,13 +11174,14 @@ const file_control_proto_rawDesc = "" +
 	" \x01(\x04R\x04sent\x12\x18\n" +
 	"\aarrived\x18\v \x01(\x04R\aarrived\x12!\n" +
 	"\fmajor_faults\x18\f \x01(\x04R\vmajorFaults\x12\x12\n" +
-	"\x04more\x18\r \x03(\rR\x04more\"y\n" +
+	"\x04more\x18\r \x03(\rR\x04more\"\x90\x01\n" +
 	"\bNodeExit\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
 	"\aconsole\x18\x03 \x03(\tR\aconsole\x12\x14\n" +
 	"\x05retry\x18\x04 \x01(\bR\x05retry\x12\x11\n" +
-	"\x03off\x18\xaa\x01 \x01(\bR\x03off\"F\n" +
+	"\x03off\x18\xaa\x01 \x01(\bR\x03off\x12\x15\n" +
+	"\x05waits\x18\xc8\x01 \x01(\bR\x05waits\"F\n" +
 	"\bNodeBoot\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12\x14\n" +
@@ -11062,7 +11302,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 120)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 123)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -11138,63 +11378,66 @@ var file_control_proto_goTypes = []any{
 	(*RankState)(nil),        // 71: margay.control.RankState
 	(*ListNodes)(nil),        // 72: margay.control.ListNodes
 	(*Nodes)(nil),            // 73: margay.control.Nodes
-	(*NodeState)(nil),        // 74: margay.control.NodeState
-	(*Drain)(nil),            // 75: margay.control.Drain
-	(*CoreUse)(nil),          // 76: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 77: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 78: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 79: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 80: margay.control.RebootNodes
-	(*SwitchNodes)(nil),      // 81: margay.control.SwitchNodes
-	(*EvictNodes)(nil),       // 82: margay.control.EvictNodes
-	(*NodesEvicted)(nil),     // 83: margay.control.NodesEvicted
-	(*GrowMachine)(nil),      // 84: margay.control.GrowMachine
-	(*NodesAdded)(nil),       // 85: margay.control.NodesAdded
-	(*ShrinkMachine)(nil),    // 86: margay.control.ShrinkMachine
-	(*NodesLeaving)(nil),     // 87: margay.control.NodesLeaving
-	(*RemoveNode)(nil),       // 88: margay.control.RemoveNode
-	(*Roster)(nil),           // 89: margay.control.Roster
-	(*ListJobs)(nil),         // 90: margay.control.ListJobs
-	(*Jobs)(nil),             // 91: margay.control.Jobs
-	(*WaitingJob)(nil),       // 92: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 93: margay.control.JobSummary
-	(*StoredJob)(nil),        // 94: margay.control.StoredJob
-	(*Kill)(nil),             // 95: margay.control.Kill
-	(*Noise)(nil),            // 96: margay.control.Noise
-	(*NoiseReport)(nil),      // 97: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 98: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 99: margay.control.InterruptRow
-	(*Status)(nil),           // 100: margay.control.Status
-	(*MachineStatus)(nil),    // 101: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 102: margay.control.ListExtensions
-	(*Extensions)(nil),       // 103: margay.control.Extensions
-	(*ExtensionState)(nil),   // 104: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 105: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 106: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 107: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 108: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 109: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 110: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 111: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 112: margay.control.ReadEvents
-	(*Events)(nil),           // 113: margay.control.Events
-	(*ReadClock)(nil),        // 114: margay.control.ReadClock
-	(*Clock)(nil),            // 115: margay.control.Clock
-	(*TakeSamples)(nil),      // 116: margay.control.TakeSamples
-	(*Samples)(nil),          // 117: margay.control.Samples
-	(*NodeSample)(nil),       // 118: margay.control.NodeSample
-	(*CoreSample)(nil),       // 119: margay.control.CoreSample
-	(*RankSample)(nil),       // 120: margay.control.RankSample
-	(*NodeExit)(nil),         // 121: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 122: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 123: margay.control.NodeStage
-	(*NodeUp)(nil),           // 124: margay.control.NodeUp
-	(*RebootNode)(nil),       // 125: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 126: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 127: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 128: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 129: margay.control.DutiesSet
-	nil,                      // 130: margay.control.ExtensionLog.AfterEntry
+	(*Guests)(nil),           // 74: margay.control.Guests
+	(*Guest)(nil),            // 75: margay.control.Guest
+	(*ApproveGuests)(nil),    // 76: margay.control.ApproveGuests
+	(*NodeState)(nil),        // 77: margay.control.NodeState
+	(*Drain)(nil),            // 78: margay.control.Drain
+	(*CoreUse)(nil),          // 79: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 80: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 81: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 82: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 83: margay.control.RebootNodes
+	(*SwitchNodes)(nil),      // 84: margay.control.SwitchNodes
+	(*EvictNodes)(nil),       // 85: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 86: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 87: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 88: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 89: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 90: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 91: margay.control.RemoveNode
+	(*Roster)(nil),           // 92: margay.control.Roster
+	(*ListJobs)(nil),         // 93: margay.control.ListJobs
+	(*Jobs)(nil),             // 94: margay.control.Jobs
+	(*WaitingJob)(nil),       // 95: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 96: margay.control.JobSummary
+	(*StoredJob)(nil),        // 97: margay.control.StoredJob
+	(*Kill)(nil),             // 98: margay.control.Kill
+	(*Noise)(nil),            // 99: margay.control.Noise
+	(*NoiseReport)(nil),      // 100: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 101: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 102: margay.control.InterruptRow
+	(*Status)(nil),           // 103: margay.control.Status
+	(*MachineStatus)(nil),    // 104: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 105: margay.control.ListExtensions
+	(*Extensions)(nil),       // 106: margay.control.Extensions
+	(*ExtensionState)(nil),   // 107: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 108: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 109: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 110: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 111: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 112: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 113: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 114: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 115: margay.control.ReadEvents
+	(*Events)(nil),           // 116: margay.control.Events
+	(*ReadClock)(nil),        // 117: margay.control.ReadClock
+	(*Clock)(nil),            // 118: margay.control.Clock
+	(*TakeSamples)(nil),      // 119: margay.control.TakeSamples
+	(*Samples)(nil),          // 120: margay.control.Samples
+	(*NodeSample)(nil),       // 121: margay.control.NodeSample
+	(*CoreSample)(nil),       // 122: margay.control.CoreSample
+	(*RankSample)(nil),       // 123: margay.control.RankSample
+	(*NodeExit)(nil),         // 124: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 125: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 126: margay.control.NodeStage
+	(*NodeUp)(nil),           // 127: margay.control.NodeUp
+	(*RebootNode)(nil),       // 128: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 129: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 130: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 131: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 132: margay.control.DutiesSet
+	nil,                      // 133: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	12,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -11229,139 +11472,143 @@ var file_control_proto_depIdxs = []int32{
 	69,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
 	72,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
 	73,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	90,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	91,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	95,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	96,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	97,  // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	100, // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	101, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	93,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	94,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	98,  // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	99,  // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	100, // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	103, // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	104, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
 	67,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
 	68,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	77,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	78,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	79,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	80,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	80,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	81,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	82,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	83,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
 	27,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	102, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	103, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	105, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	111, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	107, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	108, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	112, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	113, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	114, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	115, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	116, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	117, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	105, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	106, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	108, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	114, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	110, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	111, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	115, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	116, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	117, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	118, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	119, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	120, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
 	53,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
 	55,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	121, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	122, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	124, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	123, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	125, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	127, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	128, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	129, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	84,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	85,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	86,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	87,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	82,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	83,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	88,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	89,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
-	81,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	126, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
-	45,  // 78: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	46,  // 79: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	47,  // 80: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	0,   // 81: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 82: margay.control.Error.code:type_name -> margay.control.Code
-	18,  // 83: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	19,  // 84: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	21,  // 85: margay.control.Register.vitals:type_name -> margay.control.Vitals
-	2,   // 86: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	18,  // 87: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	21,  // 88: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	24,  // 89: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	32,  // 90: margay.control.Prepare.places:type_name -> margay.control.Place
-	33,  // 91: margay.control.Prepare.members:type_name -> margay.control.Member
-	29,  // 92: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 93: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 94: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	28,  // 95: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	26,  // 96: margay.control.JobSpec.task:type_name -> margay.control.Task
-	25,  // 97: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	30,  // 98: margay.control.Exec.parts:type_name -> margay.control.Part
-	38,  // 99: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	14,  // 100: margay.control.Loaded.error:type_name -> margay.control.Error
-	14,  // 101: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 102: margay.control.Record.stream:type_name -> margay.control.Stream
-	49,  // 103: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	38,  // 104: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	58,  // 105: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	50,  // 106: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	51,  // 107: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	52,  // 108: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	54,  // 109: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	51,  // 110: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	51,  // 111: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	56,  // 112: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	57,  // 113: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	52,  // 114: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	28,  // 115: margay.control.Resize.size:type_name -> margay.control.Terminal
-	24,  // 116: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	29,  // 117: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	32,  // 118: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 119: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	14,  // 120: margay.control.JobState.error:type_name -> margay.control.Error
-	71,  // 121: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	38,  // 122: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	70,  // 123: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 124: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	49,  // 125: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	74,  // 126: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 127: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	18,  // 128: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	76,  // 129: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	75,  // 130: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	21,  // 131: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 132: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 133: margay.control.Drain.state:type_name -> margay.control.DrainState
-	93,  // 134: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	92,  // 135: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 136: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	71,  // 137: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	38,  // 138: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	26,  // 139: margay.control.JobSummary.task:type_name -> margay.control.Task
-	24,  // 140: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	32,  // 141: margay.control.StoredJob.places:type_name -> margay.control.Place
-	33,  // 142: margay.control.StoredJob.members:type_name -> margay.control.Member
-	93,  // 143: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	69,  // 144: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	98,  // 145: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	99,  // 146: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	104, // 147: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	106, // 148: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	130, // 149: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	109, // 150: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	105, // 151: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	104, // 152: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	118, // 153: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	119, // 154: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	120, // 155: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	104, // 156: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 157: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 158: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	18,  // 159: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	160, // [160:160] is the sub-list for method output_type
-	160, // [160:160] is the sub-list for method input_type
-	160, // [160:160] is the sub-list for extension type_name
-	160, // [160:160] is the sub-list for extension extendee
-	0,   // [0:160] is the sub-list for field type_name
+	124, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	125, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	127, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	126, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	128, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	130, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	131, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	132, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	87,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	88,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	89,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	90,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	85,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	86,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	91,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	92,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
+	84,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
+	129, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	74,  // 78: margay.control.Frame.guests:type_name -> margay.control.Guests
+	76,  // 79: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
+	45,  // 80: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	46,  // 81: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	47,  // 82: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	0,   // 83: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 84: margay.control.Error.code:type_name -> margay.control.Code
+	18,  // 85: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	19,  // 86: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	21,  // 87: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 88: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	18,  // 89: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	21,  // 90: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	24,  // 91: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	32,  // 92: margay.control.Prepare.places:type_name -> margay.control.Place
+	33,  // 93: margay.control.Prepare.members:type_name -> margay.control.Member
+	29,  // 94: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 95: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 96: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	28,  // 97: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	26,  // 98: margay.control.JobSpec.task:type_name -> margay.control.Task
+	25,  // 99: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	30,  // 100: margay.control.Exec.parts:type_name -> margay.control.Part
+	38,  // 101: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	14,  // 102: margay.control.Loaded.error:type_name -> margay.control.Error
+	14,  // 103: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 104: margay.control.Record.stream:type_name -> margay.control.Stream
+	49,  // 105: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	38,  // 106: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	58,  // 107: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	50,  // 108: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	51,  // 109: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	52,  // 110: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	54,  // 111: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	51,  // 112: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	51,  // 113: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	56,  // 114: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	57,  // 115: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	52,  // 116: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	28,  // 117: margay.control.Resize.size:type_name -> margay.control.Terminal
+	24,  // 118: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	29,  // 119: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	32,  // 120: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 121: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	14,  // 122: margay.control.JobState.error:type_name -> margay.control.Error
+	71,  // 123: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	38,  // 124: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	70,  // 125: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 126: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	49,  // 127: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	77,  // 128: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	74,  // 129: margay.control.Nodes.guests:type_name -> margay.control.Guests
+	75,  // 130: margay.control.Guests.guests:type_name -> margay.control.Guest
+	8,   // 131: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	18,  // 132: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	79,  // 133: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	78,  // 134: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	21,  // 135: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 136: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 137: margay.control.Drain.state:type_name -> margay.control.DrainState
+	96,  // 138: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	95,  // 139: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 140: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	71,  // 141: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	38,  // 142: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	26,  // 143: margay.control.JobSummary.task:type_name -> margay.control.Task
+	24,  // 144: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	32,  // 145: margay.control.StoredJob.places:type_name -> margay.control.Place
+	33,  // 146: margay.control.StoredJob.members:type_name -> margay.control.Member
+	96,  // 147: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	69,  // 148: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	101, // 149: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	102, // 150: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	107, // 151: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	109, // 152: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	133, // 153: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	112, // 154: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	108, // 155: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	107, // 156: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	121, // 157: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	122, // 158: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	123, // 159: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	107, // 160: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 161: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 162: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	18,  // 163: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	164, // [164:164] is the sub-list for method output_type
+	164, // [164:164] is the sub-list for method input_type
+	164, // [164:164] is the sub-list for extension type_name
+	164, // [164:164] is the sub-list for extension extendee
+	0,   // [0:164] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -11448,6 +11695,8 @@ func file_control_proto_init() {
 		(*Frame_Roster)(nil),
 		(*Frame_SwitchNodes)(nil),
 		(*Frame_SwitchNode)(nil),
+		(*Frame_Guests)(nil),
+		(*Frame_ApproveGuests)(nil),
 		(*Frame_ReadFiles)(nil),
 		(*Frame_FilesPiece)(nil),
 		(*Frame_FilesRead)(nil),
@@ -11458,7 +11707,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   120,
+			NumMessages:   123,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

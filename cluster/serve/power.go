@@ -57,10 +57,14 @@ func (s *Server) switchNodes(m *control.SwitchNodes) error {
 
 // switchedOff processes the holder's report that a node is off and is not started again. The caller
 // holds Server.mu.
-func (s *Server) switchedOff(n *node, reason string) {
+func (s *Server) switchedOff(n *node, reason string, waits bool) {
 	n.deeds.Printf("node%d is off: %s", n.number, reason)
-	s.part(n, control.NodeHealth_NODE_OFF, reason, fmt.Sprintf("margay node power on -m %s node%d starts it", s.config.Machine, n.number))
-	n.stage = nil
+	remedy := fmt.Sprintf("margay node power on -m %s node%d starts it", s.config.Machine, n.number)
+	if waits {
+		remedy = "" // the reason has it
+	}
+	s.part(n, control.NodeHealth_NODE_OFF, reason, remedy)
+	n.stage, n.waits = nil, waits
 	s.hinder(s.queue...)
 	s.roomChanged() // for jobs behind those that wait for the node
 }
