@@ -7,18 +7,18 @@
 //	firmware -> TFTP or HTTP  undionly.kpxe, ipxe.efi
 //	iPXE     -> DHCP  discover, request              the same two decide
 //	iPXE     -> HTTP  GET /boot.ipxe                 the same for all nodes
-//	iPXE     -> HTTP  GET /config                    with Config.Node: once for each lease, Grants decides
+//	iPXE     -> HTTP  GET /config                    of a node: once for each lease (Grants)
 //	iPXE     -> HTTP  GET /kernel, /image            the same for all nodes
 //
-// Only clients of known MAC addresses get an answer. A guest, a machine that is not a node yet, gets
-// an address and an iPXE, and a script that asks again.
+// Only clients of known MAC addresses get an answer. A guest, which is a machine that is not a node
+// yet, gets an address, an iPXE and a script that asks again.
 //
 // Every station on the wire can read what the services give. Without Config.Node none of it is
 // secret, and a node gets its configuration and its token in another way.
 //
-// Leases, Grants, Progress and tftp.Server are state machines: packets and times in, answers out. Services
-// does their input and output on any net.PacketConn and net.Listener, of a host or of a network
-// stack in this process.
+// Leases, Grants, Progress and tftp.Server are state machines: packets and times in, answers out.
+// Services does their input and output on any net.PacketConn and net.Listener, of a host or of a
+// network stack in this process.
 //
 // Locks: Services.mu guards Leases, Grants and Progress. It is not held during input or output.
 package boot

@@ -6,9 +6,9 @@ import "time"
 // first.
 const grantTime = time.Minute
 
-// Grants decides who may fetch the configuration of a node: the address of the node, within
-// grantTime after a lease of its iPXE, and once. It is not safe for concurrent use. Its entries are
-// of nodes only, so their number is bounded.
+// Grants decides whether a configuration can be fetched: from the address of its node, within
+// grantTime after a lease of the node's iPXE, and once. It is not safe for concurrent use. Its
+// entries are of nodes only, so their number is bounded.
 type Grants map[MAC]time.Time
 
 // Arm notes that a host has a lease for the script.

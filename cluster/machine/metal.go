@@ -83,7 +83,7 @@ func prepareMetalBoot(ctx context.Context, d Dir, o *UpOptions) error {
 	}
 	o.Spec.IPXEBIOS, o.Spec.IPXEUEFI = files.IPXEBIOS, files.IPXEUEFI
 	image, err := provision.BuildImage(ctx, provision.ImageOptions{
-		Program: o.Spec.Program, JobInit: o.Spec.JobInit, Kernel: o.Spec.Kernel, Told: o.Progress,
+		Program: o.Spec.Program, JobInit: o.Spec.JobInit, Kernel: o.Spec.Kernel, Metal: true, Told: o.Progress,
 	})
 	if err != nil {
 		return err
@@ -421,7 +421,7 @@ func (m *metalNodes) start(number id.Node, term uint32) (int, <-chan exit, error
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := m.node(number)
-	n.term = term
+	n.term, n.phase = term, stopped
 	if err := m.findDriver(number, n); err != nil {
 		return 0, nil, err
 	}

@@ -1,5 +1,5 @@
-// Package machine makes machines out of virtual machines, namespaces, other hosts or metal, and holds
-// them.
+// Package machine makes machines out of virtual machines, namespaces, other hosts or metal, and
+// holds them.
 //
 // machine up (Up) prepares everything in the machine's folder and starts the holder. The holder
 // owns everything outside the nodes themselves: the virtual machines and their switch, the
@@ -10,9 +10,9 @@
 //
 // Locks: holder.mu guards the state of nodes that serve receives. holder.changing, which is taken
 // before it, serializes changes of the roster. hosted.mu, virtual.mu, remote.mu and metalNodes.mu
-// guard the tables of nodes of the substrates. None of holder.mu and these is held while another one
-// is taken. metalNode.switching, which is taken before metalNodes.mu, serializes actions on the power
-// of a node.
+// guard the tables of nodes of the substrates. None of holder.mu and these is held while another
+// one is taken. metalNode.switching, which is taken before metalNodes.mu, serializes actions on the
+// power of a node.
 package machine
 
 import (
@@ -336,8 +336,8 @@ type substrate interface {
 
 var errUnknownSubstrate = errors.New("unknown substrate")
 
-// stopWait bounds how long the holder waits for the end of a process, and metalWait for the power of
-// a node.
+// stopWait bounds how long the holder waits for the end of a process, and metalWait for the power
+// of a node.
 const (
 	stopWait  = 5 * time.Second
 	metalWait = 12 * time.Second

@@ -28,6 +28,11 @@ func (w *Wire) Watch(ctx context.Context, own netip.Addr, report func(server net
 	if err != nil {
 		return err
 	}
+	return watch(ctx, conn, w.MAC(), own, report)
+}
+
+// watch is Watch on a socket, which it closes.
+func watch(ctx context.Context, conn net.PacketConn, mac boot.MAC, own netip.Addr, report func(server netip.Addr)) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
@@ -35,7 +40,7 @@ func (w *Wire) Watch(ctx context.Context, own netip.Addr, report func(server net
 	buf := make([]byte, 1500)
 	for next := time.Now(); ctx.Err() == nil; {
 		if now := time.Now(); !now.Before(next) {
-			if err := ask(conn, w.MAC()); err != nil && ctx.Err() == nil {
+			if err := ask(conn, mac); err != nil && ctx.Err() == nil {
 				return err
 			}
 			next = now.Add(watchPause)
@@ -44,6 +49,9 @@ func (w *Wire) Watch(ctx context.Context, own netip.Addr, report func(server net
 		n, from, err := conn.ReadFrom(buf)
 		if late := net.Error(nil); err != nil && errors.As(err, &late) && late.Timeout() {
 			continue
+		}
+		if ctx.Err() != nil {
+			return nil
 		}
 		if err != nil {
 			return err

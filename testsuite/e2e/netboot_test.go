@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -56,6 +58,10 @@ func TestNetboot(t *testing.T) {
 	}
 	if r := m.run(0, "-n", "1", "--with", text, filepath.Join(bin, "histogram"), text); !strings.Contains(r.stdout, "      1000  the\n") {
 		t.Errorf("the histogram: %v", r)
+	}
+	// By this answer the holder knows that the node is up (metal.Wire.Alive).
+	if conn, err := net.DialTimeout("tcp4", "10.8.0.2:80", time.Minute); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("a connection to the node: %v, %v", conn, err)
 	}
 	if r := m.margay("machine", "down"); r.code != 0 {
 		t.Error(r)

@@ -12,7 +12,7 @@ import (
 )
 
 func (a commands) nodeCommand() *cobra.Command {
-	c := &cobra.Command{Use: "node", Short: "Take nodes out of service and into it, reboot, switch and approve them"}
+	c := &cobra.Command{Use: "node", Short: "Take nodes out of service and into it, reboot and approve them"}
 	c.AddCommand(a.drainCommand(), a.evictCommand(), a.resumeCommand(), a.rebootCommand(), a.powerCommand(), a.approveCommand())
 	return c
 }
