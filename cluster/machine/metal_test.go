@@ -46,7 +46,7 @@ func playMetal(t *testing.T, power *file.Machine, known ...metal.Card) *playedMe
 	}
 	p.metalNodes = &metalNodes{
 		spec: spec, cert: []byte{1}, cards: cards, nodes: make(map[id.Node]*metalNode), boot: new(bootServices), power: power, ownCard: cardOf(255),
-		alive: func(netip.Addr) bool { return p.alive.Load() },
+		alive: func(a netip.Addr) bool { return a.String() == "10.8.0.5" && p.alive.Load() },
 		events: metalEvents{
 			stage: func(id.Node, boot.Status) {}, woke: func(n id.Node) { p.woke <- n }, met: func(m boot.MAC) { p.met <- m },
 			changed: func() {}, log: t.Logf,
@@ -62,6 +62,17 @@ func playMetal(t *testing.T, power *file.Machine, known ...metal.Card) *playedMe
 		}
 	})
 	return p
+}
+
+// within returns what comes over a channel.
+func within[T any](t *testing.T, c <-chan T) (got T) {
+	t.Helper()
+	select {
+	case got = <-c:
+	case <-time.After(time.Minute):
+		t.Fatal("nothing has come within a minute")
+	}
+	return got
 }
 
 // ask plays a card that asks for an address.
@@ -80,7 +91,7 @@ func TestMetalByHand(t *testing.T) {
 	if why := p.ask(1); why == "" {
 		t.Error("it gets an answer before it is started")
 	}
-	if n := <-p.woke; n != 3 {
+	if n := within(t, p.woke); n != 3 {
 		t.Errorf("node%d has begun", n)
 	}
 	if why := p.ask(1); why == "" || len(p.woke) > 0 {
@@ -103,14 +114,11 @@ func TestMetalByHand(t *testing.T) {
 		t.Error("it gets its configuration twice")
 	}
 
-	p.metalNodes.mu.Lock()
 	probing := func() bool {
-		p.metalNodes.mu.Lock()
-		defer p.metalNodes.mu.Unlock()
+		p.mu.Lock()
+		defer p.mu.Unlock()
 		return p.nodes[3].probing
 	}
-	p.metalNodes.mu.Unlock()
-	p.metalNodes.alive = func(a netip.Addr) bool { return a.String() == "10.8.0.5" && p.alive.Load() }
 	p.alive.Store(true)
 	if why := p.ask(1); why == "" {
 		t.Error("another machine with its card gets an answer while it is up")
@@ -125,7 +133,7 @@ func TestMetalByHand(t *testing.T) {
 	if why := p.ask(1); why == "" {
 		t.Error("it gets an answer before its last boot has ended")
 	}
-	if e := <-ended; e.Off || !strings.Contains(e.Reason, "boot again") {
+	if e := within(t, ended); e.Off || !strings.Contains(e.Reason, "boot again") {
 		t.Errorf("it has ended: %+v", e)
 	}
 	if _, ended, err = p.start(3, 1); err != nil {
@@ -136,7 +144,7 @@ func TestMetalByHand(t *testing.T) {
 	}
 
 	p.stop(3)
-	if e := <-ended; !strings.Contains(e.Reason, "by hand") {
+	if e := within(t, ended); !strings.Contains(e.Reason, "by hand") {
 		t.Errorf("it has ended: %+v", e)
 	}
 	if why := p.ask(1); why == "" {
@@ -164,7 +172,7 @@ func TestMetalGuest(t *testing.T) {
 	}
 	p.metalNodes.met(cardOf(2))
 	p.metalNodes.met(cardOf(2))
-	if m := <-p.met; m != cardOf(2) {
+	if m := within(t, p.met); m != cardOf(2) {
 		t.Errorf("%v has come", m)
 	}
 	if g := p.guests(); len(g.Guests) != 1 || g.Guests[0].Mac != cardOf(2).String() {
@@ -238,7 +246,7 @@ esac
 			t.Errorf("it gets no answer: %s", why)
 		}
 		p.stop(2)
-		if e := <-ended; !strings.Contains(e.Reason, "switched off") {
+		if e := within(t, ended); !strings.Contains(e.Reason, "switched off") {
 			t.Errorf("it has ended: %+v", e)
 		}
 		did("off")
@@ -249,7 +257,7 @@ esac
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e := <-ended; !e.Off || !strings.Contains(e.Reason, "switch it on: ") {
+	if e := within(t, ended); !e.Off || !strings.Contains(e.Reason, "switch it on: ") {
 		t.Errorf("with a program that fails: %+v", e)
 	}
 }

@@ -124,7 +124,9 @@ func TestWire(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { watched <- watch(ctx, conn, w.MAC(), p.Server.Addr(), func(server netip.Addr) { found <- server }) }()
+	go func() {
+		watched <- watch(ctx, conn, w.MAC(), p.Server.Addr(), func(server netip.Addr) { found <- server })
+	}()
 	frame := offerFrame(reply(t, dhcpv4.MessageTypeOffer, net.IPv4(10, 8, 0, 77)))
 	for seen := false; !seen; {
 		if err := unix.Sendto(raw, frame, 0, &unix.SockaddrLinklayer{Ifindex: far.Attrs().Index}); err != nil {
