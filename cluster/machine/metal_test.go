@@ -64,7 +64,7 @@ func playMetal(t *testing.T, power *file.Machine, known ...metal.Card) *playedMe
 	return p
 }
 
-// within returns what comes over a channel.
+// within returns the next value of a channel.
 func within[T any](t *testing.T, c <-chan T) (got T) {
 	t.Helper()
 	select {
