@@ -8,8 +8,8 @@ import (
 	"margay/cluster/control"
 )
 
-// serve shows the machines that wait, and orders the holder to make them nodes. A node that waits for a
-// hand is off, needs no command, and boots when the holder says so.
+// serve shows the machines that wait, and orders the holder to make them nodes. A node that waits
+// for a hand is off, needs no command, and boots when the holder says so.
 func TestGuests(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 2)
