@@ -16,6 +16,7 @@ import (
 
 	"margay/cluster/provision"
 	"margay/cluster/provision/emulator"
+	"margay/internal/check"
 	"margay/qemu"
 )
 
@@ -34,7 +35,7 @@ func TestNetboot(t *testing.T) {
 		m.margay("machine", "down") // it is down already, unless the test has failed
 	})
 	// An emulated machine may be silent for long on a busy host.
-	r := m.margay("machine", "up", "--substrate", "metal", "--interface", wire, "--range", "10.8.0.0/24", "--boot-timeout", "3m", "--dead-after", "1m",
+	r := m.margay("machine", "up", "--substrate", "metal", "--interface", wire, "--range", "10.8.0.0/24", "--boot-timeout", bootsWithin.String(), "--dead-after", "2m",
 		"--kernel-args", qemu.CommandLine(qemu.TCG, ""))
 	if r.code != 0 || !strings.Contains(r.stderr, "machines can boot now") {
 		t.Fatal(r)
@@ -49,9 +50,13 @@ func TestNetboot(t *testing.T) {
 	_, serve := m.status()
 	kill(t, serve)
 	eventually(t, "machine that waits after a restart of serve", waits, nodes)
-	if r := m.margay("node", "approve", mac); r.code != 0 || !strings.Contains(r.stderr, mac+" is node0") || !strings.Contains(r.stderr, "node0 is up") {
+	if r := m.margay("node", "approve", "--no-wait", mac); r.code != 0 || !strings.Contains(r.stderr, mac+" is node0") {
 		t.Fatal(r)
 	}
+	check.AwaitFor(t, bootsWithin, "node that is up", func() bool {
+		time.Sleep(250 * time.Millisecond)
+		return strings.Contains(m.margay("nodes").stdout, "node0  up ")
+	})
 	text := filepath.Join(t.TempDir(), "text")
 	if err := os.WriteFile(text, []byte(strings.Repeat("the quick brown fox\n", 1000)), 0o644); err != nil {
 		t.Fatal(err)
@@ -74,6 +79,9 @@ func TestNetboot(t *testing.T) {
 		t.Errorf("the interface has %v, %v", addresses, err)
 	}
 }
+
+// bootsWithin bounds the boot of an emulated machine, which takes half a minute on an idle host.
+const bootsWithin = 10 * time.Minute
 
 // ownWire moves the rest of the test into a network namespace with one Ethernet interface, and
 // returns its name and the other end of the wire, into which a QEMU can be plugged.
