@@ -128,7 +128,7 @@ func (s *Server) refuses(o powerOrder, n *node) error {
 		return control.Failf(control.Code_CODE_REFUSED, "it is being rebooted or switched off already").At(n.number)
 	}
 	if o.again && n.health == control.NodeHealth_NODE_OFF {
-		return control.Failf(control.Code_CODE_REFUSED, "it is %s; %s", n.reason, n.remedy).At(n.number)
+		return control.Failf(control.Code_CODE_REFUSED, "it is %s", n.why()).At(n.number)
 	}
 	if jobs := s.liveJobs(n); len(jobs) > 0 && o.ends && !o.force {
 		return control.Failf(control.Code_CODE_REFUSED, "it has %s %s: drain it and wait, or end them with --force",
