@@ -303,6 +303,7 @@ func (a *Agent) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	a.reached = time.Now()
 	a.connect(conn)
 	defer a.disconnect()
 	for _, j := range a.node.Jobs() {
@@ -311,7 +312,6 @@ func (a *Agent) session(ctx context.Context) error {
 		}
 	}
 	close(joined)
-	a.reached = time.Now()
 	a.config.Log("registered with serve at %s", a.config.Boot.Serve)
 	return a.heartbeat(ctx, conn, beat, info, clock)
 }

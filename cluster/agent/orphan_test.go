@@ -18,6 +18,11 @@ func TestOrphan(t *testing.T) {
 			a.config.Reboot, a.config.Orphan = func() { reboots.Add(1) }, orphan
 			s.live(a, new(playedKernel))
 			conn := s.next()
+			check.AwaitFor(t, patience, "registration", func() bool {
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				return a.conn != nil
+			})
 			if name == "short" {
 				conn.Close()
 				s.next()
