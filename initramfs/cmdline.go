@@ -71,6 +71,9 @@ var quiet = []parameter{
 // x86, without the NUL).
 const maxCmdline = 2047
 
+// AllCores stands for all cores of a machine, however many it has.
+const AllCores = 1 << 20
+
 // Cmdline returns the kernel command line of a node with the given number of cores, with core 0 as
 // the system core. A panic ends the node, and only errors reach the console. Parameters of features
 // in k.Lacks are omitted. Extra parameters come last, so that they take precedence.
@@ -101,7 +104,10 @@ func Cmdline(k guestkernel.Kernel, p Profile, cores int, extra ...string) (strin
 
 func quietWords(k guestkernel.Kernel, p Profile, cores int) []string {
 	list := "1"
-	if cores > 2 {
+	switch {
+	case cores == AllCores:
+		list = "1-N" // Linux 5.12 and later know N as the last one
+	case cores > 2:
 		list = fmt.Sprintf("1-%d", cores-1)
 	}
 	var words []string

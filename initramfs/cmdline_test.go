@@ -25,6 +25,8 @@ func TestCmdline(t *testing.T) {
 			base + " isolcpus=managed_irq,1-3 nohz_full=1-3 rcu_nocbs=1-3" + rest},
 		"one application core": {full, Isolated, 2, nil,
 			base + " isolcpus=managed_irq,domain,1 nohz_full=1 rcu_nocbs=1" + rest},
+		"all cores": {full, Isolated, AllCores, nil,
+			base + " isolcpus=managed_irq,domain,1-N nohz_full=1-N rcu_nocbs=1-N" + rest},
 		"system core only": {full, Isolated, 1, nil, base},
 		"extra":            {full, Isolated, 1, []string{"loglevel=7", "a=b"}, base + " loglevel=7 a=b"},
 		"no nohz_full": {guestkernel.Kernel{Arch: "amd64", Lacks: []string{"nohz_full", "rcu_nocb"}}, Isolated, 3, nil,

@@ -185,6 +185,11 @@ func TestModuleChoice(t *testing.T) {
 	if _, m := build(t, s); len(m.Modules) != 0 {
 		t.Errorf("an empty list chose %v", m.Modules)
 	}
+	s.Modules = MetalModules()
+	if _, m := build(t, s); !slices.Contains(m.Modules, "virtio_net") || !slices.Contains(m.Absent, "e1000e") {
+		t.Errorf("for metal: %v, without %v", m.Modules, m.Absent)
+	}
+	s.Modules = []Module{}
 	s.Kernel.Modules = ""
 	build(t, s)
 	s.Modules = nil

@@ -44,6 +44,22 @@ func DefaultModules() []Module {
 	}
 }
 
+// cards are the drivers of network cards of Ethernet that machines of the last fifteen years have.
+var cards = []string{
+	"e1000", "e1000e", "igb", "igc", "ixgbe", "i40e", "ice", "r8169", "tg3", "bnxt_en", "bnx2x", "mlx4_en", "mlx5_core", "atlantic", "alx",
+	"sky2", "forcedeth", "vmxnet3", "ena",
+}
+
+// MetalModules returns the modules for a node that is a machine of its own: DefaultModules, and the
+// drivers of network cards that its kernel has.
+func MetalModules() []Module {
+	all := DefaultModules()
+	for _, name := range cards {
+		all = append(all, Module{Name: name, Optional: true})
+	}
+	return all
+}
+
 // ErrNoModule reports that a kernel lacks a module, both as a file and built in.
 var ErrNoModule = errors.New("the kernel has no such module")
 

@@ -19,6 +19,16 @@ func Overlay(files []File, w io.Writer) error {
 	return err
 }
 
+// NodeArchive returns an archive that may precede an image or follow one, for a boot program that
+// joins them.
+func NodeArchive(files []File) ([]byte, error) {
+	var archive bytes.Buffer
+	if err := Overlay(files, &archive); err != nil {
+		return nil, err
+	}
+	return append(archive.Bytes(), make([]byte, -archive.Len()&(align-1))...), nil
+}
+
 // WriteNodeImage writes to dst the image at imagePath with the files of one node added. dst is
 // complete or absent, replaces an older file, and is readable only by its owner.
 func WriteNodeImage(imagePath string, files []File, dst string) error {

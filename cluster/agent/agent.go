@@ -64,6 +64,10 @@ type Config struct {
 	Version string // of the node image
 	Log     func(format string, args ...any)
 	Restart func() // ends this process, to be started again by PID 1
+	// Reboot reboots the node. It is called when serve has not been reached for the time Orphan:
+	// the machine has ended, and nothing else ends the node. Nil: never.
+	Reboot func()
+	Orphan time.Duration
 
 	// Protocol overrides the protocol version that the agent announces; 0: the real one.
 	Protocol uint32
@@ -81,6 +85,7 @@ type Agent struct {
 	listener  net.Listener
 	datagrams *net.UDPConn // nil if the fabric is TCP
 	joined    bool         // the fabric, with the first registration
+	reached   time.Time    // when it last registered; used by Run alone
 
 	mu      sync.Mutex
 	conn    *control.Conn                // nil while there is none
@@ -176,12 +181,20 @@ func (a *Agent) Run(ctx context.Context, node Kernel) error {
 	if err := errors.Join(a.listen(kept), a.openDatagrams()); err != nil {
 		return err
 	}
+	last := time.Now() // with a connection to serve
 	for retry := firstRetry; ctx.Err() == nil; {
 		started := time.Now()
 		err := a.session(ctx)
 		a.config.Log("connection to serve at %s: %v", a.config.Boot.Serve, err)
 		if time.Since(started) > silence {
 			retry = firstRetry
+		}
+		if a.reached.After(started) {
+			last = time.Now()
+		}
+		if a.config.Reboot != nil && time.Since(last) > a.config.Orphan {
+			a.config.Log("serve has not been reached for %v: the node reboots", a.config.Orphan)
+			a.config.Reboot()
 		}
 		select {
 		case <-time.After(retry):
@@ -290,6 +303,7 @@ func (a *Agent) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	a.reached = time.Now()
 	a.connect(conn)
 	defer a.disconnect()
 	for _, j := range a.node.Jobs() {

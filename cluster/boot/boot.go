@@ -7,27 +7,33 @@
 //	firmware -> TFTP or HTTP  undionly.kpxe, ipxe.efi
 //	iPXE     -> DHCP  discover, request              the same two decide
 //	iPXE     -> HTTP  GET /boot.ipxe                 the same for all nodes
+//	iPXE     -> HTTP  GET /config                    of a node: once for each lease (Grants)
 //	iPXE     -> HTTP  GET /kernel, /image            the same for all nodes
 //
-// Only clients of known MAC addresses get an answer.
+// Only clients of known MAC addresses get an answer. A guest, which is a machine that is not a node
+// yet, gets an address, an iPXE and a script that asks again.
 //
-// Nothing that the services give is secret: every station can read it. A node gets its
-// configuration and its token in another way.
+// Every station on the wire can read what the services give. Without Config.Node none of it is
+// secret, and a node gets its configuration and its token in another way.
 //
-// Leases, Progress and tftp.Server are state machines: packets and times in, answers out. Services
-// does their input and output on any net.PacketConn and net.Listener, of a host or of a network
-// stack in this process.
+// Leases, Grants, Progress and tftp.Server are state machines: packets and times in, answers out.
+// Services does their input and output on any net.PacketConn and net.Listener, of a host or of a
+// network stack in this process.
 //
-// Locks: Services.mu guards Leases and Progress. It is not held during input or output.
+// Locks: Services.mu guards Leases, Grants and Progress. It is not held during input or output.
 package boot
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"sync"
+	"time"
 
 	"margay/cluster/boot/tftp"
 	"margay/kernel/abi/id"
@@ -46,6 +52,7 @@ const (
 	ScriptPath = "/boot.ipxe"
 	KernelPath = "/kernel"
 	ImagePath  = "/image"
+	ConfigPath = "/config"
 )
 
 // The names of the iPXE for each firmware. UEFI HTTP boot wants the ending.
@@ -75,6 +82,17 @@ type Config struct {
 	// wait for an IPv6 router.
 	Send func(frame []byte) error
 	MAC  MAC // of the services; for Send
+	// Broadcast sends all answers of DHCP to all stations: an ordinary socket cannot send to an
+	// address that its client does not have yet.
+	Broadcast bool
+	// Node returns an archive with the configuration of a node, which has secrets. It is for a
+	// network without another way to a node. Nil: no configuration is served.
+	Node func(id.Node) ([]byte, error)
+	// Asks is called with each question before it is answered, and may change the hosts. If it
+	// returns a refusal, there is no answer. Nil: all questions are answered.
+	Asks func(time.Time, Question) (refusal string)
+	// Met is called with a guest that fetches the script. It may be nil.
+	Met func(MAC)
 	// Log receives lines about refusals, at a bounded rate.
 	Log func(format string, args ...any)
 }
@@ -90,6 +108,7 @@ type Services struct {
 
 	mu       sync.Mutex
 	leases   *Leases
+	grants   Grants
 	progress *Progress
 }
 
@@ -105,13 +124,13 @@ func New(c Config) (*Services, error) {
 		return nil, fmt.Errorf("boot: %v is not an IPv4 address with its subnet", c.Server)
 	}
 	base := "http://" + c.Server.Addr().String()
-	script, err := script(base, c.Cmdline)
+	script, err := script(base, c.Cmdline, c.Node != nil)
 	if err != nil {
 		return nil, err
 	}
 	s := &Services{
 		config: c, log: gate.NewLog(c.Log, logBurst, logRate),
-		progress: NewProgress(),
+		progress: NewProgress(), grants: make(Grants),
 		files: map[string]served{
 			ScriptPath: {script, Script},
 			KernelPath: {c.Kernel, Kernel},
@@ -141,7 +160,7 @@ func New(c Config) (*Services, error) {
 // Add adds a host to the ones that are served.
 func (s *Services) Add(h Host) error {
 	if !s.config.Server.Contains(h.Address) || h.Address == s.config.Server.Addr() {
-		return fmt.Errorf("boot: node%d: its address %v is not one of a host in %v", h.Node, h.Address, s.config.Server.Masked())
+		return fmt.Errorf("boot: %v: its address %v is not one of a host in %v", h, h.Address, s.config.Server.Masked())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,11 +175,38 @@ func (s *Services) Remove(node id.Node) {
 	s.progress.Starting(node)
 }
 
-// node returns the node that has an address.
-func (s *Services) node(address netip.Addr) (node id.Node, known bool) {
+// Forget stops serving the host of a MAC address.
+func (s *Services) Forget(mac MAC) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.leases.Node(address)
+	s.leases.Forget(mac)
+}
+
+// host returns the host that has an address.
+func (s *Services) host(address netip.Addr) (h Host, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leases.Host(address)
+}
+
+// take returns the configuration of a node that may have it now.
+func (s *Services) take(h Host, method string) (File, error) {
+	if method != http.MethodGet {
+		return File{}, errors.New("a configuration can only be fetched")
+	}
+	s.mu.Lock()
+	refusal := s.grants.Take(time.Now(), h)
+	s.mu.Unlock()
+	if refusal != "" {
+		s.log.Printf("boot: %v asks for its configuration: %s", h, refusal)
+		return File{}, errors.New(refusal)
+	}
+	text, err := s.config.Node(h.Node)
+	if err != nil {
+		s.log.Printf("boot: %v asks for its configuration: %v", h, err)
+		return File{}, errors.New("there is none now")
+	}
+	return File{bytes.NewReader(text), int64(len(text))}, nil
 }
 
 // Serve answers DHCP and TFTP on a connection each and HTTP on a listener until ctx ends, and
@@ -207,11 +253,14 @@ func (s *Services) Counts() Counts {
 }
 
 // reached records that a node has reached a stage, and reports it if it is new.
-func (s *Services) reached(node id.Node, status Status) {
+func (s *Services) reached(h Host, status Status) {
+	if h.Guest {
+		return
+	}
 	s.mu.Lock()
-	news := s.progress.Reached(node, status)
+	news := s.progress.Reached(h.Node, status)
 	s.mu.Unlock()
 	if news && s.config.Report != nil {
-		s.config.Report(node, status)
+		s.config.Report(h.Node, status)
 	}
 }

@@ -61,15 +61,26 @@ func (s *Services) answer(at time.Time, datagram []byte) ([]byte, net.Addr) {
 		s.log.Printf("boot: a datagram of %d bytes is ignored: %v", len(datagram), err)
 		return nil, nil
 	}
+	s.mu.Unlock()
 	if q.Means != Nothing && s.locations[q.Means] == "" {
 		q.Means, q.Why = Nothing, "this machine has no iPXE for its firmware"
 	}
+	if s.config.Asks != nil {
+		if refusal := s.config.Asks(at, q); refusal != "" {
+			s.log.Printf("boot: DHCP: %v: %s", q.MAC, refusal)
+			return nil, nil
+		}
+	}
+	s.mu.Lock()
 	a := s.leases.Handle(at, s.config.Server.Addr(), q)
+	if a.Kind == Ack && q.Means == ByScript {
+		s.grants.Arm(at, a.Host)
+	}
 	s.mu.Unlock()
 	switch {
 	case a.Refusal != "" && a.Known:
-		s.log.Printf("boot: node%d: DHCP: %s", a.Host.Node, a.Refusal)
-		s.reached(a.Host.Node, Status{Stage: Asked, Why: a.Refusal})
+		s.log.Printf("boot: %v: DHCP: %s", a.Host, a.Refusal)
+		s.reached(a.Host, Status{Stage: Asked, Why: a.Refusal})
 	case a.Refusal != "":
 		s.log.Printf("boot: DHCP: %s", a.Refusal)
 	}
@@ -78,22 +89,26 @@ func (s *Services) answer(at time.Time, datagram []byte) ([]byte, net.Addr) {
 	}
 	out, err := s.reply(in, a, q.Means)
 	if err != nil {
-		s.log.Printf("boot: node%d: DHCP: %v", a.Host.Node, err)
+		s.log.Printf("boot: %v: DHCP: %v", a.Host, err)
 		return nil, nil
 	}
 	if s.config.Send != nil && q.Means == ByScript {
 		if err := s.config.Send(advertisement(s.config.MAC, a.Host.MAC)); err != nil {
-			s.log.Printf("boot: node%d: router advertisement: %v", a.Host.Node, err)
+			s.log.Printf("boot: %v: router advertisement: %v", a.Host, err)
 		}
 	}
 	switch {
 	case a.Kind != Ack:
 	case q.Means == ByScript:
-		s.reached(a.Host.Node, Status{Stage: Entered})
+		s.reached(a.Host, Status{Stage: Entered})
 	default:
-		s.reached(a.Host.Node, Status{Stage: Leased})
+		s.reached(a.Host, Status{Stage: Leased})
 	}
-	return out.ToBytes(), destination(in, a)
+	to := destination(in, a)
+	if s.config.Broadcast {
+		to = everyone()
+	}
+	return out.ToBytes(), to
 }
 
 // parse reads a datagram, which is untrusted.
@@ -182,10 +197,13 @@ var messageTypes = map[Kind]dhcpv4.MessageType{
 
 // destination returns the address for an answer (RFC 2131, section 4.1): the client's, or broadcast
 // if the client asks for that or gets no address.
-func destination(in *dhcpv4.DHCPv4, a Answer) net.Addr {
-	to := &net.UDPAddr{IP: net.IPv4bcast.To4(), Port: dhcpv4.ClientPort}
+func destination(in *dhcpv4.DHCPv4, a Answer) *net.UDPAddr {
+	to := everyone()
 	if a.Kind != Nak && !in.IsBroadcast() {
 		to.IP = a.Host.Address.AsSlice()
 	}
 	return to
 }
+
+// everyone is the address of all DHCP clients.
+func everyone() *net.UDPAddr { return &net.UDPAddr{IP: net.IPv4bcast.To4(), Port: dhcpv4.ClientPort} }

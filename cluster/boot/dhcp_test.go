@@ -113,7 +113,7 @@ func TestAnswers(t *testing.T) {
 			dhcpv4.MessageTypeNak, "255.255.255.255:68", "it has asked for the address 10.66.1.0, and its own is 10.66.1.1"},
 		{"second server", request(t, 1, dhcpv4.WithOption(dhcpv4.OptServerIdentifier(second.AsSlice()))), 0, "",
 			"node1: its DHCP request was refused: it has chosen another DHCP server, 10.66.0.9"},
-		{"unknown", question(t, 9), 0, "", "no node has the MAC address 525400660009"},
+		{"unknown", question(t, 9), 0, "", "no node has the MAC address 52:54:00:66:00:09"},
 		{"another system", question(t, 1, firmware("dhcpcd", 0)), 0, "", "node1: its DHCP request was refused: it does not boot over the network"},
 		{"relayed", question(t, 1, dhcpv4.WithGatewayIP(second.AsSlice())), 0, "", "is ignored"},
 		{"an answer", func() []byte { d := question(t, 1); d[0] = 2; return d }(), 0, "", "is ignored"},

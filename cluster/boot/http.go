@@ -40,21 +40,30 @@ func (s *Services) server() *http.Server {
 	}
 }
 
-// serveFile answers a request. There are three paths and no folder behind them.
+// serveFile answers a request. There are some paths and no folder behind them.
 func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 	control := http.NewResponseController(w)
 	_ = control.SetWriteDeadline(time.Now().Add(stallWait)) // an error is the connection's, which the answer meets as well
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
-	node, known := s.node(from.Addr().Unmap())
+	host, known := s.host(from.Addr().Unmap())
 	if err != nil || !known {
 		s.log.Printf("boot: %s asks for %.100q, and is not a node", r.RemoteAddr, r.URL.Path)
 		http.Error(w, "not a node of this machine", http.StatusForbidden)
 		return
 	}
 	file, ok := s.files[r.URL.Path]
-	if !ok {
-		s.log.Printf("boot: node%d asks for %.100q, which does not exist", node, r.URL.Path)
+	if r.URL.Path == ScriptPath && host.Guest {
+		file = served{s.waitingScript(host), Script}
+	}
+	switch {
+	case r.URL.Path == ConfigPath && s.config.Node != nil:
+	case !ok:
+		s.log.Printf("boot: %v asks for %.100q, which does not exist", host, r.URL.Path)
 		http.NotFound(w, r)
+		return
+	}
+	if host.Guest && file.stage != Script && file.stage != Loader {
+		http.Error(w, "not a node of this machine yet", http.StatusForbidden)
 		return
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -66,12 +75,22 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "a request has no content", http.StatusBadRequest)
 		return
 	}
+	if r.URL.Path == ConfigPath {
+		if file.File, err = s.take(host, r.Method); err != nil {
+			http.Error(w, err.Error(), http.StatusForbidden)
+			return
+		}
+		file.stage = Configuration
+	}
+	if host.Guest && file.stage == Script && s.config.Met != nil {
+		s.config.Met(host.MAC)
+	}
 	_ = control.SetReadDeadline(time.Time{})                   // the time for the request is over, and it is here
 	w.Header().Set("Content-Type", "application/octet-stream") // else it would be guessed
 	content := &counted{SectionReader: io.NewSectionReader(file, 0, file.Size)}
 	http.ServeContent(&steady{w, control, func() {
 		if file.Size > 0 {
-			s.reached(node, Status{Stage: file.stage, Percent: int(content.at.Load() * 100 / file.Size)})
+			s.reached(host, Status{Stage: file.stage, Percent: int(content.at.Load() * 100 / file.Size)})
 		}
 	}}, r, "", time.Time{}, content)
 }

@@ -2,6 +2,7 @@ package boot
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"time"
 
@@ -11,11 +12,33 @@ import (
 // MAC is an Ethernet address.
 type MAC [6]byte
 
-// Host is a node that may boot, and its address, which it always gets.
+// String returns the address in the usual notation.
+func (m MAC) String() string { return net.HardwareAddr(m[:]).String() }
+
+// ParseMAC reads an Ethernet address.
+func ParseMAC(text string) (m MAC, err error) {
+	hardware, err := net.ParseMAC(text)
+	if err != nil || len(hardware) != len(m) {
+		return m, fmt.Errorf("%.40q is not the address of a network card, such as 52:54:00:12:34:56", text)
+	}
+	return MAC(hardware), nil
+}
+
+// Host is a node that may boot, and its address, which it always gets. A guest is a machine that is
+// not a node: it gets an address and a script that waits, and nothing else. It has no Node.
 type Host struct {
 	Node    id.Node
+	Guest   bool
 	MAC     MAC
 	Address netip.Addr
+}
+
+// String names the host for people.
+func (h Host) String() string {
+	if h.Guest {
+		return h.MAC.String()
+	}
+	return fmt.Sprintf("node%d", h.Node)
 }
 
 // Kind is the type of a DHCP message, as far as it matters here.
@@ -71,7 +94,7 @@ const holdTime = time.Minute
 // concurrent use.
 type Leases struct {
 	hosts     map[MAC]Host
-	addresses map[netip.Addr]id.Node
+	addresses map[netip.Addr]Host
 	owners    map[MAC]owner
 	counts    Counts
 }
@@ -84,7 +107,7 @@ type owner struct {
 
 // NewLeases returns the leases of hosts. Each host needs a MAC address and an address of its own.
 func NewLeases(hosts []Host) (*Leases, error) {
-	l := &Leases{hosts: make(map[MAC]Host, len(hosts)), owners: make(map[MAC]owner), addresses: make(map[netip.Addr]id.Node, len(hosts))}
+	l := &Leases{hosts: make(map[MAC]Host, len(hosts)), owners: make(map[MAC]owner), addresses: make(map[netip.Addr]Host, len(hosts))}
 	for _, h := range hosts {
 		if err := l.Add(h); err != nil {
 			return nil, err
@@ -93,39 +116,49 @@ func NewLeases(hosts []Host) (*Leases, error) {
 	return l, nil
 }
 
-// Add adds a host. On an error nothing is changed.
+// Add adds a host, unless it has it. On an error nothing is changed.
 func (l *Leases) Add(h Host) error {
+	if l.hosts[h.MAC] == h && h.Guest {
+		return nil
+	}
 	if h.MAC == (MAC{}) || h.MAC[0]&1 != 0 {
-		return fmt.Errorf("boot: node%d: %x is not the MAC address of one station", h.Node, h.MAC)
+		return fmt.Errorf("boot: %v: %v is not the MAC address of one station", h, h.MAC)
 	}
 	if !h.Address.Is4() {
-		return fmt.Errorf("boot: node%d: %v is not an IPv4 address", h.Node, h.Address)
+		return fmt.Errorf("boot: %v: %v is not an IPv4 address", h, h.Address)
 	}
 	if other, ok := l.hosts[h.MAC]; ok {
-		return fmt.Errorf("boot: node%d and node%d have the same MAC address %x", other.Node, h.Node, h.MAC)
+		return fmt.Errorf("boot: %v and %v have the same MAC address %v", other, h, h.MAC)
 	}
 	if other, ok := l.addresses[h.Address]; ok {
-		return fmt.Errorf("boot: node%d and node%d have the same address %v", other, h.Node, h.Address)
+		return fmt.Errorf("boot: %v and %v have the same address %v", other, h, h.Address)
 	}
-	l.hosts[h.MAC], l.addresses[h.Address] = h, h.Node
+	l.hosts[h.MAC], l.addresses[h.Address] = h, h
 	return nil
 }
 
 // Remove removes a node's host.
 func (l *Leases) Remove(node id.Node) {
 	for mac, h := range l.hosts {
-		if h.Node == node {
-			delete(l.hosts, mac)
-			delete(l.owners, mac)
-			delete(l.addresses, h.Address)
+		if h.Node == node && !h.Guest {
+			l.Forget(mac)
 		}
 	}
 }
 
-// Node returns the node that has an address.
-func (l *Leases) Node(address netip.Addr) (node id.Node, known bool) {
-	node, known = l.addresses[address]
-	return node, known
+// Forget removes the host of a MAC address, if there is one.
+func (l *Leases) Forget(mac MAC) {
+	if h, ok := l.hosts[mac]; ok {
+		delete(l.hosts, mac)
+		delete(l.owners, mac)
+		delete(l.addresses, h.Address)
+	}
+}
+
+// Host returns the host that has an address.
+func (l *Leases) Host(address netip.Addr) (h Host, known bool) {
+	h, known = l.addresses[address]
+	return h, known
 }
 
 // Counts returns what was refused so far.
@@ -137,7 +170,7 @@ func (l *Leases) Malformed() { l.counts.Malformed++ }
 // Starting frees the MAC address of a node: another machine may have it now.
 func (l *Leases) Starting(node id.Node) {
 	for mac, h := range l.hosts {
-		if h.Node == node {
+		if h.Node == node && !h.Guest {
 			delete(l.owners, mac)
 		}
 	}
@@ -148,7 +181,7 @@ func (l *Leases) Handle(now time.Time, server netip.Addr, q Question) Answer {
 	host, known := l.hosts[q.MAC]
 	if !known {
 		l.counts.Unknown++
-		return Answer{Refusal: fmt.Sprintf("no node has the MAC address %x", q.MAC)}
+		return Answer{Refusal: fmt.Sprintf("no node has the MAC address %v", q.MAC)}
 	}
 	a := Answer{Host: host, Known: true}
 	if q.Kind != Discover && q.Kind != Request && q.Kind != Decline {

@@ -9,13 +9,14 @@ type Stage int
 
 // The stages.
 const (
-	Asked   Stage = iota + 1 // it has sent a DHCP request that was not granted
-	Leased                   // its firmware has an address and the location of iPXE
-	Loader                   // its firmware fetches iPXE
-	Entered                  // its iPXE has an address and the location of the script
-	Script                   // it fetches the script
-	Kernel                   // it fetches the kernel
-	Image                    // it fetches the node image
+	Asked         Stage = iota + 1 // it has sent a DHCP request that was not granted
+	Leased                         // its firmware has an address and the location of iPXE
+	Loader                         // its firmware fetches iPXE
+	Entered                        // its iPXE has an address and the location of the script
+	Script                         // it fetches the script
+	Configuration                  // it fetches its configuration
+	Kernel                         // it fetches the kernel
+	Image                          // it fetches the node image
 )
 
 // Status is a stage and how much of it is done.
@@ -25,7 +26,7 @@ type Status struct {
 	Why     string // Asked: the reason
 }
 
-var fetched = map[Stage]string{Loader: "iPXE", Script: "the script", Kernel: "the kernel", Image: "the node image"}
+var fetched = map[Stage]string{Loader: "iPXE", Script: "the script", Configuration: "its configuration", Kernel: "the kernel", Image: "the node image"}
 
 // String describes the stage for a user, as something that a node does. It does not have the
 // percentage.

@@ -9,23 +9,43 @@ import (
 // A client that fails restarts, so that its substrate notices. UEFI firmware passes the image on by
 // its name on the command line, BIOS ignores that word. On UEFI the command line begins with the
 // name of the kernel, and Linux passes words that it does not know on to init, except ones with a
-// dot.
-func script(base, cmdline string) (File, error) {
+// dot. A configuration is fetched first, and Linux unpacks it before the image.
+func script(base, cmdline string, config bool) (File, error) {
 	for _, r := range cmdline {
 		if r < ' ' || r > '~' || strings.ContainsRune(special, r) {
 			return File{}, fmt.Errorf("boot: the kernel command line %q contains %q, which is special in an iPXE script", cmdline, r)
 		}
 	}
-	text := fmt.Sprintf(`#!ipxe
-kernel --name linux.efi %[1]s%[2]s initrd=image %[4]s || goto failed
+	words, first := "initrd=image", ""
+	if config {
+		words, first = "initrd=config initrd=image", fmt.Sprintf("initrd --name config %s%s || goto failed\n", base, ConfigPath)
+	}
+	return text(fmt.Sprintf(`#!ipxe
+%[5]skernel --name linux.efi %[1]s%[2]s %[6]s %[4]s || goto failed
 initrd --name image %[1]s%[3]s || goto failed
 boot || goto failed
 :failed
 echo The boot over the network has failed
 reboot
-`, base, KernelPath, ImagePath, cmdline)
-	return File{strings.NewReader(text), int64(len(text))}, nil
+`, base, KernelPath, ImagePath, cmdline, first, words)), nil
 }
+
+// waitSeconds is the time between two requests of a guest.
+const waitSeconds = 5
+
+// waitingScript returns the script of a guest, which asks for an address and a script again and
+// again. As a node it gets others.
+func (s *Services) waitingScript(h Host) File {
+	return text(fmt.Sprintf(`#!ipxe
+echo This machine is not a node yet. On the service host: margay node approve %[1]v
+:again
+sleep %[2]d
+dhcp || goto again
+chain --replace %[3]s || goto again
+`, h.MAC, waitSeconds, s.locations[ByScript]))
+}
+
+func text(s string) File { return File{strings.NewReader(s), int64(len(s))} }
 
 // special are the characters that iPXE does not pass on unchanged.
 const special = "$#&|\"'\\"

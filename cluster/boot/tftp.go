@@ -29,7 +29,7 @@ func (s *Services) serveTFTP(conn net.PacketConn) error {
 	}
 	return receive(conn, tftp.MaxDatagram+1, func(datagram []byte, from netip.AddrPort) {
 		defer tick() // a flood would put it off
-		if _, known := s.node(from.Addr()); !known {
+		if _, known := s.host(from.Addr()); !known {
 			s.log.Printf("boot: TFTP: %v is not a node", from)
 			return
 		}
@@ -49,13 +49,13 @@ func (s *Services) send(conn net.PacketConn, a tftp.Answer) {
 			s.log.Printf("boot: TFTP: answer to %v: %v", a.To, err)
 		}
 	}
-	node, known := s.node(a.To.Addr())
+	host, known := s.host(a.To.Addr())
 	switch {
 	case !known: // it was removed
 	case a.Refusal != "":
-		s.log.Printf("boot: node%d: TFTP: %s", node, a.Refusal)
+		s.log.Printf("boot: %v: TFTP: %s", host, a.Refusal)
 	case a.Name != "":
-		s.reached(node, Status{Stage: Loader, Percent: int(a.Done * 100 / max(1, s.first[a.Name].Size))})
+		s.reached(host, Status{Stage: Loader, Percent: int(a.Done * 100 / max(1, s.first[a.Name].Size))})
 	}
 }
 

@@ -732,6 +732,8 @@ type Frame struct {
 	//	*Frame_Roster
 	//	*Frame_SwitchNodes
 	//	*Frame_SwitchNode
+	//	*Frame_Guests
+	//	*Frame_ApproveGuests
 	//	*Frame_Leave
 	//	*Frame_ReadFiles
 	//	*Frame_FilesPiece
@@ -1494,6 +1496,24 @@ func (x *Frame) GetSwitchNode() *SwitchNode {
 	return nil
 }
 
+func (x *Frame) GetGuests() *Guests {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Guests); ok {
+			return x.Guests
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetApproveGuests() *ApproveGuests {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ApproveGuests); ok {
+			return x.ApproveGuests
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetLeave() *Leave {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_Leave); ok {
@@ -1854,6 +1874,15 @@ type Frame_SwitchNode struct {
 	SwitchNode *SwitchNode `protobuf:"bytes,171,opt,name=switch_node,json=switchNode,proto3,oneof"`
 }
 
+type Frame_Guests struct {
+	// Machines that wait until they are made nodes: the holder tells serve, clients ask serve, serve asks the holder.
+	Guests *Guests `protobuf:"bytes,200,opt,name=guests,proto3,oneof"`
+}
+
+type Frame_ApproveGuests struct {
+	ApproveGuests *ApproveGuests `protobuf:"bytes,201,opt,name=approve_guests,json=approveGuests,proto3,oneof"`
+}
+
 type Frame_Leave struct {
 	Leave *Leave `protobuf:"bytes,210,opt,name=leave,proto3,oneof"`
 }
@@ -2026,6 +2055,10 @@ func (*Frame_Roster) isFrame_Body() {}
 func (*Frame_SwitchNodes) isFrame_Body() {}
 
 func (*Frame_SwitchNode) isFrame_Body() {}
+
+func (*Frame_Guests) isFrame_Body() {}
+
+func (*Frame_ApproveGuests) isFrame_Body() {}
 
 func (*Frame_Leave) isFrame_Body() {}
 
@@ -6521,6 +6554,7 @@ func (*ListNodes) Descriptor() ([]byte, []int) {
 type Nodes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nodes         []*NodeState           `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	Guests        *Guests                `protobuf:"bytes,200,opt,name=guests,proto3" json:"guests,omitempty"` // only of a machine whose nodes boot over a network of its host
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6562,6 +6596,181 @@ func (x *Nodes) GetNodes() []*NodeState {
 	return nil
 }
 
+func (x *Nodes) GetGuests() *Guests {
+	if x != nil {
+		return x.Guests
+	}
+	return nil
+}
+
+// Guests are the machines on the boot network that are not nodes, and wait until they are made nodes. The holder sends all of them
+// after each change.
+type Guests struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Guests        []*Guest               `protobuf:"bytes,1,rep,name=guests,proto3" json:"guests,omitempty"`
+	Notices       []string               `protobuf:"bytes,2,rep,name=notices,proto3" json:"notices,omitempty"` // what an operator must know of that network
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Guests) Reset() {
+	*x = Guests{}
+	mi := &file_control_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Guests) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Guests) ProtoMessage() {}
+
+func (x *Guests) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Guests.ProtoReflect.Descriptor instead.
+func (*Guests) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *Guests) GetGuests() []*Guest {
+	if x != nil {
+		return x.Guests
+	}
+	return nil
+}
+
+func (x *Guests) GetNotices() []string {
+	if x != nil {
+		return x.Notices
+	}
+	return nil
+}
+
+type Guest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Mac           string                 `protobuf:"bytes,1,opt,name=mac,proto3" json:"mac,omitempty"`                         // of the network card that it boots from
+	SinceNs       int64                  `protobuf:"varint,2,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // since the epoch
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Guest) Reset() {
+	*x = Guest{}
+	mi := &file_control_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Guest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Guest) ProtoMessage() {}
+
+func (x *Guest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Guest.ProtoReflect.Descriptor instead.
+func (*Guest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *Guest) GetMac() string {
+	if x != nil {
+		return x.Mac
+	}
+	return ""
+}
+
+func (x *Guest) GetSinceNs() int64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
+// ApproveGuests makes machines nodes, which need not have been seen. Clients ask serve, serve asks the holder. An order that is
+// repeated adds nothing more. Answer: NodesAdded, or Error and none is added.
+type ApproveGuests struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Macs          []string               `protobuf:"bytes,1,rep,name=macs,proto3" json:"macs,omitempty"`
+	Order         string                 `protobuf:"bytes,2,opt,name=order,proto3" json:"order,omitempty"` // identifies the order when it is repeated
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`   // who gives it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApproveGuests) Reset() {
+	*x = ApproveGuests{}
+	mi := &file_control_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApproveGuests) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApproveGuests) ProtoMessage() {}
+
+func (x *ApproveGuests) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApproveGuests.ProtoReflect.Descriptor instead.
+func (*ApproveGuests) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *ApproveGuests) GetMacs() []string {
+	if x != nil {
+		return x.Macs
+	}
+	return nil
+}
+
+func (x *ApproveGuests) GetOrder() string {
+	if x != nil {
+		return x.Order
+	}
+	return ""
+}
+
+func (x *ApproveGuests) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
 type NodeState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -6582,13 +6791,14 @@ type NodeState struct {
 	Ill           string                 `protobuf:"bytes,111,opt,name=ill,proto3" json:"ill,omitempty"`                                    // why it gets no jobs until it is well; empty: it is well
 	Vitals        *Vitals                `protobuf:"bytes,112,opt,name=vitals,proto3" json:"vitals,omitempty"`                              // when it was last heard
 	Power         NodePower              `protobuf:"varint,170,opt,name=power,proto3,enum=margay.control.NodePower" json:"power,omitempty"` // as its holder has reported
+	Waits         bool                   `protobuf:"varint,200,opt,name=waits,proto3" json:"waits,omitempty"`                               // with NODE_OFF: it comes when it is switched on by hand
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6600,7 +6810,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6613,7 +6823,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -6742,6 +6952,13 @@ func (x *NodeState) GetPower() NodePower {
 	return NodePower_POWER_UNKNOWN
 }
 
+func (x *NodeState) GetWaits() bool {
+	if x != nil {
+		return x.Waits
+	}
+	return false
+}
+
 // Drain is the state of a node that is given no jobs by order of an operator.
 type Drain struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -6756,7 +6973,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6768,7 +6985,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6781,7 +6998,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -6830,7 +7047,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6842,7 +7059,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6855,7 +7072,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -6892,7 +7109,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6904,7 +7121,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6917,7 +7134,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -6950,7 +7167,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6962,7 +7179,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6975,7 +7192,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -6995,7 +7212,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7007,7 +7224,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7020,7 +7237,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -7042,7 +7259,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7054,7 +7271,7 @@ func (x *RebootNodes) String() string {
 func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7067,7 +7284,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -7105,7 +7322,7 @@ type SwitchNodes struct {
 
 func (x *SwitchNodes) Reset() {
 	*x = SwitchNodes{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7117,7 +7334,7 @@ func (x *SwitchNodes) String() string {
 func (*SwitchNodes) ProtoMessage() {}
 
 func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7130,7 +7347,7 @@ func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNodes.ProtoReflect.Descriptor instead.
 func (*SwitchNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *SwitchNodes) GetNodes() []uint32 {
@@ -7174,7 +7391,7 @@ type EvictNodes struct {
 
 func (x *EvictNodes) Reset() {
 	*x = EvictNodes{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7186,7 +7403,7 @@ func (x *EvictNodes) String() string {
 func (*EvictNodes) ProtoMessage() {}
 
 func (x *EvictNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7199,7 +7416,7 @@ func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictNodes.ProtoReflect.Descriptor instead.
 func (*EvictNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *EvictNodes) GetNodes() []uint32 {
@@ -7232,7 +7449,7 @@ type NodesEvicted struct {
 
 func (x *NodesEvicted) Reset() {
 	*x = NodesEvicted{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7244,7 +7461,7 @@ func (x *NodesEvicted) String() string {
 func (*NodesEvicted) ProtoMessage() {}
 
 func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7257,7 +7474,7 @@ func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesEvicted.ProtoReflect.Descriptor instead.
 func (*NodesEvicted) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *NodesEvicted) GetJobs() []uint32 {
@@ -7280,7 +7497,7 @@ type GrowMachine struct {
 
 func (x *GrowMachine) Reset() {
 	*x = GrowMachine{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7292,7 +7509,7 @@ func (x *GrowMachine) String() string {
 func (*GrowMachine) ProtoMessage() {}
 
 func (x *GrowMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7305,7 +7522,7 @@ func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowMachine.ProtoReflect.Descriptor instead.
 func (*GrowMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *GrowMachine) GetCount() uint32 {
@@ -7338,7 +7555,7 @@ type NodesAdded struct {
 
 func (x *NodesAdded) Reset() {
 	*x = NodesAdded{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7350,7 +7567,7 @@ func (x *NodesAdded) String() string {
 func (*NodesAdded) ProtoMessage() {}
 
 func (x *NodesAdded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7363,7 +7580,7 @@ func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesAdded.ProtoReflect.Descriptor instead.
 func (*NodesAdded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *NodesAdded) GetNodes() []uint32 {
@@ -7386,7 +7603,7 @@ type ShrinkMachine struct {
 
 func (x *ShrinkMachine) Reset() {
 	*x = ShrinkMachine{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7398,7 +7615,7 @@ func (x *ShrinkMachine) String() string {
 func (*ShrinkMachine) ProtoMessage() {}
 
 func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7411,7 +7628,7 @@ func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShrinkMachine.ProtoReflect.Descriptor instead.
 func (*ShrinkMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ShrinkMachine) GetNodes() []uint32 {
@@ -7446,7 +7663,7 @@ type NodesLeaving struct {
 
 func (x *NodesLeaving) Reset() {
 	*x = NodesLeaving{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7458,7 +7675,7 @@ func (x *NodesLeaving) String() string {
 func (*NodesLeaving) ProtoMessage() {}
 
 func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7471,7 +7688,7 @@ func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesLeaving.ProtoReflect.Descriptor instead.
 func (*NodesLeaving) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *NodesLeaving) GetNodes() []uint32 {
@@ -7506,7 +7723,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7518,7 +7735,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7531,7 +7748,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *RemoveNode) GetNode() uint32 {
@@ -7559,7 +7776,7 @@ type Roster struct {
 
 func (x *Roster) Reset() {
 	*x = Roster{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7571,7 +7788,7 @@ func (x *Roster) String() string {
 func (*Roster) ProtoMessage() {}
 
 func (x *Roster) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7584,7 +7801,7 @@ func (x *Roster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Roster.ProtoReflect.Descriptor instead.
 func (*Roster) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Roster) GetNodes() []uint32 {
@@ -7611,7 +7828,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7623,7 +7840,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7636,7 +7853,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -7663,7 +7880,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7675,7 +7892,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7688,7 +7905,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -7721,7 +7938,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7733,7 +7950,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7746,7 +7963,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -7823,7 +8040,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7835,7 +8052,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7848,7 +8065,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -7989,7 +8206,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8001,7 +8218,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8014,7 +8231,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -8100,7 +8317,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8112,7 +8329,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8125,7 +8342,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -8167,7 +8384,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8179,7 +8396,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8192,7 +8409,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -8218,7 +8435,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8230,7 +8447,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8243,7 +8460,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -8266,7 +8483,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8278,7 +8495,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8291,7 +8508,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -8339,7 +8556,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8351,7 +8568,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8364,7 +8581,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -8389,7 +8606,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8401,7 +8618,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8414,7 +8631,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 type MachineStatus struct {
@@ -8439,7 +8656,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8451,7 +8668,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8464,7 +8681,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -8575,7 +8792,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8587,7 +8804,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8600,7 +8817,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -8619,7 +8836,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8631,7 +8848,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8644,7 +8861,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -8679,7 +8896,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8691,7 +8908,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8704,7 +8921,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -8843,7 +9060,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8855,7 +9072,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8868,7 +9085,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -8931,7 +9148,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8943,7 +9160,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8956,7 +9173,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -8984,7 +9201,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8996,7 +9213,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9009,7 +9226,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -9035,7 +9252,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9047,7 +9264,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9060,7 +9277,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -9085,7 +9302,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9097,7 +9314,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9110,7 +9327,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -9175,7 +9392,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9187,7 +9404,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9200,7 +9417,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -9242,7 +9459,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9254,7 +9471,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9267,7 +9484,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -9299,7 +9516,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9311,7 +9528,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9324,7 +9541,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -9385,7 +9602,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9397,7 +9614,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9410,7 +9627,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -9479,7 +9696,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9491,7 +9708,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9504,7 +9721,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -9523,7 +9740,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9535,7 +9752,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9548,7 +9765,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{109}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -9568,7 +9785,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9580,7 +9797,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9593,7 +9810,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{110}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -9613,7 +9830,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9625,7 +9842,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9638,7 +9855,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{111}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -9670,7 +9887,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9682,7 +9899,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9695,7 +9912,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{112}
+	return file_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -9754,7 +9971,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9766,7 +9983,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9779,7 +9996,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{113}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -9845,7 +10062,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9857,7 +10074,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9870,7 +10087,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{114}
+	return file_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -9972,13 +10189,14 @@ type NodeExit struct {
 	Console       []string               `protobuf:"bytes,3,rep,name=console,proto3" json:"console,omitempty"` // its last lines
 	Retry         bool                   `protobuf:"varint,4,opt,name=retry,proto3" json:"retry,omitempty"`    // it will be started once more
 	Off           bool                   `protobuf:"varint,170,opt,name=off,proto3" json:"off,omitempty"`      // it was switched off, for that reason
+	Waits         bool                   `protobuf:"varint,200,opt,name=waits,proto3" json:"waits,omitempty"`  // with off: it comes when it is switched on by hand
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9990,7 +10208,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10003,7 +10221,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{115}
+	return file_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -10041,6 +10259,13 @@ func (x *NodeExit) GetOff() bool {
 	return false
 }
 
+func (x *NodeExit) GetWaits() bool {
+	if x != nil {
+		return x.Waits
+	}
+	return false
+}
+
 // NodeBoot reports that the thing a node runs on has been started.
 type NodeBoot struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -10053,7 +10278,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10065,7 +10290,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10078,7 +10303,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{116}
+	return file_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -10114,7 +10339,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10126,7 +10351,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10139,7 +10364,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{117}
+	return file_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -10173,7 +10398,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10185,7 +10410,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10198,7 +10423,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{118}
+	return file_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -10219,7 +10444,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10231,7 +10456,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10244,7 +10469,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{119}
+	return file_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -10274,7 +10499,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10286,7 +10511,7 @@ func (x *SwitchNode) String() string {
 func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10299,7 +10524,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{120}
+	return file_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -10334,7 +10559,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10346,7 +10571,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10359,7 +10584,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{121}
+	return file_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -10382,7 +10607,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10394,7 +10619,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10407,7 +10632,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{122}
+	return file_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -10441,7 +10666,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10453,7 +10678,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10466,7 +10691,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{123}
+	return file_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -10480,7 +10705,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xf3%\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xef&\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -10583,7 +10808,9 @@ const file_control_proto_rawDesc = "" +
 	"\x06roster\x18u \x01(\v2\x16.margay.control.RosterH\x00R\x06roster\x12A\n" +
 	"\fswitch_nodes\x18\xaa\x01 \x01(\v2\x1b.margay.control.SwitchNodesH\x00R\vswitchNodes\x12>\n" +
 	"\vswitch_node\x18\xab\x01 \x01(\v2\x1a.margay.control.SwitchNodeH\x00R\n" +
-	"switchNode\x12.\n" +
+	"switchNode\x121\n" +
+	"\x06guests\x18\xc8\x01 \x01(\v2\x16.margay.control.GuestsH\x00R\x06guests\x12G\n" +
+	"\x0eapprove_guests\x18\xc9\x01 \x01(\v2\x1d.margay.control.ApproveGuestsH\x00R\rapproveGuests\x12.\n" +
 	"\x05leave\x18\xd2\x01 \x01(\v2\x15.margay.control.LeaveH\x00R\x05leave\x12;\n" +
 	"\n" +
 	"read_files\x18\x92\x01 \x01(\v2\x19.margay.control.ReadFilesH\x00R\treadFiles\x12>\n" +
@@ -10934,9 +11161,20 @@ const file_control_proto_rawDesc = "" +
 	"\x04core\x18\x03 \x01(\rR\x04core\x12\x14\n" +
 	"\x05ended\x18\x04 \x01(\bR\x05ended\x12.\n" +
 	"\x04exit\x18\x05 \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"\v\n" +
-	"\tListNodes\"8\n" +
+	"\tListNodes\"i\n" +
 	"\x05Nodes\x12/\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\"\xc4\x04\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x19.margay.control.NodeStateR\x05nodes\x12/\n" +
+	"\x06guests\x18\xc8\x01 \x01(\v2\x16.margay.control.GuestsR\x06guests\"Q\n" +
+	"\x06Guests\x12-\n" +
+	"\x06guests\x18\x01 \x03(\v2\x15.margay.control.GuestR\x06guests\x12\x18\n" +
+	"\anotices\x18\x02 \x03(\tR\anotices\"4\n" +
+	"\x05Guest\x12\x10\n" +
+	"\x03mac\x18\x01 \x01(\tR\x03mac\x12\x19\n" +
+	"\bsince_ns\x18\x02 \x01(\x03R\asinceNs\"M\n" +
+	"\rApproveGuests\x12\x12\n" +
+	"\x04macs\x18\x01 \x03(\tR\x04macs\x12\x14\n" +
+	"\x05order\x18\x02 \x01(\tR\x05order\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\"\xdb\x04\n" +
 	"\tNodeState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x122\n" +
 	"\x06health\x18\x02 \x01(\x0e2\x1a.margay.control.NodeHealthR\x06health\x12\x16\n" +
@@ -10957,7 +11195,8 @@ const file_control_proto_rawDesc = "" +
 	"\x04term\x18n \x01(\rR\x04term\x12\x10\n" +
 	"\x03ill\x18o \x01(\tR\x03ill\x12.\n" +
 	"\x06vitals\x18p \x01(\v2\x16.margay.control.VitalsR\x06vitals\x120\n" +
-	"\x05power\x18\xaa\x01 \x01(\x0e2\x19.margay.control.NodePowerR\x05power\"\x96\x01\n" +
+	"\x05power\x18\xaa\x01 \x01(\x0e2\x19.margay.control.NodePowerR\x05power\x12\x15\n" +
+	"\x05waits\x18\xc8\x01 \x01(\bR\x05waits\"\x96\x01\n" +
 	"\x05Drain\x120\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1a.margay.control.DrainStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
@@ -11231,13 +11470,14 @@ const file_control_proto_rawDesc = "" +
 	" \x01(\x04R\x04sent\x12\x18\n" +
 	"\aarrived\x18\v \x01(\x04R\aarrived\x12!\n" +
 	"\fmajor_faults\x18\f \x01(\x04R\vmajorFaults\x12\x12\n" +
-	"\x04more\x18\r \x03(\rR\x04more\"y\n" +
+	"\x04more\x18\r \x03(\rR\x04more\"\x90\x01\n" +
 	"\bNodeExit\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
 	"\aconsole\x18\x03 \x03(\tR\aconsole\x12\x14\n" +
 	"\x05retry\x18\x04 \x01(\bR\x05retry\x12\x11\n" +
-	"\x03off\x18\xaa\x01 \x01(\bR\x03off\"F\n" +
+	"\x03off\x18\xaa\x01 \x01(\bR\x03off\x12\x15\n" +
+	"\x05waits\x18\xc8\x01 \x01(\bR\x05waits\"F\n" +
 	"\bNodeBoot\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12\x14\n" +
@@ -11358,7 +11598,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 125)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 128)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -11439,63 +11679,66 @@ var file_control_proto_goTypes = []any{
 	(*RankState)(nil),        // 76: margay.control.RankState
 	(*ListNodes)(nil),        // 77: margay.control.ListNodes
 	(*Nodes)(nil),            // 78: margay.control.Nodes
-	(*NodeState)(nil),        // 79: margay.control.NodeState
-	(*Drain)(nil),            // 80: margay.control.Drain
-	(*CoreUse)(nil),          // 81: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 82: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 83: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 84: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 85: margay.control.RebootNodes
-	(*SwitchNodes)(nil),      // 86: margay.control.SwitchNodes
-	(*EvictNodes)(nil),       // 87: margay.control.EvictNodes
-	(*NodesEvicted)(nil),     // 88: margay.control.NodesEvicted
-	(*GrowMachine)(nil),      // 89: margay.control.GrowMachine
-	(*NodesAdded)(nil),       // 90: margay.control.NodesAdded
-	(*ShrinkMachine)(nil),    // 91: margay.control.ShrinkMachine
-	(*NodesLeaving)(nil),     // 92: margay.control.NodesLeaving
-	(*RemoveNode)(nil),       // 93: margay.control.RemoveNode
-	(*Roster)(nil),           // 94: margay.control.Roster
-	(*ListJobs)(nil),         // 95: margay.control.ListJobs
-	(*Jobs)(nil),             // 96: margay.control.Jobs
-	(*WaitingJob)(nil),       // 97: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 98: margay.control.JobSummary
-	(*StoredJob)(nil),        // 99: margay.control.StoredJob
-	(*Kill)(nil),             // 100: margay.control.Kill
-	(*Noise)(nil),            // 101: margay.control.Noise
-	(*NoiseReport)(nil),      // 102: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 103: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 104: margay.control.InterruptRow
-	(*Status)(nil),           // 105: margay.control.Status
-	(*MachineStatus)(nil),    // 106: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 107: margay.control.ListExtensions
-	(*Extensions)(nil),       // 108: margay.control.Extensions
-	(*ExtensionState)(nil),   // 109: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 110: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 111: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 112: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 113: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 114: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 115: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 116: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 117: margay.control.ReadEvents
-	(*Events)(nil),           // 118: margay.control.Events
-	(*ReadClock)(nil),        // 119: margay.control.ReadClock
-	(*Clock)(nil),            // 120: margay.control.Clock
-	(*TakeSamples)(nil),      // 121: margay.control.TakeSamples
-	(*Samples)(nil),          // 122: margay.control.Samples
-	(*NodeSample)(nil),       // 123: margay.control.NodeSample
-	(*CoreSample)(nil),       // 124: margay.control.CoreSample
-	(*RankSample)(nil),       // 125: margay.control.RankSample
-	(*NodeExit)(nil),         // 126: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 127: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 128: margay.control.NodeStage
-	(*NodeUp)(nil),           // 129: margay.control.NodeUp
-	(*RebootNode)(nil),       // 130: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 131: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 132: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 133: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 134: margay.control.DutiesSet
-	nil,                      // 135: margay.control.ExtensionLog.AfterEntry
+	(*Guests)(nil),           // 79: margay.control.Guests
+	(*Guest)(nil),            // 80: margay.control.Guest
+	(*ApproveGuests)(nil),    // 81: margay.control.ApproveGuests
+	(*NodeState)(nil),        // 82: margay.control.NodeState
+	(*Drain)(nil),            // 83: margay.control.Drain
+	(*CoreUse)(nil),          // 84: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 85: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 86: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 87: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 88: margay.control.RebootNodes
+	(*SwitchNodes)(nil),      // 89: margay.control.SwitchNodes
+	(*EvictNodes)(nil),       // 90: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 91: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 92: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 93: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 94: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 95: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 96: margay.control.RemoveNode
+	(*Roster)(nil),           // 97: margay.control.Roster
+	(*ListJobs)(nil),         // 98: margay.control.ListJobs
+	(*Jobs)(nil),             // 99: margay.control.Jobs
+	(*WaitingJob)(nil),       // 100: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 101: margay.control.JobSummary
+	(*StoredJob)(nil),        // 102: margay.control.StoredJob
+	(*Kill)(nil),             // 103: margay.control.Kill
+	(*Noise)(nil),            // 104: margay.control.Noise
+	(*NoiseReport)(nil),      // 105: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 106: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 107: margay.control.InterruptRow
+	(*Status)(nil),           // 108: margay.control.Status
+	(*MachineStatus)(nil),    // 109: margay.control.MachineStatus
+	(*ListExtensions)(nil),   // 110: margay.control.ListExtensions
+	(*Extensions)(nil),       // 111: margay.control.Extensions
+	(*ExtensionState)(nil),   // 112: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 113: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 114: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 115: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 116: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 117: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 118: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 119: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 120: margay.control.ReadEvents
+	(*Events)(nil),           // 121: margay.control.Events
+	(*ReadClock)(nil),        // 122: margay.control.ReadClock
+	(*Clock)(nil),            // 123: margay.control.Clock
+	(*TakeSamples)(nil),      // 124: margay.control.TakeSamples
+	(*Samples)(nil),          // 125: margay.control.Samples
+	(*NodeSample)(nil),       // 126: margay.control.NodeSample
+	(*CoreSample)(nil),       // 127: margay.control.CoreSample
+	(*RankSample)(nil),       // 128: margay.control.RankSample
+	(*NodeExit)(nil),         // 129: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 130: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 131: margay.control.NodeStage
+	(*NodeUp)(nil),           // 132: margay.control.NodeUp
+	(*RebootNode)(nil),       // 133: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 134: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 135: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 136: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 137: margay.control.DutiesSet
+	nil,                      // 138: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	12,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -11530,142 +11773,146 @@ var file_control_proto_depIdxs = []int32{
 	74,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
 	77,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
 	78,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	95,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	96,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	100, // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	101, // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	102, // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	105, // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	106, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	98,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	99,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	103, // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	104, // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	105, // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	108, // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	109, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
 	72,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
 	73,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	82,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	83,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	84,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	85,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	85,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	86,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	87,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	88,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
 	27,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	107, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	108, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	110, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	116, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	112, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	113, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	117, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	118, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	119, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	120, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	121, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	122, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	110, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	111, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	113, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	119, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	115, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	116, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	120, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	121, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	122, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	123, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	124, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	125, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
 	58,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
 	60,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	126, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	127, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	129, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	128, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	130, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	132, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	133, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	134, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	89,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	90,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	91,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	92,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	87,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	88,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	93,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	94,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
-	86,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	131, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
-	28,  // 78: margay.control.Frame.leave:type_name -> margay.control.Leave
-	50,  // 79: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	51,  // 80: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	52,  // 81: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	0,   // 82: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 83: margay.control.Error.code:type_name -> margay.control.Code
-	18,  // 84: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	19,  // 85: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	21,  // 86: margay.control.Register.vitals:type_name -> margay.control.Vitals
-	2,   // 87: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	18,  // 88: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	21,  // 89: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	24,  // 90: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	34,  // 91: margay.control.Prepare.layout:type_name -> margay.control.Layout
-	30,  // 92: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 93: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 94: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	29,  // 95: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	26,  // 96: margay.control.JobSpec.task:type_name -> margay.control.Task
-	25,  // 97: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	31,  // 98: margay.control.Exec.parts:type_name -> margay.control.Part
-	35,  // 99: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
-	36,  // 100: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
-	37,  // 101: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
-	43,  // 102: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	14,  // 103: margay.control.Loaded.error:type_name -> margay.control.Error
-	14,  // 104: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 105: margay.control.Record.stream:type_name -> margay.control.Stream
-	54,  // 106: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	43,  // 107: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	63,  // 108: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	55,  // 109: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	56,  // 110: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	57,  // 111: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	59,  // 112: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	56,  // 113: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	56,  // 114: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	61,  // 115: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	62,  // 116: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	57,  // 117: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	29,  // 118: margay.control.Resize.size:type_name -> margay.control.Terminal
-	24,  // 119: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	30,  // 120: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	33,  // 121: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 122: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	14,  // 123: margay.control.JobState.error:type_name -> margay.control.Error
-	76,  // 124: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	43,  // 125: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	75,  // 126: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 127: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	54,  // 128: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	79,  // 129: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 130: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	18,  // 131: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	81,  // 132: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	80,  // 133: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	21,  // 134: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 135: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 136: margay.control.Drain.state:type_name -> margay.control.DrainState
-	98,  // 137: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	97,  // 138: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 139: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	76,  // 140: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	43,  // 141: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	26,  // 142: margay.control.JobSummary.task:type_name -> margay.control.Task
-	24,  // 143: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	33,  // 144: margay.control.StoredJob.places:type_name -> margay.control.Place
-	38,  // 145: margay.control.StoredJob.members:type_name -> margay.control.Member
-	98,  // 146: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	74,  // 147: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	103, // 148: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	104, // 149: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	109, // 150: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	111, // 151: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	135, // 152: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	114, // 153: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	110, // 154: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	109, // 155: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	123, // 156: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	124, // 157: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	125, // 158: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	109, // 159: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 160: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 161: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	18,  // 162: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	163, // [163:163] is the sub-list for method output_type
-	163, // [163:163] is the sub-list for method input_type
-	163, // [163:163] is the sub-list for extension type_name
-	163, // [163:163] is the sub-list for extension extendee
-	0,   // [0:163] is the sub-list for field type_name
+	129, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	130, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	132, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	131, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	133, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	135, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	136, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	137, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	92,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	93,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	94,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	95,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	90,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	91,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	96,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	97,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
+	89,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
+	134, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	79,  // 78: margay.control.Frame.guests:type_name -> margay.control.Guests
+	81,  // 79: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
+	28,  // 80: margay.control.Frame.leave:type_name -> margay.control.Leave
+	50,  // 81: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	51,  // 82: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	52,  // 83: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	0,   // 84: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 85: margay.control.Error.code:type_name -> margay.control.Code
+	18,  // 86: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	19,  // 87: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	21,  // 88: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 89: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	18,  // 90: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	21,  // 91: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	24,  // 92: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	34,  // 93: margay.control.Prepare.layout:type_name -> margay.control.Layout
+	30,  // 94: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 95: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 96: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	29,  // 97: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	26,  // 98: margay.control.JobSpec.task:type_name -> margay.control.Task
+	25,  // 99: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	31,  // 100: margay.control.Exec.parts:type_name -> margay.control.Part
+	35,  // 101: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
+	36,  // 102: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
+	37,  // 103: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
+	43,  // 104: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	14,  // 105: margay.control.Loaded.error:type_name -> margay.control.Error
+	14,  // 106: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 107: margay.control.Record.stream:type_name -> margay.control.Stream
+	54,  // 108: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	43,  // 109: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	63,  // 110: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	55,  // 111: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	56,  // 112: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	57,  // 113: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	59,  // 114: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	56,  // 115: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	56,  // 116: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	61,  // 117: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	62,  // 118: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	57,  // 119: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	29,  // 120: margay.control.Resize.size:type_name -> margay.control.Terminal
+	24,  // 121: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	30,  // 122: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	33,  // 123: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 124: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	14,  // 125: margay.control.JobState.error:type_name -> margay.control.Error
+	76,  // 126: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	43,  // 127: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	75,  // 128: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 129: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	54,  // 130: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	82,  // 131: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	79,  // 132: margay.control.Nodes.guests:type_name -> margay.control.Guests
+	80,  // 133: margay.control.Guests.guests:type_name -> margay.control.Guest
+	8,   // 134: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	18,  // 135: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	84,  // 136: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	83,  // 137: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	21,  // 138: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 139: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 140: margay.control.Drain.state:type_name -> margay.control.DrainState
+	101, // 141: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	100, // 142: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 143: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	76,  // 144: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	43,  // 145: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	26,  // 146: margay.control.JobSummary.task:type_name -> margay.control.Task
+	24,  // 147: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	33,  // 148: margay.control.StoredJob.places:type_name -> margay.control.Place
+	38,  // 149: margay.control.StoredJob.members:type_name -> margay.control.Member
+	101, // 150: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	74,  // 151: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	106, // 152: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	107, // 153: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	112, // 154: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	114, // 155: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	138, // 156: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	117, // 157: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	113, // 158: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	112, // 159: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	126, // 160: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	127, // 161: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	128, // 162: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	112, // 163: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 164: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 165: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	18,  // 166: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	167, // [167:167] is the sub-list for method output_type
+	167, // [167:167] is the sub-list for method input_type
+	167, // [167:167] is the sub-list for extension type_name
+	167, // [167:167] is the sub-list for extension extendee
+	0,   // [0:167] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -11752,6 +11999,8 @@ func file_control_proto_init() {
 		(*Frame_Roster)(nil),
 		(*Frame_SwitchNodes)(nil),
 		(*Frame_SwitchNode)(nil),
+		(*Frame_Guests)(nil),
+		(*Frame_ApproveGuests)(nil),
 		(*Frame_Leave)(nil),
 		(*Frame_ReadFiles)(nil),
 		(*Frame_FilesPiece)(nil),
@@ -11763,7 +12012,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   125,
+			NumMessages:   128,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

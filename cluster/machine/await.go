@@ -147,6 +147,9 @@ func (w *rising) look(list []*control.NodeState) (done bool, err error) {
 				return false, err
 			}
 		case control.NodeHealth_NODE_OFF:
+			if n.Waits {
+				break // for the hand that switches it on
+			}
 			if err := w.miss(n.Node, fmt.Errorf("node%d is off: %s", n.Node, n.Reason)); err != nil {
 				return false, err
 			}

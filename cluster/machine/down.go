@@ -15,7 +15,7 @@ import (
 )
 
 // downWait bounds how long a holder may take to end its machine.
-const downWait = 15 * time.Second
+const downWait = 30 * time.Second
 
 // Down ends a machine and removes its folder. If the folder is missing or not a machine's, the
 // error is ErrNoMachine, and Down touches nothing. It leaves alone a machine that is made in the

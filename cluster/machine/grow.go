@@ -10,6 +10,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/roster"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
 )
 
 // The holder alone changes the machine's roster, by order of serve. It records a change before it
@@ -30,6 +31,9 @@ func (h *holder) grow(ctx, served context.Context, m *control.GrowMachine) (*con
 	}
 	if added := h.growths.find(m.Order); added != nil {
 		return &control.NodesAdded{Nodes: added}, nil
+	}
+	if h.spec.Substrate == node.Metal {
+		return nil, control.Failf(control.Code_CODE_REFUSED, "machines become nodes of it when they boot: margay node approve -m %s MAC", h.spec.Name)
 	}
 	grown, added, err := h.roster.Grow(int(min(m.Count, roster.Most+1)))
 	if err != nil {

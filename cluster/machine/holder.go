@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,9 +38,10 @@ type holder struct {
 	dir       Dir
 	spec      Spec
 	substrate substrate
-	lifeline  *os.File // read end of a pipe whose write end only this process has
-	socket    *os.File // on which each serve listens to nodes of other hosts; nil: they are here
-	serve     []string // command that becomes serve
+	lifeline  *os.File      // read end of a pipe whose write end only this process has
+	socket    *os.File      // on which each serve listens to nodes of other hosts; nil: they are here
+	patience  time.Duration // for the end of a node that was stopped; 0: stopWait
+	serve     []string      // command that becomes serve
 	log       func(format string, args ...any)
 
 	obeying sync.WaitGroup // goroutines that carry out orders of serve
@@ -56,6 +58,7 @@ type holder struct {
 	nodes   map[id.Node]*heldNode     // the roster's, by number
 	leaving map[id.Node]chan struct{} // by number: closed when the last node of the number has ended
 	risen   bool                      // a node has registered
+	served  context.Context           // ends when the machine does; nil before the first node is kept
 	vacated bool                      // it ends because its hosts do
 }
 
@@ -161,6 +164,16 @@ func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
 		}
 		h.socket = r.socket
 		return r, nil
+	case node.Metal:
+		m, err := newMetal(h.spec, a, h.metalEvents())
+		if err != nil {
+			return nil, err
+		}
+		h.patience = metalWait
+		if h.socket, err = m.wire.Nodes.(*net.TCPListener).File(); err != nil {
+			return nil, errors.Join(err, m.close())
+		}
+		return m, nil
 	}
 	return nil, fmt.Errorf("%w %q", errUnknownSubstrate, h.spec.Substrate)
 }
@@ -186,10 +199,19 @@ func (h *holder) run(ctx context.Context) {
 
 // begin keeps the nodes of the roster until served ends.
 func (h *holder) begin(served context.Context) {
-	h.nodes, h.leaving = make(map[id.Node]*heldNode), make(map[id.Node]chan struct{})
+	h.mu.Lock()
+	h.nodes, h.leaving, h.served = make(map[id.Node]*heldNode), make(map[id.Node]chan struct{}), served
+	h.mu.Unlock()
 	for _, number := range h.roster.Nodes {
 		h.keep(served, id.Node(number), h.roster.Term(number))
 	}
+}
+
+// keeps returns the context in which the holder keeps nodes; nil before it keeps any.
+func (h *holder) keeps() context.Context {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.served
 }
 
 // keep keeps a node until served ends or the node leaves. The last node of its number ends first.
@@ -279,11 +301,19 @@ func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, err
 // startNode starts a node and returns a channel that gets its end; nil with an error.
 func (h *holder) startNode(n *heldNode) (<-chan exit, error) {
 	pid, ended, err := h.substrate.start(n.number, n.term)
+	if errors.Is(err, errAsleep) {
+		h.nodeAsleep(n)
+		return nil, err
+	}
 	if err != nil {
 		h.nodeExited(n, exit{Reason: err.Error(), Off: true})
 		return nil, err
 	}
-	h.log("node%d started, pid %d", n.number, pid)
+	if pid == 0 {
+		h.log("node%d is being started", n.number)
+	} else {
+		h.log("node%d started, pid %d", n.number, pid)
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n.life.start()
@@ -302,7 +332,7 @@ func (h *holder) stopNode(n *heldNode, ended <-chan exit) (<-chan exit, error) {
 	select {
 	case <-ended:
 		return nil, nil
-	case <-time.After(stopWait):
+	case <-time.After(cmp.Or(h.patience, stopWait)):
 		return ended, fmt.Errorf("node%d does not end", n.number)
 	}
 }
@@ -413,6 +443,16 @@ func (h *holder) nodeOff(n *heldNode) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.reportOff(n)
+}
+
+// nodeAsleep notes that a node starts when it is switched on by hand, and reports that to serve.
+func (h *holder) nodeAsleep(n *heldNode) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n.life.switchOff(errAsleep.Error())
+	h.log("node%d: %s", n.number, n.life.off)
+	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: n.life.off, Off: true, Waits: true}
+	h.tell(n, n.exit)
 }
 
 // reportOff is nodeOff for callers that hold h.mu.
@@ -542,6 +582,7 @@ func (h *holder) attend(ctx, served context.Context, conn *control.Conn) error {
 		}
 	}
 	h.mu.Unlock()
+	h.sendGuests()
 	defer func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -562,6 +603,11 @@ func (h *holder) attend(ctx, served context.Context, conn *control.Conn) error {
 		case *control.GrowMachine:
 			h.obeying.Go(func() {
 				added, err := h.grow(ctx, served, m)
+				conn.Answer(f, added, err)
+			})
+		case *control.ApproveGuests:
+			h.obeying.Go(func() {
+				added, err := h.approve(ctx, served, m)
 				conn.Answer(f, added, err)
 			})
 		case *control.RemoveNode:

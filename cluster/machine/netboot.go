@@ -16,11 +16,12 @@ import (
 	"margay/qemu/netstack"
 )
 
-// bootServices are what virtual nodes boot from: a station on the machine's switch, in the holder.
+// bootServices are what nodes boot from, in the holder. For virtual nodes they are a station on the
+// machine's switch.
 type bootServices struct {
 	services *boot.Services
-	stack    *netstack.Stack
-	files    []*os.File // open while the machine is up: the cache may drop them
+	stack    *netstack.Stack // of that station; nil: the sockets are the host's
+	files    []*os.File      // open while the machine is up: the cache may drop them
 	cancel   context.CancelFunc
 	served   sync.WaitGroup
 }
@@ -61,16 +62,8 @@ func startBoot(s Spec, d Dir, events virtualEvents) (b *bootServices, err error)
 		Server: bootAddress, Cmdline: qemu.CommandLine(qemu.Accel(s.Accel), s.Cmdline),
 		Report: events.stage, MAC: boot.MAC(bootMAC), Send: func(frame []byte) error { return b.stack.Send(frame) }, Log: events.log,
 	}
-	for _, f := range []struct {
-		path string
-		file *boot.File
-	}{{s.Kernel, &config.Kernel}, {s.Image, &config.Image}, {s.IPXEBIOS, &config.BIOS}, {s.IPXEUEFI, &config.UEFI}} {
-		if f.path == "" {
-			continue // these nodes boot without it
-		}
-		if *f.file, err = b.open(f.path); err != nil {
-			return nil, err
-		}
+	if err := b.openFiles(s, &config); err != nil {
+		return nil, err
 	}
 	b.services, err = boot.New(config)
 	if err != nil {
@@ -102,13 +95,34 @@ func (b *bootServices) serve(events virtualEvents) error {
 	if err != nil {
 		return errors.Join(err, questions.Close(), first.Close())
 	}
+	b.run(questions, first, l, events.log)
+	return nil
+}
+
+// run serves on sockets until close.
+func (b *bootServices) run(questions, first net.PacketConn, files net.Listener, log func(format string, args ...any)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
 	b.served.Go(func() {
-		if err := b.services.Serve(ctx, questions, first, l); err != nil {
-			events.log("%v; no node can boot any more", err)
+		if err := b.services.Serve(ctx, questions, first, files); err != nil {
+			log("%v; no node can boot any more", err)
 		}
 	})
+}
+
+// openFiles opens what nodes boot.
+func (b *bootServices) openFiles(s Spec, config *boot.Config) (err error) {
+	for _, f := range []struct {
+		path string
+		file *boot.File
+	}{{s.Kernel, &config.Kernel}, {s.Image, &config.Image}, {s.IPXEBIOS, &config.BIOS}, {s.IPXEUEFI, &config.UEFI}} {
+		if f.path == "" {
+			continue // these nodes boot without it
+		}
+		if *f.file, err = b.open(f.path); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

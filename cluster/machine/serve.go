@@ -98,6 +98,12 @@ func (s *Spec) addresses() func(id.Node) netip.Addr {
 	if s.Substrate == node.Hosts {
 		return nil
 	}
+	if s.Substrate == node.Metal {
+		return func(node id.Node) netip.Addr {
+			address, _ := s.Metal.Plan.Node(node)
+			return address.Addr()
+		}
+	}
 	return func(node id.Node) netip.Addr { return nodeAddress(node).Addr() }
 }
 
@@ -110,9 +116,9 @@ func listenNodes(ctx context.Context, s Spec, d Dir, socket *os.File, lost conte
 	switch {
 	case s.Substrate == node.Virtual:
 		return listenSwitch(ctx, s, d, lost)
-	case s.Substrate == node.Hosts && socket == nil:
+	case (s.Substrate == node.Hosts || s.Substrate == node.Metal) && socket == nil:
 		return nil, errNoSocket
-	case s.Substrate == node.Hosts:
+	case s.Substrate == node.Hosts || s.Substrate == node.Metal:
 		defer socket.Close()
 		return net.FileListener(socket)
 	}

@@ -1,5 +1,5 @@
-// Package machine makes machines out of virtual machines, namespaces or other hosts, and holds
-// them.
+// Package machine makes machines out of virtual machines, namespaces, other hosts or metal, and
+// holds them.
 //
 // machine up (Up) prepares everything in the machine's folder and starts the holder. The holder
 // owns everything outside the nodes themselves: the virtual machines and their switch, the
@@ -9,8 +9,10 @@
 // reaches its end.
 //
 // Locks: holder.mu guards the state of nodes that serve receives. holder.changing, which is taken
-// before it, serializes changes of the roster. hosted.mu, virtual.mu and remote.mu guard the tables
-// of nodes of the substrates. None of holder.mu and these is held while another one is taken.
+// before it, serializes changes of the roster. hosted.mu, virtual.mu, remote.mu and metalNodes.mu
+// guard the tables of nodes of the substrates. None of holder.mu and these is held while another
+// one is taken. metalNode.switching, which is taken before metalNodes.mu, serializes actions on the
+// power of a node.
 package machine
 
 import (
@@ -39,9 +41,11 @@ import (
 // Spec is the description from which a machine is made. It is plain data.
 type Spec struct {
 	Name      string `json:"name"`
-	Substrate string `json:"substrate"` // node.Virtual, node.Hosted or node.Hosts
+	Substrate string `json:"substrate"` // node.Virtual, node.Hosted, node.Hosts or node.Metal
 	Nodes     int    `json:"nodes"`     // at first (Dir.ReadRoster)
-	Cores     int    `json:"cores"`     // for applications, on each node; 0, with node.Hosts only: all that its host gives but one
+	Cores     int    `json:"cores"`     // for applications, on each node; 0, with node.Hosts and node.Metal only: all that its host gives but one
+
+	Metal MetalSpec `json:"metal,omitzero"`
 
 	Hosts    []string       `json:"hosts,omitempty"`    // by node number
 	Launcher hosts.Launcher `json:"launcher,omitempty"` // starts programs on them
@@ -57,19 +61,20 @@ type Spec struct {
 	MTU       int    `json:"mtu,omitempty"`
 	Fabric    string `json:"fabric,omitempty"` // one of package node, or FabricAuto
 
-	Program  string   `json:"program"`             // path of the node program, which hosted nodes run
-	JobInit  string   `json:"job_init,omitempty"`  // path of the job init, which hosted nodes run
-	QEMU     string   `json:"qemu,omitempty"`      // path of the program that virtual nodes run in
-	Firmware []string `json:"firmware,omitempty"`  // folders with its firmware; empty: the program finds them
-	Kernel   string   `json:"kernel,omitempty"`    // path of the guest kernel
-	Direct   string   `json:"direct,omitempty"`    // path of its copy that emulated nodes start, which the cache may drop at any time
-	Image    string   `json:"image,omitempty"`     // path of the node image
-	Cmdline  string   `json:"cmdline,omitempty"`   // of the guest kernel
-	Lacks    []string `json:"lacks,omitempty"`     // what the guest kernel lacks
-	UEFI     string   `json:"uefi,omitempty"`      // path of the firmware of nodes that boot by it
-	IPXEBIOS string   `json:"ipxe_bios,omitempty"` // path of what a BIOS fetches first
-	IPXEUEFI string   `json:"ipxe_uefi,omitempty"` // path of what UEFI firmware fetches first
-	Secret   string   `json:"secret"`              // from which the nodes' join tokens are made
+	Program     string   `json:"program"`                // path of the node program, which hosted nodes run
+	JobInit     string   `json:"job_init,omitempty"`     // path of the job init, which hosted nodes run
+	QEMU        string   `json:"qemu,omitempty"`         // path of the program that virtual nodes run in
+	Firmware    []string `json:"firmware,omitempty"`     // folders with its firmware; empty: the program finds them
+	Kernel      string   `json:"kernel,omitempty"`       // path of the guest kernel
+	Direct      string   `json:"direct,omitempty"`       // path of its copy that emulated nodes start, which the cache may drop at any time
+	Image       string   `json:"image,omitempty"`        // path of the node image
+	Cmdline     string   `json:"cmdline,omitempty"`      // of the guest kernel
+	KernelWords string   `json:"kernel_words,omitempty"` // more of it, from the user; metal only
+	Lacks       []string `json:"lacks,omitempty"`        // what the guest kernel lacks
+	UEFI        string   `json:"uefi,omitempty"`         // path of the firmware of nodes that boot by it
+	IPXEBIOS    string   `json:"ipxe_bios,omitempty"`    // path of what a BIOS fetches first
+	IPXEUEFI    string   `json:"ipxe_uefi,omitempty"`    // path of what UEFI firmware fetches first
+	Secret      string   `json:"secret"`                 // from which the nodes' join tokens are made
 
 	Extensions []node.Extension `json:"extensions,omitempty"` // that nodes insert when they boot
 
@@ -123,10 +128,10 @@ func (s *Spec) complete() error {
 			return err
 		}
 	}
-	if s.Nodes == 0 {
+	if s.Nodes == 0 && s.Substrate != node.Metal {
 		s.Nodes = defaultNodes
 	}
-	if s.Cores == 0 && s.Substrate != node.Hosts {
+	if s.Cores == 0 && s.Substrate != node.Hosts && s.Substrate != node.Metal {
 		s.Cores = defaultCores
 	}
 	if s.Profile == "" {
@@ -143,7 +148,7 @@ func (s *Spec) complete() error {
 	}
 	if s.Fabric == "" || s.Fabric == FabricAuto {
 		s.Fabric = node.TrustedTCP // the wire is the machine's own
-		if s.Substrate == node.Hosts {
+		if s.Substrate == node.Hosts || s.Substrate == node.Metal {
 			s.Fabric = node.TCP
 		}
 	}
@@ -151,11 +156,13 @@ func (s *Spec) complete() error {
 		s.MemoryMiB = defaultMemoryMiB
 	}
 	switch {
-	case s.Substrate != node.Virtual && s.Substrate != node.Hosted && s.Substrate != node.Hosts:
-		return fmt.Errorf("there is no substrate %q: use %s, %s or %s", s.Substrate, node.Virtual, node.Hosted, node.Hosts)
-	case s.Nodes < 1 || s.Nodes > roster.Most:
+	case s.Substrate != node.Virtual && s.Substrate != node.Hosted && s.Substrate != node.Hosts && s.Substrate != node.Metal:
+		return fmt.Errorf("there is no substrate %q: use %s, %s, %s or %s", s.Substrate, node.Virtual, node.Hosted, node.Hosts, node.Metal)
+	case s.Substrate == node.Metal && s.Metal.Interface == "":
+		return fmt.Errorf("--substrate %s needs the network that the nodes boot from: name its interface (--interface eth1)", node.Metal)
+	case (s.Nodes < 1 || s.Nodes > roster.Most) && s.Substrate != node.Metal:
 		return fmt.Errorf("a machine has 1 to %d nodes, not %d", roster.Most, s.Nodes)
-	case (s.Cores < 1 || s.Cores > mostCores) && (s.Cores != 0 || s.Substrate != node.Hosts):
+	case (s.Cores < 1 || s.Cores > mostCores) && (s.Cores != 0 || s.Substrate != node.Hosts && s.Substrate != node.Metal):
 		return fmt.Errorf("a node has 1 to %d application cores, not %d", mostCores, s.Cores)
 	case s.MessageCore && s.Cores == 1 && !s.AllCores:
 		return errors.New("a node with one application core has none for messages alone: use --cores 2 or more, or --cores all")
@@ -330,5 +337,9 @@ type substrate interface {
 
 var errUnknownSubstrate = errors.New("unknown substrate")
 
-// stopWait bounds how long the holder waits for the end of a process.
-const stopWait = 5 * time.Second
+// stopWait bounds how long the holder waits for the end of a process, and metalWait for the power
+// of a node.
+const (
+	stopWait  = 5 * time.Second
+	metalWait = 12 * time.Second
+)

@@ -41,7 +41,8 @@ func TestBadSpecs(t *testing.T) {
 		spec Spec
 		want string
 	}{
-		{Spec{Substrate: "cloud"}, `there is no substrate "cloud": use qemu, hosted or hosts`},
+		{Spec{Substrate: "metal"}, "--substrate metal needs the network that the nodes boot from: name its interface (--interface eth1)"},
+		{Spec{Substrate: "cloud"}, `there is no substrate "cloud": use qemu, hosted, hosts or metal`},
 		{Spec{Nodes: -1}, "a machine has 1 to 1000 nodes, not -1"},
 		{Spec{Nodes: 1001}, "a machine has 1 to 1000 nodes, not 1001"},
 		{Spec{Cores: -1}, "a node has 1 to 254 application cores, not -1"},

@@ -170,6 +170,8 @@ func prepare(ctx context.Context, d Dir, o *UpOptions) error {
 		err = checkRoot()
 	case node.Virtual:
 		err = prepareVirtual(ctx, d, o)
+	case node.Metal:
+		err = prepareMetal(ctx, d, o)
 	}
 	if err != nil {
 		return err
@@ -266,6 +268,9 @@ func awaitNodes(ctx context.Context, d Dir, o UpOptions, ended <-chan error) err
 		case <-ctx.Done():
 		}
 	}()
+	if o.Spec.Substrate == node.Metal {
+		return d.awaitServing(ctx, o.Told)
+	}
 	if o.Spec.Substrate == node.Hosts {
 		return d.await(ctx, &rising{told: o.Told, lost: o.Lost})
 	}

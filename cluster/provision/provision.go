@@ -34,6 +34,7 @@ type ImageOptions struct {
 	JobInit string // the static program that becomes node.JobInit; empty: the node can run no jobs
 	Kernel  string // the user's own kernel; empty for the distribution's newest
 	Refresh bool   // look for a newer kernel than the one in the cache
+	Metal   bool   // the image is for machines of their own
 	Told    progress.Func
 }
 
@@ -103,6 +104,9 @@ func BuildImage(ctx context.Context, o ImageOptions) (Image, error) {
 		return Image{}, err
 	}
 	spec := initramfs.Spec{Kernel: kernel, Init: o.Program, JobInit: o.JobInit, Progress: o.Told}
+	if o.Metal {
+		spec.Modules = initramfs.MetalModules()
+	}
 	path, manifest, err := initramfs.Cached(ctx, spec, filepath.Join(cache, "image"))
 	if err != nil {
 		return Image{}, fmt.Errorf("node image: %w", err)

@@ -37,6 +37,20 @@ func New(n int) Roster {
 	return r
 }
 
+// Of returns the roster of a new machine with nodes of these numbers, in ascending order.
+func Of(numbers []uint32) (Roster, error) {
+	r := Roster{Nodes: numbers}
+	for _, node := range numbers {
+		for int64(len(r.Terms)) <= int64(node) && len(r.Terms) < Most {
+			r.Terms = append(r.Terms, 0)
+		}
+		if int64(node) < int64(len(r.Terms)) {
+			r.Terms[node] = 1
+		}
+	}
+	return r, r.Check()
+}
+
 // Check returns an error unless the roster, which may come from a file or a connection, is one of a
 // machine.
 func (r Roster) Check() error {

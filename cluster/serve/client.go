@@ -93,6 +93,11 @@ func (c *client) handle(f *control.Frame) {
 			added, err := s.grow(m)
 			c.conn.Answer(f, added, err)
 		})
+	case *control.ApproveGuests:
+		s.running.Go(func() {
+			added, err := s.approve(m)
+			c.conn.Answer(f, added, err)
+		})
 	case *control.RebootNodes:
 		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.reboot(m)) })
 	case *control.SwitchNodes:
@@ -345,7 +350,7 @@ func (s *Server) kill(m *control.Kill) error {
 func (s *Server) listNodes() *control.Nodes {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list := new(control.Nodes)
+	list := &control.Nodes{Guests: s.guests}
 	for n := range s.members() {
 		state := &control.NodeState{
 			Node: n.number, Health: n.health, Reason: n.reason, Retry: n.retry, Info: n.info, FreeMemory: n.free, Boots: n.boots,
@@ -353,7 +358,7 @@ func (s *Server) listNodes() *control.Nodes {
 			Ill: n.fit.Ill(), Vitals: n.vitals, Power: n.power,
 		}
 		if n.gone() {
-			state.Remedy = n.remedy
+			state.Remedy, state.Waits = n.remedy, n.waits
 		}
 		if n.stage != nil && (n.health == control.NodeHealth_NODE_BOOTING || n.health == control.NodeHealth_NODE_DEAD) {
 			state.Stage, state.Percent = n.stage.Stage, n.stage.Percent

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"margay/cluster/control"
 	"margay/cluster/roster"
 	"margay/internal/nodeset"
@@ -134,6 +136,11 @@ func (s *Server) drop(n *node) {
 
 // grow makes the holder add nodes to the machine.
 func (s *Server) grow(m *control.GrowMachine) (*control.NodesAdded, error) {
+	return s.addNodes(m, m.User)
+}
+
+// addNodes has an order of a user to add nodes carried out by the holder.
+func (s *Server) addNodes(order proto.Message, user string) (*control.NodesAdded, error) {
 	s.mu.Lock()
 	holder := s.holder
 	s.mu.Unlock()
@@ -142,14 +149,22 @@ func (s *Server) grow(m *control.GrowMachine) (*control.NodesAdded, error) {
 	}
 	ctx, cancel := context.WithTimeout(s.context, growTimeout)
 	defer cancel()
-	added, err := askFor[*control.NodesAdded](ctx, holder, m)
+	added, err := askFor[*control.NodesAdded](ctx, holder, order)
 	if said := (*control.Failure)(nil); err != nil && !errors.As(err, &said) {
 		return nil, control.Failf(control.Code_CODE_RESTARTED, "the machine's holder has not answered: %v", err)
 	}
 	if err == nil {
-		s.config.Log("%s: added by %s", nodeset.Condense(added.Nodes), printable.Line(m.User))
+		s.config.Log("%s: added by %s", nodeset.Condense(added.Nodes), printable.Line(user))
 	}
 	return added, err
+}
+
+// approve makes the holder add nodes for machines that it names.
+func (s *Server) approve(m *control.ApproveGuests) (*control.NodesAdded, error) {
+	if len(m.Macs) == 0 || len(m.Macs) > roster.Most {
+		return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "%d machines are named, not 1 to %d", len(m.Macs), roster.Most)
+	}
+	return s.addNodes(m, m.User)
 }
 
 // noHolder refuses what only the holder can do while it is not connected, as after a start of

@@ -31,6 +31,7 @@ type node struct {
 	reason   string // why it is not up
 	retry    bool   // reason says how it ended, and it is being started again
 	remedy   string // what brings it back when it is dead or off; empty when it comes back unaided
+	waits    bool   // it is off, and comes when it is switched on by hand
 	info     *control.NodeInfo
 	unsaved  bool // info has changed since it was recorded
 	boot     string
@@ -628,7 +629,7 @@ func (s *Server) rebooted(node uint32) string {
 
 // turn changes a node's health, and the reason why it is not up. The caller holds Server.mu.
 func (n *node) turn(health control.NodeHealth, reason string) {
-	n.health, n.reason, n.retry = health, reason, false
+	n.health, n.reason, n.retry, n.waits = health, reason, false, false
 }
 
 // dead removes a node from the machine and ends its jobs. The caller holds Server.mu.
@@ -732,7 +733,7 @@ func (s *Server) nodeExit(m *control.NodeExit) {
 	n.power = control.NodePower_POWER_OFF
 	off := n.health == control.NodeHealth_NODE_OFF
 	if m.Off {
-		s.switchedOff(n, m.Reason)
+		s.switchedOff(n, m.Reason, m.Waits)
 		return
 	}
 	reason, remedy := m.Reason, "it stays down: "+s.rebooted(m.Node)

@@ -57,10 +57,14 @@ func (s *Server) switchNodes(m *control.SwitchNodes) error {
 
 // switchedOff processes the holder's report that a node is off and is not started again. The caller
 // holds Server.mu.
-func (s *Server) switchedOff(n *node, reason string) {
+func (s *Server) switchedOff(n *node, reason string, waits bool) {
 	n.deeds.Printf("node%d is off: %s", n.number, reason)
-	s.part(n, control.NodeHealth_NODE_OFF, reason, fmt.Sprintf("margay node power on -m %s node%d starts it", s.config.Machine, n.number))
-	n.stage = nil
+	remedy := fmt.Sprintf("margay node power on -m %s node%d starts it", s.config.Machine, n.number)
+	if waits {
+		remedy = "" // the reason has it
+	}
+	s.part(n, control.NodeHealth_NODE_OFF, reason, remedy)
+	n.stage, n.waits = nil, waits
 	s.hinder(s.queue...)
 	s.roomChanged() // for jobs behind those that wait for the node
 }
@@ -124,7 +128,7 @@ func (s *Server) refuses(o powerOrder, n *node) error {
 		return control.Failf(control.Code_CODE_REFUSED, "it is being rebooted or switched off already").At(n.number)
 	}
 	if o.again && n.health == control.NodeHealth_NODE_OFF {
-		return control.Failf(control.Code_CODE_REFUSED, "it is %s; %s", n.reason, n.remedy).At(n.number)
+		return control.Failf(control.Code_CODE_REFUSED, "it is %s", n.why()).At(n.number)
 	}
 	if jobs := s.liveJobs(n); len(jobs) > 0 && o.ends && !o.force {
 		return control.Failf(control.Code_CODE_REFUSED, "it has %s %s: drain it and wait, or end them with --force",

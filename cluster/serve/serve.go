@@ -109,7 +109,8 @@ type Server struct {
 	jobs   map[uint32]*job
 	ended  map[uint32]*job // jobs whose end could not be recorded yet
 	holder *control.Conn
-	room   chan struct{} // closed, and replaced, when there may be room for more jobs
+	guests *control.Guests // as the holder has sent them last; nil: it has sent none
+	room   chan struct{}   // closed, and replaced, when there may be room for more jobs
 	queue  queue
 	held   map[string]*held          // by launch
 	files  map[filesKey]*filesStream // of shared files
@@ -360,6 +361,10 @@ func (s *Server) serveHolder(conn *control.Conn) error {
 			s.nodeStage(m)
 		case *control.Roster:
 			conn.Answer(f, &control.Done{}, s.adopt(m))
+		case *control.Guests:
+			s.mu.Lock()
+			s.guests = m
+			s.mu.Unlock()
 		}
 	})
 }

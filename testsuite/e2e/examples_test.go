@@ -87,7 +87,7 @@ func TestDemoWithoutMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	for flags, want := range map[string]string{
-		"":                                  "margay: there is no substrate \"none\": use qemu, hosted or hosts\n",
+		"":                                  "margay: there is no substrate \"none\": use qemu, hosted, hosts or metal\n",
 		"--boot-timeout 3m --message-queue": "margay: machine up has no --message-queue: margay machine up --help lists its flags\n",
 	} {
 		cmd := exec.Command("../../examples/histogram/demo", text)

@@ -16,6 +16,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"margay/cluster/agent"
 	"margay/cluster/starter"
 	"margay/internal/procname"
@@ -92,7 +94,11 @@ func runKernel() error {
 	if err != nil {
 		return err
 	}
-	a, err := agent.New(agent.Config{Boot: config, Version: version, Log: logf, Restart: func() { os.Exit(0) }})
+	c := agent.Config{Boot: config, Version: version, Log: logf, Restart: func() { os.Exit(0) }}
+	if config.Substrate == node.Metal {
+		c.Reboot, c.Orphan = reboot, orphanTime
+	}
+	a, err := agent.New(c)
 	if err != nil {
 		return err
 	}
@@ -109,6 +115,17 @@ func runKernel() error {
 		go watchTicks(k)
 	}
 	return a.Run(context.Background(), k)
+}
+
+// orphanTime is how long a node of its own waits for serve until it reboots, and so joins the
+// machine that it finds then.
+const orphanTime = 10 * time.Minute
+
+// reboot reboots the Linux of this node at once: nothing of it is on a disk.
+func reboot() {
+	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART); err != nil {
+		logf("reboot: %v", err)
+	}
 }
 
 // followKernelLog reports warnings and errors of the Linux kernel to serve.

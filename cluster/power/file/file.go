@@ -1,5 +1,8 @@
-// Package file reads how the power of nodes is switched from a machine file, and makes the drivers.
+// Package file reads a machine file: which machines are nodes, and how their power is switched. It
+// makes the drivers for that.
 //
+//	nodes:
+//	  - {number: 0, mac: "52:54:00:12:34:56"}    # of the network card that it boots from
 //	power:
 //	  - nodes: 0..15
 //	    driver: redfish
@@ -63,6 +66,13 @@ const number = "{number}"
 type Machine struct {
 	folder string // that relative paths start from
 	nodes  map[uint32]entry
+	cards  []Card
+}
+
+// Card is the network card that a node boots from.
+type Card struct {
+	Node uint32
+	MAC  net.HardwareAddr // an Ethernet address
 }
 
 // entry says how the power of some nodes is switched.
@@ -113,6 +123,10 @@ func Read(path string) (*Machine, error) {
 // Parse reads the text of a machine file.
 func Parse(text []byte) (*Machine, error) {
 	var file struct {
+		Nodes []struct {
+			Number *uint32 `yaml:"number"`
+			MAC    string  `yaml:"mac"`
+		} `yaml:"nodes"`
 		Power []entry `yaml:"power"`
 	}
 	d := yaml.NewDecoder(bytes.NewReader(text))
@@ -123,10 +137,21 @@ func Parse(text []byte) (*Machine, error) {
 	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
 		return nil, errors.New("it has more than one document")
 	}
-	if len(file.Power) == 0 {
-		return nil, errors.New("it has no entry below power")
+	if len(file.Power) == 0 && len(file.Nodes) == 0 {
+		return nil, errors.New("it has no entry below nodes or power")
+	}
+	if len(file.Nodes) > nodeset.Most {
+		return nil, fmt.Errorf("it has more than %d nodes", nodeset.Most)
 	}
 	m := &Machine{nodes: make(map[uint32]entry)}
+	for i, n := range file.Nodes {
+		if n.Number == nil {
+			return nil, fmt.Errorf("entry %d of nodes: it has no number", i+1)
+		}
+		if err := m.addCard(*n.Number, n.MAC); err != nil {
+			return nil, fmt.Errorf("entry %d of nodes: %w", i+1, err)
+		}
+	}
 	for i, e := range file.Power {
 		nodes, err := e.check()
 		if err != nil {
@@ -223,7 +248,31 @@ func fields(given map[string]bool) func(func(string) bool) {
 	}
 }
 
-// Nodes returns the nodes of the file, in order.
+// addCard adds the card of a node.
+func (m *Machine) addCard(number uint32, text string) error {
+	mac, err := net.ParseMAC(text)
+	if err != nil || len(mac) != 6 || mac[0]&1 != 0 {
+		return fmt.Errorf("mac is %q, not the address of a network card, such as 52:54:00:12:34:56", text)
+	}
+	for _, c := range m.cards {
+		if c.Node == number || bytes.Equal(c.MAC, mac) {
+			return fmt.Errorf("node%d with %v: an earlier entry is node%d with %v", number, mac, c.Node, c.MAC)
+		}
+	}
+	m.cards = append(m.cards, Card{number, mac})
+	return nil
+}
+
+// Cards returns the network cards of nodes, in the order of the file.
+func (m *Machine) Cards() []Card { return m.cards }
+
+// Switched reports whether the file says how the power of a node is switched.
+func (m *Machine) Switched(node uint32) bool {
+	_, ok := m.nodes[node]
+	return ok
+}
+
+// Nodes returns the nodes whose power the file says how to switch, in order.
 func (m *Machine) Nodes() []uint32 {
 	var nodes []uint32
 	for node := range m.nodes {

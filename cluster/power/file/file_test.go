@@ -119,12 +119,16 @@ func TestBadFiles(t *testing.T) {
 		return strings.NewReplacer("driver: %s", "driver: "+driver, "address: %s", "address: "+address, "P%s", "P"+more).Replace(bmc)
 	}
 	for text, want := range map[string]string{
-		"":                                    "it is empty",
-		"power: []":                           "it has no entry below power",
+		"":                                      "it is empty",
+		"power: []":                             "it has no entry below nodes or power",
+		"nodes: [{mac: \"52:54:00:00:00:01\"}]": "entry 1 of nodes: it has no number",
+		"nodes: [{number: 1, mac: \"ff:ff:ff:ff:ff:ff\"}]":                                          "entry 1 of nodes: mac is",
+		"nodes: [{number: 1, mac: \"52:54:00:00:00:01\"}, {number: 1, mac: \"52:54:00:00:00:02\"}]": "entry 2 of nodes: node1 with 52:54:00:00:00:02: an earlier entry is node1",
+		"nodes: [{number: 1, mac: \"52:54:00:00:00:01\"}, {number: 2, mac: \"52:54:00:00:00:01\"}]": "entry 2 of nodes: node2 with 52:54:00:00:00:01: an earlier entry is node1",
 		"power: 7":                            "line 1: the value is of the wrong kind",
 		"power: [7]":                          "line 1: the value is of the wrong kind",
 		"power: [":                            "line 1: ",
-		"nodes: 1":                            "line 1: there is no field nodes",
+		"hosts: 1":                            "line 1: there is no field hosts",
 		"power: [{node: 1}]":                  "line 1: there is no field node",
 		"power: [7]\n---\na: 1":               "the value is of the wrong kind",
 		whole + "---\na: 1\n":                 "it has more than one document",

@@ -97,6 +97,9 @@ func (m State) coresEach() string {
 	if m.Cores == 0 && m.Substrate == node.Hosts {
 		return "its host's"
 	}
+	if m.Cores == 0 && m.Substrate == node.Metal {
+		return "its own"
+	}
 	return strconv.Itoa(m.Cores)
 }
 

@@ -26,6 +26,7 @@ func (a commands) upCommand() *cobra.Command {
 	var program string
 	var extensions []string
 	var where hostFlags
+	var metal metalFlags
 	c := a.QuietFlag(&cobra.Command{
 		Use:   "up",
 		Short: "Make a machine and wait until its nodes are up",
@@ -35,17 +36,20 @@ A node has one system core and the application cores that --cores asks for. With
 applications as well; margay machine cores changes that later. On the substrate qemu each node
 is a virtual machine; on hosted it is a set of namespaces of this host, and its cores are shared with it. On hosts each
 node is a set of namespaces of a host of a list, started by ssh or another launcher, by default with all cores that are
-given to it there. Inside an allocation of Slurm or PBS the allocation has the list.
+given to it there. Inside an allocation of Slurm or PBS the allocation has the list. On metal each node is a machine of its own,
+with all its cores, that boots from the network behind --interface: machines of the machine file (--file), and those that margay
+node approve names. Then the command returns when machines can boot. It needs root.
 
 --fabric chooses how messages travel between nodes. tcp is one encrypted connection between two nodes: take it where the network
 is reliable. udp is encrypted datagrams that are sent again until they arrive: take it where connections break, since a job then
 loses messages only with a node kernel. With tcp-trusted and udp-trusted, ranks of different nodes send each other datagrams
 that are not encrypted, which is many times faster: take them only on a wire that nothing but the nodes can reach. auto is
-tcp-trusted on the substrates hosted and qemu, where the wire belongs to the machine, and tcp on hosts. Files between nodes always travel over
+tcp-trusted on the substrates hosted and qemu, where the wire belongs to the machine, and tcp on hosts and metal. Files between nodes always travel over
 encrypted connections.`,
 		Example: `  margay machine up --nodes 4 --cores 2
   margay machine up -m test --substrate hosted --nodes 16 --cores 1
   margay machine up --substrate hosts --hosts 'cn[01-16]' --launcher "ssh -p 2222"
+  margay machine up --substrate metal --interface eth1 --range 10.8.0.0/24 --file machine.yaml
   margay machine up --substrate hosts    # in the shell of salloc, or in a script of sbatch
   margay machine up --extension ext/boot/minimum/minimum.o,cores=2 --extension ext/exit/account/account.o`,
 		Args: command.NoArguments,
@@ -59,6 +63,9 @@ encrypted connections.`,
 				}
 			}
 			if err := where.apply(c, &spec, a.Report); err != nil {
+				return err
+			}
+			if err := metal.apply(c, &spec); err != nil {
 				return err
 			}
 			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
@@ -86,8 +93,9 @@ encrypted connections.`,
 	spec.Cores = 2
 	f.Var(coresFlag{&spec}, "cores", "application cores of each node besides core 0, or all: two, and core 0 as well")
 	f.BoolVar(&spec.MessageCore, "message-core", false, "have the last core of each node handle messages and nothing else")
-	f.StringVar(&spec.Substrate, "substrate", node.Virtual, "what nodes run on: qemu, hosted or hosts")
+	f.StringVar(&spec.Substrate, "substrate", node.Virtual, "what nodes run on: qemu, hosted, hosts or metal")
 	where.define(f)
+	metal.define(f)
 	f.StringVar(&spec.Fabric, "fabric", machine.FabricAuto, "how messages travel between nodes: auto, tcp, tcp-trusted, udp or udp-trusted")
 	f.IntVar(&spec.MemoryMiB, "memory", 512, "memory of each node, in MiB")
 	f.IntVar(&spec.HistoryMiB, "history", ledger.DefaultSize>>20, "size of the history of its jobs (margay history), in MiB, 4 to 1024; 0: none is kept")

@@ -102,6 +102,9 @@ func State(n *control.NodeState) string {
 	if n.Ill != "" && n.Health == control.NodeHealth_NODE_UP {
 		return "ill"
 	}
+	if n.Waits && n.Health == control.NodeHealth_NODE_OFF {
+		return "waiting"
+	}
 	return healthNames[n.Health]
 }
 
@@ -153,13 +156,29 @@ func (a commands) printNodes(nodes *control.Nodes) error {
 		row(name, cmp.Or(host(n), "-"), state(n), len(n.Cores), free, fmt.Sprintf("%d MiB", n.Info.Memory>>20), n.Info.Profile,
 			cmp.Or(n.Info.Scheduler, "-"), cmp.Or(n.Info.Fabric, "-"), n.Info.Kernel, strings.Join(jobs, " "))
 	}
+	for _, g := range nodes.Guests.GetGuests() {
+		row(printable.Line(g.Mac), "-", show.State{Text: "waiting", Color: show.Passing}, "-", "-", "-", "-", "-", "-", "-", "-")
+	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	for _, note := range notes {
 		fmt.Fprintln(a.Stdout, show.Fold(printable.Lines(note.String()), width, 4))
 	}
+	for _, note := range a.guestNotes(nodes.Guests) {
+		fmt.Fprintln(a.Stdout, show.Fold(printable.Lines(note), width, 4))
+	}
 	return nil
+}
+
+// guestNotes are the remarks about machines that wait, and about the network that they boot from.
+func (a commands) guestNotes(g *control.Guests) []string {
+	all := slices.Clone(g.GetNotices())
+	for _, guest := range g.GetGuests() {
+		since := time.Unix(0, guest.SinceNs).Format(time.DateTime)
+		all = append(all, fmt.Sprintf("%s waits since %s until it is made a node: margay node approve -m %s %[1]s", guest.Mac, since, a.Machine))
+	}
+	return all
 }
 
 // host returns the host of a node of a machine of hosts; empty for another one.

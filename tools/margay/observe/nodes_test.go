@@ -1,6 +1,7 @@
 package observe_test
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -25,15 +26,19 @@ func TestNodesNotUp(t *testing.T) {
 			{Node: 3, Health: control.NodeHealth_NODE_DEAD, Reason: "it did not register", Remedy: "do something"},
 			{Node: 4, Health: control.NodeHealth_NODE_BOOTING, Stage: "it fetches the kernel", Percent: 40},
 			{Node: 5, Health: control.NodeHealth_NODE_BOOTING, Stage: "it has got its address"},
-		}}, nil
+			{Node: 6, Health: control.NodeHealth_NODE_OFF, Waits: true, Reason: "waiting until it is switched on"},
+		}, Guests: &control.Guests{Guests: []*control.Guest{{Mac: "52:54:00:00:00:01"}}, Notices: []string{"eth1: another DHCP server"}}}, nil
 	}, "nodes")
-	want := `NODE   STATE    CORES  FREE  MEMORY  PROFILE  SHARING  FABRIC       KERNEL  JOBS
-node0  up       2      1     64 MiB  shared   -        udp          9.9     4.0
-node1  late     2      0     64 MiB  shared   -        udp          9.9     4.0
-node2  dead     2      0     64 MiB  shared   -        udp-trusted  9.9     4.0
-node3  dead     -      -     -       -        -        -            -       -
-node4  booting  -      -     -       -        -        -            -       -
-node5  booting  -      -     -       -        -        -            -       -
+	stdout = regexp.MustCompile(`since [-0-9]+ [:0-9]+`).ReplaceAllString(stdout, "since then")
+	want := `NODE               STATE    CORES  FREE  MEMORY  PROFILE  SHARING  FABRIC       KERNEL  JOBS
+node0              up       2      1     64 MiB  shared   -        udp          9.9     4.0
+node1              late     2      0     64 MiB  shared   -        udp          9.9     4.0
+node2              dead     2      0     64 MiB  shared   -        udp-trusted  9.9     4.0
+node3              dead     -      -     -       -        -        -            -       -
+node4              booting  -      -     -       -        -        -            -       -
+node5              booting  -      -     -       -        -        -            -       -
+node6              waiting  -      -     -       -        -        -            -       -
+52:54:00:00:00:01  waiting  -      -     -       -        -        -            -       -
 node1: it is silent
 node2: it was killed
 node2-3: do something
@@ -41,6 +46,9 @@ node2 sends messages to other nodes that are neither encrypted nor authenticated
 node3: it did not register
 node4: boot over the network: it fetches the kernel (40 %)
 node5: boot over the network: it has got its address
+node6: waiting until it is switched on
+eth1: another DHCP server
+52:54:00:00:00:01 waits since then until it is made a node: margay node approve -m m 52:54:00:00:00:01
 `
 	if status != 0 || stdout != want {
 		t.Errorf("status %d, %s\n%s", status, stderr, stdout)

@@ -33,7 +33,7 @@ var fabrics = append([]string{machine.FabricAuto}, node.Fabrics...)
 // enumerated are the values of flags that take one of a few, by the command and the flag.
 var enumerated = map[string]map[string][]string{
 	"machine up": {
-		"substrate": {node.Virtual, node.Hosted, node.Hosts},
+		"substrate": {node.Virtual, node.Hosted, node.Hosts, node.Metal},
 		"profile":   {"isolated", "sched"},
 		"boot":      machine.Boots,
 		"accel":     {"tcg", "kvm", "auto"},

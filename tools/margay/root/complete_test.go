@@ -43,7 +43,7 @@ func TestCompletion(t *testing.T) {
 		"ext|log|--node|":          "node0\tup|node1\tdead|node2\tdrained",
 		"ext|remove|":              "1.3\tedf of sched",
 		"-m|":                      "m\thosted, 4 nodes, up",
-		"machine|up|--substrate|":  "qemu|hosted|hosts",
+		"machine|up|--substrate|":  "qemu|hosted|hosts|metal",
 		"machine|up|--fabric|":     "auto|tcp|tcp-trusted|udp|udp-trusted",
 		"machine|up|--profile|":    "isolated|sched",
 		"machine|cores|--all|":     "on|off",

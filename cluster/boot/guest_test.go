@@ -1,0 +1,161 @@
+package boot
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"margay/kernel/abi/id"
+)
+
+// A guest gets iPXE and a script that waits, and nothing that nodes boot. When it has become a node
+// with the same address it gets all.
+func TestGuest(t *testing.T) {
+	var met atomic.Int64
+	guest := Host{Guest: true, MAC: host(9).MAC, Address: netip.MustParseAddr("127.0.0.1")}
+	s, r := services(t, func(c *Config) {
+		local(c)
+		c.Hosts = []Host{guest}
+		c.Node = func(id.Node) ([]byte, error) { return []byte("secret"), nil }
+		c.Met = func(m MAC) {
+			if m == guest.MAC {
+				met.Add(1)
+			}
+		}
+	})
+	_, _, url := serve(t, s)
+	status, body := fetch(t, "GET", url+ScriptPath, "")
+	if want := "margay node approve " + guest.MAC.String(); status != 200 || !strings.Contains(body, want) || strings.Contains(body, KernelPath) {
+		t.Errorf("status %d, script %q", status, body)
+	}
+	if met.Load() != 1 {
+		t.Errorf("%d calls about the guest", met.Load())
+	}
+	if status, _ := fetch(t, "GET", url+"/ipxe.efi", ""); status != 200 {
+		t.Errorf("iPXE: status %d", status)
+	}
+	for _, path := range []string{KernelPath, ImagePath, ConfigPath} {
+		if status, body := fetch(t, "GET", url+path, ""); status != 403 {
+			t.Errorf("%s: status %d, %.20q", path, status, body)
+		}
+	}
+	if text := r.all(); text != "" {
+		t.Errorf("reports %q", text)
+	}
+	s.Forget(guest.MAC)
+	if status, _ := fetch(t, "GET", url+ScriptPath, ""); status != 403 {
+		t.Errorf("after it is forgotten: status %d", status)
+	}
+	if err := s.Add(Host{Node: 3, MAC: guest.MAC, Address: guest.Address}); err != nil {
+		t.Fatal(err)
+	}
+	status, body = fetch(t, "GET", url+ScriptPath, "")
+	if status != 200 || !strings.Contains(body, "initrd --name config http://127.0.0.2/config || goto failed\nkernel --name linux.efi http://127.0.0.2/kernel initrd=config initrd=image ") {
+		t.Errorf("status %d, script %q", status, body)
+	}
+}
+
+// A node gets its configuration once after each lease of its iPXE.
+func TestConfiguration(t *testing.T) {
+	missing := atomic.Bool{}
+	s, _ := services(t, func(c *Config) {
+		local(c)
+		c.Node = func(n id.Node) ([]byte, error) {
+			if missing.Load() {
+				return nil, errors.New("none")
+			}
+			return []byte("secret of " + host(int(n)).String()), nil
+		}
+	})
+	_, _, url := serve(t, s)
+	refused := func(when string) {
+		t.Helper()
+		if status, body := fetch(t, "GET", url+ConfigPath, ""); status != 403 || strings.Contains(body, "secret") {
+			t.Errorf("%s: status %d, %q", when, status, body)
+		}
+	}
+	lease := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.grants.Arm(time.Now(), Host{Node: 0, MAC: host(0).MAC})
+	}
+	refused("before a lease")
+	lease()
+	if status, _ := fetch(t, "HEAD", url+ConfigPath, ""); status != 403 {
+		t.Errorf("HEAD: status %d", status)
+	}
+	if status, body := fetch(t, "GET", url+ConfigPath, ""); status != 200 || body != "secret of node0" {
+		t.Errorf("status %d, %q", status, body)
+	}
+	refused("a second time")
+	lease()
+	missing.Store(true)
+	refused("without one")
+	missing.Store(false)
+	refused("after that")
+}
+
+func TestGrants(t *testing.T) {
+	g := make(Grants)
+	g.Arm(start, host(1))
+	g.Arm(start, Host{Guest: true, MAC: host(2).MAC})
+	for _, c := range []struct {
+		name   string
+		after  time.Duration
+		h      Host
+		wanted bool
+	}{
+		{"another node", 0, host(0), false},
+		{"a guest", 0, Host{Guest: true, MAC: host(2).MAC}, false},
+		{"the node", grantTime, host(1), true},
+		{"the node again", grantTime, host(1), false},
+	} {
+		if why := g.Take(start.Add(c.after), c.h); (why == "") != c.wanted {
+			t.Errorf("%s: %q", c.name, why)
+		}
+	}
+	g.Arm(start, host(1))
+	if why := g.Take(start.Add(grantTime+1), host(1)); why == "" || len(g) != 0 {
+		t.Errorf("too late: %q, %v", why, g)
+	}
+}
+
+// Config.Asks can refuse a question, and make a stranger a host before it is answered. On ordinary
+// sockets all answers are for everyone.
+func TestAsks(t *testing.T) {
+	var s *Services
+	stranger := host(9)
+	s, r := services(t, func(c *Config) {
+		c.Broadcast = true
+		c.Asks = func(_ time.Time, q Question) string {
+			if q.MAC != stranger.MAC {
+				return "not now"
+			}
+			if err := s.Add(Host{Guest: true, MAC: q.MAC, Address: netip.MustParseAddr("10.66.9.9")}); err != nil {
+				return err.Error()
+			}
+			return ""
+		}
+	})
+	ask := func(n int) []byte {
+		datagram, to := s.answer(start, question(t, n))
+		if datagram != nil && to.String() != "255.255.255.255:68" {
+			t.Errorf("an answer to %v", to)
+		}
+		return datagram
+	}
+	if ask(0) != nil || !strings.Contains(r.all(), "not now") {
+		t.Errorf("a refused one gets an answer; reports %q", r.all())
+	}
+	for range 2 {
+		m, err := dhcpv4.FromBytes(ask(9))
+		if err != nil || m.MessageType() != dhcpv4.MessageTypeOffer || m.YourIPAddr.String() != "10.66.9.9" {
+			t.Errorf("%v, %v", m, err)
+		}
+	}
+}

@@ -1,0 +1,121 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+
+	"margay/cluster/boot"
+	"margay/cluster/control"
+	"margay/cluster/metal"
+	"margay/cluster/trust"
+	"margay/kernel/abi/id"
+)
+
+// approve makes machines on the boot network nodes, and returns their numbers when they are being
+// started. They run until served ends.
+func (h *holder) approve(ctx, served context.Context, m *control.ApproveGuests) (*control.NodesAdded, error) {
+	nodes, ok := h.substrate.(*metalNodes)
+	if !ok {
+		return nil, control.Failf(control.Code_CODE_REFUSED, "machine %s has no boot network: margay machine grow -m %[1]s adds nodes", h.spec.Name)
+	}
+	h.changing.Lock()
+	defer h.changing.Unlock()
+	if h.ending {
+		return nil, control.Failf(control.Code_CODE_DOWN, "%v", ErrDown)
+	}
+	if added := h.growths.find(m.Order); added != nil {
+		return &control.NodesAdded{Nodes: added}, nil
+	}
+	grown, added, err := h.roster.Grow(len(m.Macs))
+	if err != nil {
+		return nil, control.Failf(control.Code_CODE_NO_ROOM, "%v: take nodes out (margay machine shrink -m %s)", err, h.spec.Name)
+	}
+	for i, text := range m.Macs {
+		var mac boot.MAC
+		if mac, err = metal.ParseMAC(text); err == nil {
+			err = nodes.join(id.Node(added[i]), mac)
+		}
+		if err != nil {
+			for _, number := range added[:i] {
+				nodes.remove(id.Node(number))
+			}
+			return nil, control.Failf(control.Code_CODE_REFUSED, "%v", err)
+		}
+	}
+	if err := h.record(grown); err != nil {
+		for _, number := range added {
+			nodes.remove(id.Node(number))
+		}
+		return nil, err
+	}
+	h.growths.add(m.Order, added)
+	h.log("machines become nodes: %v become %v", m.Macs, added)
+	h.announce(ctx)
+	for _, number := range added {
+		h.keep(served, id.Node(number), grown.Term(number))
+	}
+	h.sendGuests()
+	return &control.NodesAdded{Nodes: added}, nil
+}
+
+// sendGuests sends to serve which machines wait to be made nodes.
+func (h *holder) sendGuests() {
+	nodes, ok := h.substrate.(*metalNodes)
+	if !ok {
+		return
+	}
+	guests := nodes.guests()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.conn != nil {
+		_ = h.conn.Send(guests)
+	}
+}
+
+// metalEvents are what the holder does about news of the boot network, until served ends.
+func (h *holder) metalEvents() metalEvents {
+	return metalEvents{
+		stage: h.nodeStage, log: h.log, changed: h.sendGuests,
+		woke: func(number id.Node) {
+			if served := h.keeps(); served != nil {
+				// An error is the holder's end, or the node's, whose next question is refused.
+				_ = h.order(served, uint32(number), switchOn, "it has begun to boot")
+			}
+		},
+		met: func(mac boot.MAC) {
+			served := h.keeps()
+			if served == nil || !h.spec.Metal.ApproveAll {
+				return
+			}
+			if _, err := h.approve(served, served, &control.ApproveGuests{Macs: []string{mac.String()}, Order: trust.NewToken()}); err != nil {
+				h.log("%v is not made a node: %v", mac, err)
+			}
+		},
+	}
+}
+
+// Approve makes machines on the boot network nodes, and returns their numbers when they are being
+// started.
+func (d Dir) Approve(ctx context.Context, macs []string, user string) ([]uint32, error) {
+	serve := &asker{dir: d}
+	defer serve.close()
+	added, err := change[*control.NodesAdded](ctx, serve, &control.ApproveGuests{Macs: macs, Order: trust.NewToken(), User: user})
+	if err != nil {
+		return nil, err
+	}
+	return added.Nodes, nil
+}
+
+// awaitServing waits until serve answers.
+func (d Dir) awaitServing(ctx context.Context, told func(format string, args ...any)) error {
+	serve := &asker{dir: d}
+	defer serve.close()
+	list, err := ask[*control.Nodes](ctx, serve, &control.ListNodes{})
+	if err == nil {
+		told("machines can boot now: %d nodes are known, others wait for margay node approve; margay nodes shows all of them", len(list.Nodes))
+	}
+	if err != nil {
+		return fmt.Errorf("machine %s: %w", d.Name(), err)
+	}
+	return nil
+}

@@ -1,0 +1,622 @@
+package machine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"margay/cluster/boot"
+	"margay/cluster/control"
+	"margay/cluster/ledger"
+	"margay/cluster/metal"
+	"margay/cluster/power"
+	"margay/cluster/power/file"
+	"margay/cluster/provision"
+	"margay/cluster/provision/firmware"
+	"margay/cluster/roster"
+	"margay/cluster/trust"
+	"margay/cluster/way"
+	"margay/initramfs"
+	"margay/initramfs/guestkernel"
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
+)
+
+// MetalSpec is the part of a Spec of a machine whose nodes boot over a network of this host.
+type MetalSpec struct {
+	Interface  string       `json:"interface"`             // to that network
+	Range      netip.Prefix `json:"range,omitzero"`        // as the user gave it; none: the interface's subnet
+	ApproveAll bool         `json:"approve_all,omitempty"` // every machine that boots becomes a node
+	File       string       `json:"file,omitempty"`        // path of the machine file
+	Plan       metal.Plan   `json:"plan"`                  // filled in by Up
+	Cards      string       `json:"cards"`                 // path of the file with the cards of nodes
+}
+
+// prepareMetal finds the boot network, the nodes that the machine has from its beginning and what
+// they boot, and enters all of it in the spec.
+func prepareMetal(ctx context.Context, d Dir, o *UpOptions) error {
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("--substrate %s answers on ports of the network that only root may use: become root", node.Metal)
+	}
+	m := &o.Spec.Metal
+	var err error
+	if m.Plan, err = metal.Find(m.Interface, m.Range); err != nil {
+		return err
+	}
+	cards, err := m.firstCards(o)
+	if err != nil {
+		return err
+	}
+	if err := writeCards(m.Cards, cards.List()); err != nil {
+		return err
+	}
+	var numbers []uint32
+	for _, c := range cards.List() {
+		numbers = append(numbers, uint32(c.Node))
+	}
+	first, err := roster.Of(numbers)
+	if err != nil {
+		return err
+	}
+	o.Spec.Nodes = len(numbers)
+	if err := d.writeRoster(first); err != nil {
+		return err
+	}
+	return prepareMetalBoot(ctx, d, o)
+}
+
+// prepareMetalBoot finds what metal nodes boot.
+func prepareMetalBoot(ctx context.Context, d Dir, o *UpOptions) error {
+	files, err := provision.FindFirmware(ctx, firmware.Options{Progress: o.Progress})
+	if err != nil {
+		o.Told("only machines whose network card has an iPXE can boot: %v", err)
+	}
+	o.Spec.IPXEBIOS, o.Spec.IPXEUEFI = files.IPXEBIOS, files.IPXEUEFI
+	image, err := provision.BuildImage(ctx, provision.ImageOptions{
+		Program: o.Spec.Program, JobInit: o.Spec.JobInit, Kernel: o.Spec.Kernel, Metal: true, Told: o.Progress,
+	})
+	if err != nil {
+		return err
+	}
+	profile, err := initramfs.ParseProfile(o.Spec.Profile)
+	if err != nil {
+		return err
+	}
+	o.Told("node image %.1f MB, Linux %s (%s)", float64(image.Manifest.Compressed)/1e6, image.Kernel.Version, image.Kernel.Source)
+	for _, lack := range image.Kernel.Lacks {
+		what := lack + ": " + guestkernel.Describe(lack)
+		o.Spec.Lacks = append(o.Spec.Lacks, what)
+		o.Told("this kernel lacks %s", what)
+	}
+	o.Spec.Kernel, o.Spec.Image = image.Kernel.Image, d.file(imageName)
+	if o.Spec.Cmdline, err = initramfs.Cmdline(image.Kernel, profile, initramfs.AllCores); err != nil {
+		return err
+	}
+	// A monitor shows the console if there is no serial port.
+	o.Spec.Cmdline = strings.TrimSpace("console=tty0 " + o.Spec.Cmdline + " " + o.Spec.KernelWords)
+	return initramfs.WriteNodeImage(image.Path, nil, o.Spec.Image)
+}
+
+// firstCards returns the cards of the machine file, and those that were approved for an earlier
+// machine of this name, as far as they do not contradict the file.
+func (m *MetalSpec) firstCards(o *UpOptions) (*metal.Cards, error) {
+	base, err := ledger.Base()
+	if err != nil {
+		return nil, err
+	}
+	folder := way.Folder{What: "network cards", Path: filepath.Join(filepath.Dir(base), "cards"), Variable: ledger.Variable}
+	dir, err := folder.Follow(way.Made(0o700))
+	if err != nil {
+		return nil, err
+	}
+	m.Cards = filepath.Join(dir, o.Spec.Name+".json")
+	var all []metal.Card
+	if m.File != "" {
+		f, err := file.Read(m.File)
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range f.Cards() {
+			all = append(all, metal.Card{Node: id.Node(c.Node), MAC: c.MAC.String()})
+		}
+	}
+	cards, err := metal.NewCards(m.Plan, all)
+	if err != nil {
+		return nil, err
+	}
+	earlier, err := readCards(m.Cards)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range earlier {
+		mac, err := metal.ParseMAC(c.MAC)
+		if _, known := cards.Node(mac); known {
+			continue
+		}
+		if err == nil {
+			err = cards.Join(mac, c.Node)
+		}
+		if err != nil {
+			o.Told("a network card that was approved earlier must be approved again: %v", err)
+		}
+	}
+	return cards, nil
+}
+
+// writeCards records the cards of nodes. A reader gets all of the last ones or of these.
+func writeCards(path string, all []metal.Card) error {
+	text, err := json.MarshalIndent(all, "", "  ")
+	if err != nil {
+		return err
+	}
+	next := path + ".next"
+	if err := writeFile(next, append(text, '\n')); err != nil {
+		return err
+	}
+	return os.Rename(next, path)
+}
+
+func readCards(path string) (all []metal.Card, err error) {
+	text, err := readFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &all)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return all, nil
+}
+
+// metalEvents are the callbacks of a metal substrate. They are called without its lock, and by
+// goroutines of their own.
+type metalEvents struct {
+	stage   func(id.Node, boot.Status)
+	woke    func(id.Node)  // a node that was waited for has begun to boot
+	met     func(boot.MAC) // a guest has come
+	changed func()         // what guests returns has changed
+	log     func(format string, args ...any)
+}
+
+// metalNodes are machines of their own on a network of this host. The holder can switch some of
+// them, and sees each of them boot.
+type metalNodes struct {
+	spec    Spec
+	cert    []byte
+	events  metalEvents
+	wire    *metal.Wire
+	boot    *bootServices
+	power   *file.Machine // nil: no node can be switched
+	running sync.WaitGroup
+	end     context.CancelFunc
+	ctx     context.Context
+
+	alive func(netip.Addr) bool // reports whether a station answers
+
+	mu      sync.Mutex
+	cards   *metal.Cards
+	nodes   map[id.Node]*metalNode
+	others  []string // other DHCP servers
+	ownCard boot.MAC
+}
+
+// metalNode is a node from its start to its end. metalNodes.mu guards it.
+type metalNode struct {
+	phase   metalPhase
+	term    uint32
+	began   bool      // it has begun to boot, so a start need not switch it on
+	probing bool      // it is being found out whether it is still up
+	ended   chan exit // gets its end; nil: it does not run
+
+	switching sync.Mutex   // one action on its power at a time; held before metalNodes.mu
+	driver    power.Driver // nil: it is switched by hand
+	patience  time.Duration
+}
+
+type metalPhase int
+
+const (
+	stopped metalPhase = iota // it gets no answer
+	asleep                    // it waits until it is switched on by hand
+	waking                    // it has asked for an address, and is being started
+	booting                   // it gets what it boots
+	handed                    // it has its configuration: it boots Linux, or is up
+)
+
+// errAsleep reports a node that cannot be switched on from here.
+var errAsleep = errors.New("waiting until it is switched on by hand: it has no entry below power in the machine file")
+
+// newMetal opens the boot network and serves it.
+func newMetal(s Spec, a *trust.Authority, events metalEvents) (m *metalNodes, err error) {
+	m = &metalNodes{spec: s, cert: a.Certificate(), events: events, nodes: make(map[id.Node]*metalNode), boot: new(bootServices)}
+	m.ctx, m.end = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.close())
+		}
+	}()
+	if s.Metal.File != "" {
+		if m.power, err = file.Read(s.Metal.File); err != nil {
+			return m, err
+		}
+	}
+	all, err := readCards(s.Metal.Cards)
+	if err != nil {
+		return m, err
+	}
+	if m.cards, err = metal.NewCards(s.Metal.Plan, all); err != nil {
+		return m, err
+	}
+	if m.wire, err = metal.Open(s.Metal.Interface, s.Metal.Plan, servePort); err != nil {
+		return m, err
+	}
+	m.ownCard = m.wire.MAC()
+	m.alive = func(a netip.Addr) bool { return m.wire.Alive(a, boot.HTTPPort) }
+	if err := m.makeServices(); err != nil {
+		return m, err
+	}
+	m.boot.run(m.wire.Questions, m.wire.First, m.wire.Files, events.log)
+	m.running.Go(m.watch)
+	m.running.Go(m.expire)
+	return m, nil
+}
+
+// makeServices makes the boot services, which are not run yet.
+func (m *metalNodes) makeServices() error {
+	config := boot.Config{
+		Server: m.spec.Metal.Plan.Server, Cmdline: m.spec.Cmdline, Report: m.reached, Log: m.events.log,
+		Broadcast: true, Node: m.hand, Asks: m.asks, Met: m.met,
+	}
+	if m.wire != nil {
+		config.MAC, config.Send = m.wire.MAC(), m.wire.Send
+	}
+	if err := m.boot.openFiles(m.spec, &config); err != nil {
+		return err
+	}
+	services, err := boot.New(config)
+	m.boot.services = services
+	return err
+}
+
+// asks decides whether a DHCP client gets an answer.
+func (m *metalNodes) asks(now time.Time, q boot.Question) (refusal string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if q.MAC == m.ownCard {
+		return "this host looks for other DHCP servers"
+	}
+	if q.Means == boot.Nothing {
+		return q.Why
+	}
+	number, known := m.cards.Node(q.MAC)
+	if !known {
+		return m.asksGuest(now, q)
+	}
+	n := m.node(number)
+	switch n.phase {
+	case asleep:
+		n.phase, n.began = waking, true
+		m.running.Go(func() { m.events.woke(number) })
+		return "its node is being started"
+	case waking:
+		return "its node is being started"
+	case stopped:
+		return fmt.Sprintf("node%d is off", number)
+	case handed:
+		if !n.probing {
+			n.probing = true
+			m.running.Go(func() { m.probe(number, n) })
+		}
+		return fmt.Sprintf("node%d may still be up", number)
+	}
+	return ""
+}
+
+// asksGuest gives an address to a machine that is not a node. The caller holds m.mu.
+func (m *metalNodes) asksGuest(now time.Time, q boot.Question) (refusal string) {
+	address, gone, err := m.cards.Ask(now, q.MAC)
+	for _, mac := range gone {
+		m.boot.services.Forget(mac)
+	}
+	if err == nil {
+		err = m.boot.services.Add(boot.Host{Guest: true, MAC: q.MAC, Address: address})
+	}
+	if err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// probe finds out whether a node whose card asks for an address is still up. If it is not, it has
+// begun to boot again, which is the end of its last boot.
+func (m *metalNodes) probe(number id.Node, n *metalNode) {
+	address, _ := m.spec.Metal.Plan.Node(number)
+	alive := m.alive(address.Addr())
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n.probing = false
+	switch {
+	case n.phase != handed:
+	case alive:
+		m.events.log("node%d: a request for an address came from its network card, but it is still up: another machine may use the card's address", number)
+	default:
+		n.began = true
+		m.over(number, n, n.ended, exit{Reason: "it has begun to boot again"})
+	}
+}
+
+// met handles a guest that waits.
+func (m *metalNodes) met(mac boot.MAC) {
+	m.mu.Lock()
+	first := m.cards.Met(time.Now(), mac)
+	m.mu.Unlock()
+	if !first {
+		return
+	}
+	m.events.log("a machine with the network card %v has come: margay node approve -m %s %v makes it a node", mac, m.spec.Name, mac)
+	m.running.Go(func() {
+		m.events.changed()
+		m.events.met(mac)
+	})
+}
+
+// reached passes on how far a node has got.
+func (m *metalNodes) reached(number id.Node, s boot.Status) { m.events.stage(number, s) }
+
+// hand returns the archive with the configuration of a node that boots. It is given once for each
+// boot: from then on, the card of the node gets no answer while the node is up.
+func (m *metalNodes) hand(number id.Node) ([]byte, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.node(number)
+	if n.phase != booting {
+		return nil, errors.New("it is not being started")
+	}
+	config, err := m.config(number, n.term)
+	if err != nil {
+		return nil, err
+	}
+	text, err := config.Encode()
+	if err != nil {
+		return nil, err
+	}
+	archive, err := initramfs.NodeArchive([]initramfs.File{
+		{Path: filepath.Dir(node.Path), Mode: os.ModeDir | 0o700},
+		{Path: node.Path, Mode: 0o600, Data: text},
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.phase = handed
+	return archive, nil
+}
+
+// config returns the configuration of a node. The caller holds m.mu.
+func (m *metalNodes) config(number id.Node, term uint32) (node.Config, error) {
+	mac, ok := m.cards.MAC(number)
+	address, has := m.spec.Metal.Plan.Node(number)
+	if !ok || !has {
+		return node.Config{}, fmt.Errorf("node%d has no network card or no address", number)
+	}
+	c := m.spec.bootConfig(number, term, m.cert)
+	c.MAC, c.Address = mac.String(), address.String()
+	c.Serve = netip.AddrPortFrom(m.spec.Metal.Plan.Server.Addr(), servePort).String()
+	return c, nil
+}
+
+// start implements substrate.
+func (m *metalNodes) start(number id.Node, term uint32) (int, <-chan exit, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.node(number)
+	n.term, n.phase = term, stopped
+	if err := m.findDriver(number, n); err != nil {
+		return 0, nil, err
+	}
+	if n.driver == nil && !n.began {
+		n.phase = asleep
+		return 0, nil, errAsleep
+	}
+	mac, ok := m.cards.MAC(number)
+	address, has := m.spec.Metal.Plan.Node(number)
+	if !ok || !has {
+		return 0, nil, errors.New("it has no network card or no address")
+	}
+	m.boot.services.Remove(number)
+	m.boot.services.Forget(mac)
+	if err := m.boot.services.Add(boot.Host{Node: number, MAC: mac, Address: address.Addr()}); err != nil {
+		return 0, nil, err
+	}
+	n.phase, n.ended = booting, make(chan exit, 1)
+	if ended := n.ended; !n.began {
+		m.running.Go(func() { m.switchOn(number, n, ended) })
+	}
+	n.began = false
+	return 0, n.ended, nil
+}
+
+// findDriver makes the driver of a node, if the machine file has one. The caller holds m.mu.
+func (m *metalNodes) findDriver(number id.Node, n *metalNode) (err error) {
+	if n.driver == nil && m.power != nil && m.power.Switched(uint32(number)) {
+		n.driver, n.patience, err = m.power.Driver(uint32(number))
+	}
+	return err
+}
+
+// switchOn switches a node on, or resets it if it is on: something else may run there.
+func (m *metalNodes) switchOn(number id.Node, n *metalNode, ended chan exit) {
+	err := m.switched(n, func(ctx context.Context) error {
+		action := power.SwitchOn
+		if state, err := power.Carry(ctx, n.driver, power.Look); err == nil && state == power.On {
+			action = power.Reset
+		}
+		_, err := power.Carry(ctx, n.driver, action)
+		return err
+	})
+	if err != nil {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.over(number, n, ended, exit{Reason: fmt.Sprintf("switch it on: %v", err), Off: true})
+	}
+}
+
+// stop implements substrate. A node that cannot be switched off from here gets no answer any more.
+func (m *metalNodes) stop(number id.Node) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.node(number)
+	ended := n.ended
+	n.began = false
+	if n.driver == nil {
+		m.over(number, n, ended, exit{Reason: "it is ended, and runs on until it is switched off by hand"})
+		return
+	}
+	n.phase = stopped
+	m.boot.services.Remove(number)
+	m.running.Go(func() {
+		err := m.switched(n, func(ctx context.Context) error {
+			_, err := power.Carry(ctx, n.driver, power.SwitchOff)
+			return err
+		})
+		if err != nil && !errors.Is(err, power.ErrUnsupported) {
+			m.events.log("node%d is not switched off: %v", number, err)
+			return // the holder waits in vain, and reports that
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.over(number, n, ended, exit{Reason: "it was switched off"})
+	})
+}
+
+// switched carries out an action on the power of a node.
+func (m *metalNodes) switched(n *metalNode, act func(context.Context) error) error {
+	n.switching.Lock()
+	defer n.switching.Unlock()
+	ctx, cancel := context.WithTimeoutCause(m.ctx, n.patience, fmt.Errorf("timed out after %v", n.patience))
+	defer cancel()
+	return act(ctx)
+}
+
+// over ends a start of a node, unless it has ended. The caller holds m.mu.
+func (m *metalNodes) over(number id.Node, n *metalNode, ended chan exit, e exit) {
+	if ended == nil || n.ended != ended {
+		return
+	}
+	n.phase, n.ended = stopped, nil
+	m.boot.services.Remove(number)
+	ended <- e
+}
+
+// node returns a node. The caller holds m.mu.
+func (m *metalNodes) node(number id.Node) *metalNode {
+	if m.nodes[number] == nil {
+		m.nodes[number] = new(metalNode)
+	}
+	return m.nodes[number]
+}
+
+// join gives a network card to a node that is not started yet, and records that. A guest boots by
+// itself when it is one.
+func (m *metalNodes) join(number id.Node, mac boot.MAC) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	waits := slices.ContainsFunc(m.cards.Guests(), func(g metal.Guest) bool { return g.MAC == mac })
+	if err := m.cards.Join(mac, number); err != nil {
+		return err
+	}
+	if err := writeCards(m.spec.Metal.Cards, m.cards.List()); err != nil {
+		m.cards.Leave(number)
+		return fmt.Errorf("record the network card of node%d: %w", number, err)
+	}
+	m.boot.services.Forget(mac)
+	m.node(number).began = waits
+	return nil
+}
+
+// remove implements substrate.
+func (m *metalNodes) remove(number id.Node) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.boot.services.Remove(number)
+	m.cards.Leave(number)
+	delete(m.nodes, number)
+	if err := writeCards(m.spec.Metal.Cards, m.cards.List()); err != nil {
+		m.events.log("node%d stays in the file of network cards: %v", number, err)
+	}
+}
+
+// guests returns the machines that wait, and other DHCP servers.
+func (m *metalNodes) guests() *control.Guests {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := new(control.Guests)
+	for _, g := range m.cards.Guests() {
+		all.Guests = append(all.Guests, &control.Guest{Mac: g.MAC.String(), SinceNs: g.Since.UnixNano()})
+	}
+	for _, server := range m.others {
+		all.Notices = append(all.Notices, fmt.Sprintf("%s: another DHCP server, %s, answers there: it can keep nodes from their boot", m.spec.Metal.Interface, server))
+	}
+	return all
+}
+
+// watch looks for other DHCP servers.
+func (m *metalNodes) watch() {
+	err := m.wire.Watch(m.ctx, m.spec.Metal.Plan.Server.Addr(), func(server netip.Addr) {
+		m.mu.Lock()
+		m.others = append(m.others, server.String())
+		m.mu.Unlock()
+		m.events.log("%s: another DHCP server, %v, answers there", m.spec.Metal.Interface, server)
+		m.events.changed()
+	})
+	if err != nil && m.ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
+		m.events.log("%s: other DHCP servers stay unseen: %v", m.spec.Metal.Interface, err)
+	}
+}
+
+// expirePause is the time between two looks for guests that have gone.
+const expirePause = 30 * time.Second
+
+// expire forgets guests that have gone.
+func (m *metalNodes) expire() {
+	ticker := time.NewTicker(expirePause)
+	defer ticker.Stop()
+	for {
+		select {
+		case now := <-ticker.C:
+			m.mu.Lock()
+			gone := m.cards.Expire(now)
+			for _, mac := range gone {
+				m.boot.services.Forget(mac)
+			}
+			m.mu.Unlock()
+			if len(gone) > 0 {
+				m.events.changed()
+			}
+		case <-m.ctx.Done():
+			return
+		}
+	}
+}
+
+// close implements substrate.
+func (m *metalNodes) close() error {
+	m.end()
+	err := m.boot.close()
+	if m.wire != nil {
+		err = errors.Join(err, m.wire.Close())
+	}
+	m.running.Wait()
+	return err
+}

@@ -1,0 +1,272 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"margay/cluster/boot"
+	"margay/cluster/control"
+	"margay/cluster/metal"
+	"margay/cluster/power"
+	"margay/cluster/power/file"
+	"margay/internal/check"
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
+)
+
+// playedMetal is a metal substrate without a network.
+type playedMetal struct {
+	*metalNodes
+	t     *testing.T
+	alive atomic.Bool
+	woke  chan id.Node
+	met   chan boot.MAC
+}
+
+func cardOf(n int) boot.MAC { return boot.MAC{0x52, 0x54, 0, 0, 1, byte(n)} }
+
+func playMetal(t *testing.T, power *file.Machine, known ...metal.Card) *playedMetal {
+	t.Helper()
+	p := &playedMetal{t: t, woke: make(chan id.Node, 10), met: make(chan boot.MAC, 10)}
+	spec := Spec{Name: "m", Substrate: node.Metal, Profile: node.Isolated, Secret: "secret", Metal: MetalSpec{
+		Interface: "eth9", Cards: filepath.Join(t.TempDir(), "cards.json"),
+		Plan: metal.Plan{Server: netip.MustParsePrefix("10.8.0.1/24"), Range: netip.MustParsePrefix("10.8.0.0/24")},
+	}}
+	cards, err := metal.NewCards(spec.Metal.Plan, known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.metalNodes = &metalNodes{
+		spec: spec, cert: []byte{1}, cards: cards, nodes: make(map[id.Node]*metalNode), boot: new(bootServices), power: power, ownCard: cardOf(255),
+		alive: func(a netip.Addr) bool { return a.String() == "10.8.0.5" && p.alive.Load() },
+		events: metalEvents{
+			stage: func(id.Node, boot.Status) {}, woke: func(n id.Node) { p.woke <- n }, met: func(m boot.MAC) { p.met <- m },
+			changed: func() {}, log: t.Logf,
+		},
+	}
+	p.ctx, p.end = context.WithCancel(context.Background())
+	if err := p.makeServices(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// within returns the next value of a channel.
+func within[T any](t *testing.T, c <-chan T) (got T) {
+	t.Helper()
+	select {
+	case got = <-c:
+	case <-time.After(time.Minute):
+		t.Fatal("nothing has come within a minute")
+	}
+	return got
+}
+
+// ask plays a card that asks for an address.
+func (p *playedMetal) ask(n int) (refusal string) {
+	return p.asks(time.Now(), boot.Question{Kind: boot.Discover, MAC: cardOf(n), Means: boot.ByScript})
+}
+
+// A node that nothing switches waits until it boots. It gets its configuration once. When it boots
+// again, its last boot has ended, unless the node still answers: then another machine has its
+// address.
+func TestMetalByHand(t *testing.T) {
+	p := playMetal(t, nil, metal.Card{Node: 3, MAC: cardOf(1).String()})
+	if _, _, err := p.start(3, 1); !errors.Is(err, errAsleep) {
+		t.Fatalf("start: %v", err)
+	}
+	if why := p.ask(1); why == "" {
+		t.Error("it gets an answer before it is started")
+	}
+	if n := within(t, p.woke); n != 3 {
+		t.Errorf("node%d has begun", n)
+	}
+	if why := p.ask(1); why == "" || len(p.woke) > 0 {
+		t.Errorf("it gets an answer before it is started: %q", why)
+	}
+	_, ended, err := p.start(3, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if why := p.ask(1); why != "" {
+		t.Errorf("it gets no answer: %s", why)
+	}
+	archive, err := p.hand(3)
+	for _, want := range []string{`"address": "10.8.0.5/24"`, `"mac": "` + cardOf(1).String(), `"serve": "10.8.0.1:7117"`, `"substrate": "metal"`, `"token"`} {
+		if !strings.Contains(string(archive), want) {
+			t.Errorf("no %s in the configuration: %v", want, err)
+		}
+	}
+	if _, err := p.hand(3); err == nil {
+		t.Error("it gets its configuration twice")
+	}
+
+	probing := func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.nodes[3].probing
+	}
+	p.alive.Store(true)
+	if why := p.ask(1); why == "" {
+		t.Error("another machine with its card gets an answer while it is up")
+	}
+	check.AwaitFor(t, time.Minute, "end of the probe", func() bool { return !probing() })
+	select {
+	case e := <-ended:
+		t.Fatalf("it has ended: %v", e)
+	default:
+	}
+	p.alive.Store(false)
+	if why := p.ask(1); why == "" {
+		t.Error("it gets an answer before its last boot has ended")
+	}
+	if e := within(t, ended); e.Off || !strings.Contains(e.Reason, "boot again") {
+		t.Errorf("it has ended: %+v", e)
+	}
+	if _, ended, err = p.start(3, 1); err != nil {
+		t.Fatal(err)
+	}
+	if why := p.ask(1); why != "" {
+		t.Errorf("on its second boot it gets no answer: %s", why)
+	}
+
+	p.stop(3)
+	if e := within(t, ended); !strings.Contains(e.Reason, "by hand") {
+		t.Errorf("it has ended: %+v", e)
+	}
+	if why := p.ask(1); why == "" {
+		t.Error("it gets an answer when it was stopped")
+	}
+}
+
+// A stranger waits, and becomes a node. Its card stays its node's for later machines, until it
+// leaves.
+func TestMetalGuest(t *testing.T) {
+	p := playMetal(t, nil, metal.Card{Node: 0, MAC: cardOf(1).String()})
+	if why := p.asks(time.Now(), boot.Question{Kind: boot.Discover, MAC: cardOf(2), Why: "a printer"}); why != "a printer" {
+		t.Errorf("a station that does not boot: %q", why)
+	}
+	if why := p.ask(255); why == "" {
+		t.Error("this host gets an answer")
+	}
+	for range 2 {
+		if why := p.ask(2); why != "" {
+			t.Fatalf("a stranger gets no answer: %s", why)
+		}
+	}
+	if g := p.guests(); len(g.Guests) != 0 {
+		t.Errorf("guests %v, and none has fetched its script", g)
+	}
+	p.metalNodes.met(cardOf(2))
+	p.metalNodes.met(cardOf(2))
+	if m := within(t, p.met); m != cardOf(2) {
+		t.Errorf("%v has come", m)
+	}
+	if g := p.guests(); len(g.Guests) != 1 || g.Guests[0].Mac != cardOf(2).String() {
+		t.Errorf("guests %v", g)
+	}
+	if p.join(5, cardOf(1)) == nil || p.join(0, cardOf(2)) == nil || p.join(500, cardOf(2)) == nil {
+		t.Error("a card twice, a node twice or a node without an address is accepted")
+	}
+	if err := p.join(1, cardOf(2)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := p.start(1, 1); err != nil {
+		t.Errorf("a guest that waits boots by itself: %v", err)
+	}
+	if g := p.guests(); len(g.Guests) != 0 {
+		t.Errorf("guests %v", g)
+	}
+	list, err := readCards(p.spec.Metal.Cards)
+	if want := []metal.Card{{Node: 0, MAC: cardOf(1).String()}, {Node: 1, MAC: cardOf(2).String()}}; err != nil || !slices.Equal(list, want) {
+		t.Errorf("recorded: %v, %v", list, err)
+	}
+	p.remove(1)
+	if list, err := readCards(p.spec.Metal.Cards); err != nil || len(list) != 1 {
+		t.Errorf("recorded after it has left: %v, %v", list, err)
+	}
+	if why := p.ask(2); why != "" {
+		t.Errorf("after it has left it is no stranger: %s", why)
+	}
+}
+
+// The machine file says how nodes are switched: a node that is on is reset, others are switched on.
+// Stopping switches off.
+func TestMetalPower(t *testing.T) {
+	dir := t.TempDir()
+	program := filepath.Join(dir, "power")
+	script := `#!/bin/sh
+echo "$1" >>"` + dir + `/did"
+case $1 in
+status) cat "` + dir + `/state" ;;
+off) echo off >"` + dir + `/state" ;;
+*) echo on >"` + dir + `/state" ;;
+esac
+`
+	write := func(name, text string, mode os.FileMode) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("power", script, 0o700)
+	write("state", "on\n", 0o600)
+	write("machine.yaml", "nodes: [{number: 2, mac: \""+cardOf(2).String()+"\"}]\npower: [{nodes: 2, driver: command, command: ["+program+"]}]\n", 0o600)
+	f, err := file.Read(filepath.Join(dir, "machine.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := playMetal(t, f, metal.Card{Node: 2, MAC: cardOf(2).String()})
+	did := func(what string) {
+		t.Helper()
+		check.AwaitFor(t, time.Minute, what, func() bool {
+			text, _ := os.ReadFile(filepath.Join(dir, "did"))
+			return slices.Contains(strings.Fields(string(text)), what)
+		})
+	}
+	for _, way := range []power.Action{power.Reset, power.SwitchOn} {
+		_, ended, err := p.start(2, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		did(string(way))
+		if why := p.ask(2); why != "" {
+			t.Errorf("it gets no answer: %s", why)
+		}
+		p.stop(2)
+		if e := within(t, ended); !strings.Contains(e.Reason, "switched off") {
+			t.Errorf("it has ended: %+v", e)
+		}
+		did("off")
+		write("did", "", 0o600)
+	}
+	write("power", "#!/bin/sh\nexit 3\n", 0o700)
+	_, ended, err := p.start(2, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := within(t, ended); !e.Off || !strings.Contains(e.Reason, "switch it on: ") {
+		t.Errorf("with a program that fails: %+v", e)
+	}
+}
+
+// The holder of other substrates makes no machine a node.
+func TestApproveRefused(t *testing.T) {
+	h := &holder{substrate: new(hosted), spec: Spec{Name: "m"}}
+	_, err := h.approve(t.Context(), t.Context(), &control.ApproveGuests{Macs: []string{cardOf(1).String()}})
+	if said := (*control.Failure)(nil); !errors.As(err, &said) || !strings.Contains(err.Error(), "has no boot network") {
+		t.Errorf("%v", err)
+	}
+}
