@@ -256,7 +256,7 @@ func listenAs(t *testing.T, uid int, socket string) net.Listener {
 // A user's serve may be a process of that user or of root.
 func TestMayServe(t *testing.T) {
 	for _, c := range []struct {
-		user, own int
+		user, own uint32
 		may       bool
 	}{{7, 7, true}, {0, 7, true}, {0, 0, true}, {8, 7, false}, {7, 0, false}, {65534, 7, false}} {
 		if may := mayServe(c.user, c.own); may != c.may {

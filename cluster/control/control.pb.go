@@ -735,6 +735,8 @@ type Frame struct {
 	//	*Frame_ReadFiles
 	//	*Frame_FilesPiece
 	//	*Frame_FilesRead
+	//	*Frame_ReadAudit
+	//	*Frame_Audit
 	Body          isFrame_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1520,6 +1522,24 @@ func (x *Frame) GetFilesRead() *FilesRead {
 	return nil
 }
 
+func (x *Frame) GetReadAudit() *ReadAudit {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ReadAudit); ok {
+			return x.ReadAudit
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetAudit() *Audit {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Audit); ok {
+			return x.Audit
+		}
+	}
+	return nil
+}
+
 type isFrame_Body interface {
 	isFrame_Body()
 }
@@ -1857,6 +1877,15 @@ type Frame_FilesRead struct {
 	FilesRead *FilesRead `protobuf:"bytes,148,opt,name=files_read,json=filesRead,proto3,oneof"`
 }
 
+type Frame_ReadAudit struct {
+	// What serve has refused: clients ask serve.
+	ReadAudit *ReadAudit `protobuf:"bytes,190,opt,name=read_audit,json=readAudit,proto3,oneof"`
+}
+
+type Frame_Audit struct {
+	Audit *Audit `protobuf:"bytes,191,opt,name=audit,proto3,oneof"`
+}
+
 func (*Frame_Hello) isFrame_Body() {}
 
 func (*Frame_Welcome) isFrame_Body() {}
@@ -2018,6 +2047,10 @@ func (*Frame_ReadFiles) isFrame_Body() {}
 func (*Frame_FilesPiece) isFrame_Body() {}
 
 func (*Frame_FilesRead) isFrame_Body() {}
+
+func (*Frame_ReadAudit) isFrame_Body() {}
+
+func (*Frame_Audit) isFrame_Body() {}
 
 // Hello opens a connection.
 type Hello struct {
@@ -2970,6 +3003,7 @@ type JobSpec struct {
 	Hold          bool                   `protobuf:"varint,100,opt,name=hold,proto3" json:"hold,omitempty"`                           // the ranks are stopped before their first instruction, until SIGCONT
 	HostRoot      bool                   `protobuf:"varint,72,opt,name=host_root,json=hostRoot,proto3" json:"host_root,omitempty"`    // the ranks see the programs and the configuration of the node's host; only hosted nodes have one
 	Shared        []*SharedFolder        `protobuf:"bytes,90,rep,name=shared,proto3" json:"shared,omitempty"`                         // folders of its client that the ranks see
+	Limited       bool                   `protobuf:"varint,190,opt,name=limited,proto3" json:"limited,omitempty"`                     // the limits of the machine's users hold for it; serve fills it in
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3254,6 +3288,13 @@ func (x *JobSpec) GetShared() []*SharedFolder {
 		return x.Shared
 	}
 	return nil
+}
+
+func (x *JobSpec) GetLimited() bool {
+	if x != nil {
+		return x.Limited
+	}
+	return false
 }
 
 // SharedFolder is a folder at a job's client that the ranks see.
@@ -7433,8 +7474,9 @@ type WaitingJob struct {
 	Ranks         uint32                 `protobuf:"varint,3,opt,name=ranks,proto3" json:"ranks,omitempty"`
 	SinceNs       int64                  `protobuf:"varint,4,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // since the epoch
 	Why           string                 `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`
-	Array         uint32                 `protobuf:"varint,70,opt,name=array,proto3" json:"array,omitempty"` // it stands for tasks of this array; 0: for a job
-	Tasks         uint32                 `protobuf:"varint,71,opt,name=tasks,proto3" json:"tasks,omitempty"` // how many these are
+	Array         uint32                 `protobuf:"varint,70,opt,name=array,proto3" json:"array,omitempty"`    // it stands for tasks of this array; 0: for a job
+	Tasks         uint32                 `protobuf:"varint,71,opt,name=tasks,proto3" json:"tasks,omitempty"`    // how many these are
+	Hidden        bool                   `protobuf:"varint,191,opt,name=hidden,proto3" json:"hidden,omitempty"` // it is another user's: what it runs is left out
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7518,6 +7560,13 @@ func (x *WaitingJob) GetTasks() uint32 {
 	return 0
 }
 
+func (x *WaitingJob) GetHidden() bool {
+	if x != nil {
+		return x.Hidden
+	}
+	return false
+}
+
 type JobSummary struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -7537,6 +7586,8 @@ type JobSummary struct {
 	FirstFailed   int32                  `protobuf:"varint,15,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that decides the status: the first that failed, or the lowest; -1 while none has
 	Stopped       bool                   `protobuf:"varint,35,opt,name=stopped,proto3" json:"stopped,omitempty"`                            // its ranks were sent SIGSTOP, and no SIGCONT since
 	Task          *Task                  `protobuf:"bytes,70,opt,name=task,proto3" json:"task,omitempty"`                                   // as JobSpec.task
+	Uid           uint32                 `protobuf:"varint,190,opt,name=uid,proto3" json:"uid,omitempty"`                                   // of its user
+	Hidden        bool                   `protobuf:"varint,191,opt,name=hidden,proto3" json:"hidden,omitempty"`                             // it is another user's: what it runs and how its ranks ended is left out
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7688,6 +7739,20 @@ func (x *JobSummary) GetTask() *Task {
 		return x.Task
 	}
 	return nil
+}
+
+func (x *JobSummary) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *JobSummary) GetHidden() bool {
+	if x != nil {
+		return x.Hidden
+	}
+	return false
 }
 
 // StoredJob is how serve records a job.
@@ -8138,23 +8203,28 @@ func (*Status) Descriptor() ([]byte, []int) {
 }
 
 type MachineStatus struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Machine       string                 `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
-	Substrate     string                 `protobuf:"bytes,2,opt,name=substrate,proto3" json:"substrate,omitempty"`
-	ServePid      int64                  `protobuf:"varint,3,opt,name=serve_pid,json=servePid,proto3" json:"serve_pid,omitempty"`
-	HolderPid     int64                  `protobuf:"varint,4,opt,name=holder_pid,json=holderPid,proto3" json:"holder_pid,omitempty"`
-	Nodes         uint32                 `protobuf:"varint,5,opt,name=nodes,proto3" json:"nodes,omitempty"`
-	Up            uint32                 `protobuf:"varint,6,opt,name=up,proto3" json:"up,omitempty"`
-	Cores         uint32                 `protobuf:"varint,7,opt,name=cores,proto3" json:"cores,omitempty"`
-	FreeCores     uint32                 `protobuf:"varint,8,opt,name=free_cores,json=freeCores,proto3" json:"free_cores,omitempty"`
-	Jobs          uint32                 `protobuf:"varint,9,opt,name=jobs,proto3" json:"jobs,omitempty"`
-	SinceNs       int64                  `protobuf:"varint,10,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`             // when this serve started
-	ServeStarts   uint32                 `protobuf:"varint,11,opt,name=serve_starts,json=serveStarts,proto3" json:"serve_starts,omitempty"` // how often it was started
-	Drained       uint32                 `protobuf:"varint,12,opt,name=drained,proto3" json:"drained,omitempty"`                            // nodes that are drained or draining, up or not; their cores are not free
-	Unwritten     uint32                 `protobuf:"varint,13,opt,name=unwritten,proto3" json:"unwritten,omitempty"`                        // ended jobs that the history lacks; most are tried again
-	Off           uint32                 `protobuf:"varint,170,opt,name=off,proto3" json:"off,omitempty"`                                   // nodes that were switched off
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Machine        string                 `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
+	Substrate      string                 `protobuf:"bytes,2,opt,name=substrate,proto3" json:"substrate,omitempty"`
+	ServePid       int64                  `protobuf:"varint,3,opt,name=serve_pid,json=servePid,proto3" json:"serve_pid,omitempty"`
+	HolderPid      int64                  `protobuf:"varint,4,opt,name=holder_pid,json=holderPid,proto3" json:"holder_pid,omitempty"`
+	Nodes          uint32                 `protobuf:"varint,5,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	Up             uint32                 `protobuf:"varint,6,opt,name=up,proto3" json:"up,omitempty"`
+	Cores          uint32                 `protobuf:"varint,7,opt,name=cores,proto3" json:"cores,omitempty"`
+	FreeCores      uint32                 `protobuf:"varint,8,opt,name=free_cores,json=freeCores,proto3" json:"free_cores,omitempty"`
+	Jobs           uint32                 `protobuf:"varint,9,opt,name=jobs,proto3" json:"jobs,omitempty"`
+	SinceNs        int64                  `protobuf:"varint,10,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`             // when this serve started
+	ServeStarts    uint32                 `protobuf:"varint,11,opt,name=serve_starts,json=serveStarts,proto3" json:"serve_starts,omitempty"` // how often it was started
+	Drained        uint32                 `protobuf:"varint,12,opt,name=drained,proto3" json:"drained,omitempty"`                            // nodes that are drained or draining, up or not; their cores are not free
+	Unwritten      uint32                 `protobuf:"varint,13,opt,name=unwritten,proto3" json:"unwritten,omitempty"`                        // ended jobs that the history lacks; most are tried again
+	Off            uint32                 `protobuf:"varint,170,opt,name=off,proto3" json:"off,omitempty"`                                   // nodes that were switched off
+	Users          string                 `protobuf:"bytes,190,opt,name=users,proto3" json:"users,omitempty"`                                // who may use it besides its owner, as machine up was told
+	Administrators string                 `protobuf:"bytes,191,opt,name=administrators,proto3" json:"administrators,omitempty"`              // the same, of those who may do what its owner may
+	Role           string                 `protobuf:"bytes,192,opt,name=role,proto3" json:"role,omitempty"`                                  // of who asks
+	LimitCores     uint32                 `protobuf:"varint,193,opt,name=limit_cores,json=limitCores,proto3" json:"limit_cores,omitempty"`   // that the jobs of one user may have at a time; 0: any number
+	LimitJobs      uint32                 `protobuf:"varint,194,opt,name=limit_jobs,json=limitJobs,proto3" json:"limit_jobs,omitempty"`      // that one user may have at a time; 0: any number
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *MachineStatus) Reset() {
@@ -8285,6 +8355,207 @@ func (x *MachineStatus) GetOff() uint32 {
 	return 0
 }
 
+func (x *MachineStatus) GetUsers() string {
+	if x != nil {
+		return x.Users
+	}
+	return ""
+}
+
+func (x *MachineStatus) GetAdministrators() string {
+	if x != nil {
+		return x.Administrators
+	}
+	return ""
+}
+
+func (x *MachineStatus) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *MachineStatus) GetLimitCores() uint32 {
+	if x != nil {
+		return x.LimitCores
+	}
+	return 0
+}
+
+func (x *MachineStatus) GetLimitJobs() uint32 {
+	if x != nil {
+		return x.LimitJobs
+	}
+	return 0
+}
+
+// ReadAudit asks which requests serve has refused. Answer: Audit.
+type ReadAudit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadAudit) Reset() {
+	*x = ReadAudit{}
+	mi := &file_control_proto_msgTypes[91]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadAudit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadAudit) ProtoMessage() {}
+
+func (x *ReadAudit) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[91]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadAudit.ProtoReflect.Descriptor instead.
+func (*ReadAudit) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{91}
+}
+
+type Audit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lines         []*AuditLine           `protobuf:"bytes,1,rep,name=lines,proto3" json:"lines,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Audit) Reset() {
+	*x = Audit{}
+	mi := &file_control_proto_msgTypes[92]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Audit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Audit) ProtoMessage() {}
+
+func (x *Audit) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[92]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Audit.ProtoReflect.Descriptor instead.
+func (*Audit) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{92}
+}
+
+func (x *Audit) GetLines() []*AuditLine {
+	if x != nil {
+		return x.Lines
+	}
+	return nil
+}
+
+// AuditLine is a request that serve has refused.
+type AuditLine struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TimeNs        int64                  `protobuf:"varint,1,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // since the epoch
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`                     // of who asked
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`                    // the same as a name, if it has one
+	Request       string                 `protobuf:"bytes,4,opt,name=request,proto3" json:"request,omitempty"`              // as messages of this protocol are called
+	Object        string                 `protobuf:"bytes,5,opt,name=object,proto3" json:"object,omitempty"`                // what it was about
+	Omitted       uint64                 `protobuf:"varint,6,opt,name=omitted,proto3" json:"omitted,omitempty"`             // refusals of this user before that have no line
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditLine) Reset() {
+	*x = AuditLine{}
+	mi := &file_control_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditLine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditLine) ProtoMessage() {}
+
+func (x *AuditLine) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditLine.ProtoReflect.Descriptor instead.
+func (*AuditLine) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *AuditLine) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *AuditLine) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *AuditLine) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *AuditLine) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *AuditLine) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *AuditLine) GetOmitted() uint64 {
+	if x != nil {
+		return x.Omitted
+	}
+	return 0
+}
+
 // ListExtensions asks for the extensions of a node, or of all. Answer: Extensions.
 type ListExtensions struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -8295,7 +8566,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8307,7 +8578,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8320,7 +8591,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -8339,7 +8610,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8351,7 +8622,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8364,7 +8635,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -8399,7 +8670,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8411,7 +8682,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8424,7 +8695,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -8563,7 +8834,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8575,7 +8846,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8588,7 +8859,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -8651,7 +8922,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8663,7 +8934,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8676,7 +8947,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -8704,7 +8975,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8716,7 +8987,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8729,7 +9000,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -8755,7 +9026,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8767,7 +9038,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8780,7 +9051,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -8805,7 +9076,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8817,7 +9088,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8830,7 +9101,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -8895,7 +9166,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8907,7 +9178,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8920,7 +9191,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -8962,7 +9233,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8974,7 +9245,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8987,7 +9258,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -9019,7 +9290,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9031,7 +9302,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9044,7 +9315,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -9105,7 +9376,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9117,7 +9388,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9130,7 +9401,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -9199,7 +9470,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9211,7 +9482,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9224,7 +9495,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -9243,7 +9514,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9255,7 +9526,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9268,7 +9539,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -9288,7 +9559,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9300,7 +9571,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9313,7 +9584,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -9333,7 +9604,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9345,7 +9616,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9358,7 +9629,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -9390,7 +9661,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9402,7 +9673,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9415,7 +9686,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -9474,7 +9745,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9486,7 +9757,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9499,7 +9770,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -9565,7 +9836,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9577,7 +9848,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9590,7 +9861,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{109}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -9698,7 +9969,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9710,7 +9981,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9723,7 +9994,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{110}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -9773,7 +10044,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9785,7 +10056,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9798,7 +10069,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{111}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -9834,7 +10105,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9846,7 +10117,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9859,7 +10130,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{112}
+	return file_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -9893,7 +10164,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9905,7 +10176,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9918,7 +10189,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{113}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -9939,7 +10210,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9951,7 +10222,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9964,7 +10235,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{114}
+	return file_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -9994,7 +10265,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10006,7 +10277,7 @@ func (x *SwitchNode) String() string {
 func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10019,7 +10290,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{115}
+	return file_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -10054,7 +10325,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10066,7 +10337,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10079,7 +10350,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{116}
+	return file_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -10102,7 +10373,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10114,7 +10385,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10127,7 +10398,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{117}
+	return file_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -10161,7 +10432,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10173,7 +10444,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10186,7 +10457,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{118}
+	return file_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -10200,7 +10471,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xc3%\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xb0&\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -10309,7 +10580,10 @@ const file_control_proto_rawDesc = "" +
 	"\vfiles_piece\x18\x93\x01 \x01(\v2\x1a.margay.control.FilesPieceH\x00R\n" +
 	"filesPiece\x12;\n" +
 	"\n" +
-	"files_read\x18\x94\x01 \x01(\v2\x19.margay.control.FilesReadH\x00R\tfilesReadB\x06\n" +
+	"files_read\x18\x94\x01 \x01(\v2\x19.margay.control.FilesReadH\x00R\tfilesRead\x12;\n" +
+	"\n" +
+	"read_audit\x18\xbe\x01 \x01(\v2\x19.margay.control.ReadAuditH\x00R\treadAudit\x12.\n" +
+	"\x05audit\x18\xbf\x01 \x01(\v2\x15.margay.control.AuditH\x00R\x05auditB\x06\n" +
 	"\x04body\"\xa1\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12(\n" +
@@ -10386,7 +10660,7 @@ const file_control_proto_rawDesc = "" +
 	"\amembers\x18\x04 \x03(\v2\x16.margay.control.MemberR\amembers\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05files\"\x81\b\n" +
+	"\x05files\x18\a \x01(\fR\x05files\"\x9c\b\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -10428,7 +10702,8 @@ const file_control_proto_rawDesc = "" +
 	"\x04task\x18I \x01(\v2\x14.margay.control.TaskR\x04task\x12\x12\n" +
 	"\x04hold\x18d \x01(\bR\x04hold\x12\x1b\n" +
 	"\thost_root\x18H \x01(\bR\bhostRoot\x124\n" +
-	"\x06shared\x18Z \x03(\v2\x1c.margay.control.SharedFolderR\x06sharedJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"?\n" +
+	"\x06shared\x18Z \x03(\v2\x1c.margay.control.SharedFolderR\x06shared\x12\x19\n" +
+	"\alimited\x18\xbe\x01 \x01(\bR\alimitedJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"?\n" +
 	"\fSharedFolder\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x1b\n" +
 	"\tread_only\x18\x02 \x01(\bR\breadOnly\",\n" +
@@ -10724,7 +10999,7 @@ const file_control_proto_rawDesc = "" +
 	"\x03job\x18\x02 \x01(\rR\x03job\"l\n" +
 	"\x04Jobs\x12.\n" +
 	"\x04jobs\x18\x01 \x03(\v2\x1a.margay.control.JobSummaryR\x04jobs\x124\n" +
-	"\awaiting\x18\x02 \x03(\v2\x1a.margay.control.WaitingJobR\awaiting\"\xa9\x01\n" +
+	"\awaiting\x18\x02 \x03(\v2\x1a.margay.control.WaitingJobR\awaiting\"\xc2\x01\n" +
 	"\n" +
 	"WaitingJob\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x18\n" +
@@ -10733,7 +11008,8 @@ const file_control_proto_rawDesc = "" +
 	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\x12\x10\n" +
 	"\x03why\x18\x05 \x01(\tR\x03why\x12\x14\n" +
 	"\x05array\x18F \x01(\rR\x05array\x12\x14\n" +
-	"\x05tasks\x18G \x01(\rR\x05tasks\"\x96\x04\n" +
+	"\x05tasks\x18G \x01(\rR\x05tasks\x12\x17\n" +
+	"\x06hidden\x18\xbf\x01 \x01(\bR\x06hidden\"\xc2\x04\n" +
 	"\n" +
 	"JobSummary\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
@@ -10754,7 +11030,9 @@ const file_control_proto_rawDesc = "" +
 	"\amissing\x18\r \x01(\tR\amissing\x12!\n" +
 	"\ffirst_failed\x18\x0f \x01(\x05R\vfirstFailed\x12\x18\n" +
 	"\astopped\x18# \x01(\bR\astopped\x12(\n" +
-	"\x04task\x18F \x01(\v2\x14.margay.control.TaskR\x04task\"\xf6\x02\n" +
+	"\x04task\x18F \x01(\v2\x14.margay.control.TaskR\x04task\x12\x11\n" +
+	"\x03uid\x18\xbe\x01 \x01(\rR\x03uid\x12\x17\n" +
+	"\x06hidden\x18\xbf\x01 \x01(\bR\x06hidden\"\xf6\x02\n" +
 	"\tStoredJob\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
 	"\x06places\x18\x02 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
@@ -10788,7 +11066,7 @@ const file_control_proto_rawDesc = "" +
 	"\fInterruptRow\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\"\b\n" +
-	"\x06Status\"\xfb\x02\n" +
+	"\x06Status\"\x92\x04\n" +
 	"\rMachineStatus\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12\x1c\n" +
 	"\tsubstrate\x18\x02 \x01(\tR\tsubstrate\x12\x1b\n" +
@@ -10806,7 +11084,24 @@ const file_control_proto_rawDesc = "" +
 	"\fserve_starts\x18\v \x01(\rR\vserveStarts\x12\x18\n" +
 	"\adrained\x18\f \x01(\rR\adrained\x12\x1c\n" +
 	"\tunwritten\x18\r \x01(\rR\tunwritten\x12\x11\n" +
-	"\x03off\x18\xaa\x01 \x01(\rR\x03off\"$\n" +
+	"\x03off\x18\xaa\x01 \x01(\rR\x03off\x12\x15\n" +
+	"\x05users\x18\xbe\x01 \x01(\tR\x05users\x12'\n" +
+	"\x0eadministrators\x18\xbf\x01 \x01(\tR\x0eadministrators\x12\x13\n" +
+	"\x04role\x18\xc0\x01 \x01(\tR\x04role\x12 \n" +
+	"\vlimit_cores\x18\xc1\x01 \x01(\rR\n" +
+	"limitCores\x12\x1e\n" +
+	"\n" +
+	"limit_jobs\x18\xc2\x01 \x01(\rR\tlimitJobs\"\v\n" +
+	"\tReadAudit\"8\n" +
+	"\x05Audit\x12/\n" +
+	"\x05lines\x18\x01 \x03(\v2\x19.margay.control.AuditLineR\x05lines\"\x96\x01\n" +
+	"\tAuditLine\x12\x17\n" +
+	"\atime_ns\x18\x01 \x01(\x03R\x06timeNs\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x18\n" +
+	"\arequest\x18\x04 \x01(\tR\arequest\x12\x16\n" +
+	"\x06object\x18\x05 \x01(\tR\x06object\x12\x18\n" +
+	"\aomitted\x18\x06 \x01(\x04R\aomitted\"$\n" +
 	"\x0eListExtensions\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x05R\x04node\"L\n" +
 	"\n" +
@@ -11062,7 +11357,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 120)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 123)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -11166,35 +11461,38 @@ var file_control_proto_goTypes = []any{
 	(*InterruptRow)(nil),     // 99: margay.control.InterruptRow
 	(*Status)(nil),           // 100: margay.control.Status
 	(*MachineStatus)(nil),    // 101: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 102: margay.control.ListExtensions
-	(*Extensions)(nil),       // 103: margay.control.Extensions
-	(*ExtensionState)(nil),   // 104: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 105: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 106: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 107: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 108: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 109: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 110: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 111: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 112: margay.control.ReadEvents
-	(*Events)(nil),           // 113: margay.control.Events
-	(*ReadClock)(nil),        // 114: margay.control.ReadClock
-	(*Clock)(nil),            // 115: margay.control.Clock
-	(*TakeSamples)(nil),      // 116: margay.control.TakeSamples
-	(*Samples)(nil),          // 117: margay.control.Samples
-	(*NodeSample)(nil),       // 118: margay.control.NodeSample
-	(*CoreSample)(nil),       // 119: margay.control.CoreSample
-	(*RankSample)(nil),       // 120: margay.control.RankSample
-	(*NodeExit)(nil),         // 121: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 122: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 123: margay.control.NodeStage
-	(*NodeUp)(nil),           // 124: margay.control.NodeUp
-	(*RebootNode)(nil),       // 125: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 126: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 127: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 128: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 129: margay.control.DutiesSet
-	nil,                      // 130: margay.control.ExtensionLog.AfterEntry
+	(*ReadAudit)(nil),        // 102: margay.control.ReadAudit
+	(*Audit)(nil),            // 103: margay.control.Audit
+	(*AuditLine)(nil),        // 104: margay.control.AuditLine
+	(*ListExtensions)(nil),   // 105: margay.control.ListExtensions
+	(*Extensions)(nil),       // 106: margay.control.Extensions
+	(*ExtensionState)(nil),   // 107: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 108: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 109: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 110: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 111: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 112: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 113: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 114: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 115: margay.control.ReadEvents
+	(*Events)(nil),           // 116: margay.control.Events
+	(*ReadClock)(nil),        // 117: margay.control.ReadClock
+	(*Clock)(nil),            // 118: margay.control.Clock
+	(*TakeSamples)(nil),      // 119: margay.control.TakeSamples
+	(*Samples)(nil),          // 120: margay.control.Samples
+	(*NodeSample)(nil),       // 121: margay.control.NodeSample
+	(*CoreSample)(nil),       // 122: margay.control.CoreSample
+	(*RankSample)(nil),       // 123: margay.control.RankSample
+	(*NodeExit)(nil),         // 124: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 125: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 126: margay.control.NodeStage
+	(*NodeUp)(nil),           // 127: margay.control.NodeUp
+	(*RebootNode)(nil),       // 128: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 129: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 130: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 131: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 132: margay.control.DutiesSet
+	nil,                      // 133: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	12,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -11243,28 +11541,28 @@ var file_control_proto_depIdxs = []int32{
 	79,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
 	80,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
 	27,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	102, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	103, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	105, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	111, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	107, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	108, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	112, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	113, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	114, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	115, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	116, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	117, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	105, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	106, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	108, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	114, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	110, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	111, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	115, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	116, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	117, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	118, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	119, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	120, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
 	53,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
 	55,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	121, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	122, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	124, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	123, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	125, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	127, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	128, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	129, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	124, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	125, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	127, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	126, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	128, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	130, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	131, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	132, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
 	84,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
 	85,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
 	86,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
@@ -11274,94 +11572,97 @@ var file_control_proto_depIdxs = []int32{
 	88,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
 	89,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
 	81,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	126, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	129, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
 	45,  // 78: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
 	46,  // 79: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
 	47,  // 80: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	0,   // 81: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 82: margay.control.Error.code:type_name -> margay.control.Code
-	18,  // 83: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	19,  // 84: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	21,  // 85: margay.control.Register.vitals:type_name -> margay.control.Vitals
-	2,   // 86: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	18,  // 87: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	21,  // 88: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	24,  // 89: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	32,  // 90: margay.control.Prepare.places:type_name -> margay.control.Place
-	33,  // 91: margay.control.Prepare.members:type_name -> margay.control.Member
-	29,  // 92: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 93: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 94: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	28,  // 95: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	26,  // 96: margay.control.JobSpec.task:type_name -> margay.control.Task
-	25,  // 97: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	30,  // 98: margay.control.Exec.parts:type_name -> margay.control.Part
-	38,  // 99: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	14,  // 100: margay.control.Loaded.error:type_name -> margay.control.Error
-	14,  // 101: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 102: margay.control.Record.stream:type_name -> margay.control.Stream
-	49,  // 103: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	38,  // 104: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	58,  // 105: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	50,  // 106: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	51,  // 107: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	52,  // 108: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	54,  // 109: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	51,  // 110: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	51,  // 111: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	56,  // 112: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	57,  // 113: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	52,  // 114: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	28,  // 115: margay.control.Resize.size:type_name -> margay.control.Terminal
-	24,  // 116: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	29,  // 117: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	32,  // 118: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 119: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	14,  // 120: margay.control.JobState.error:type_name -> margay.control.Error
-	71,  // 121: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	38,  // 122: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	70,  // 123: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 124: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	49,  // 125: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	74,  // 126: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	8,   // 127: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	18,  // 128: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	76,  // 129: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	75,  // 130: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	21,  // 131: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 132: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 133: margay.control.Drain.state:type_name -> margay.control.DrainState
-	93,  // 134: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	92,  // 135: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 136: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	71,  // 137: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	38,  // 138: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	26,  // 139: margay.control.JobSummary.task:type_name -> margay.control.Task
-	24,  // 140: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	32,  // 141: margay.control.StoredJob.places:type_name -> margay.control.Place
-	33,  // 142: margay.control.StoredJob.members:type_name -> margay.control.Member
-	93,  // 143: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	69,  // 144: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	98,  // 145: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	99,  // 146: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	104, // 147: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	106, // 148: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	130, // 149: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	109, // 150: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	105, // 151: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	104, // 152: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	118, // 153: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	119, // 154: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	120, // 155: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	104, // 156: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 157: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 158: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	18,  // 159: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	160, // [160:160] is the sub-list for method output_type
-	160, // [160:160] is the sub-list for method input_type
-	160, // [160:160] is the sub-list for extension type_name
-	160, // [160:160] is the sub-list for extension extendee
-	0,   // [0:160] is the sub-list for field type_name
+	102, // 81: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
+	103, // 82: margay.control.Frame.audit:type_name -> margay.control.Audit
+	0,   // 83: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 84: margay.control.Error.code:type_name -> margay.control.Code
+	18,  // 85: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	19,  // 86: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	21,  // 87: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 88: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	18,  // 89: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	21,  // 90: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	24,  // 91: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	32,  // 92: margay.control.Prepare.places:type_name -> margay.control.Place
+	33,  // 93: margay.control.Prepare.members:type_name -> margay.control.Member
+	29,  // 94: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 95: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 96: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	28,  // 97: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	26,  // 98: margay.control.JobSpec.task:type_name -> margay.control.Task
+	25,  // 99: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	30,  // 100: margay.control.Exec.parts:type_name -> margay.control.Part
+	38,  // 101: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	14,  // 102: margay.control.Loaded.error:type_name -> margay.control.Error
+	14,  // 103: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 104: margay.control.Record.stream:type_name -> margay.control.Stream
+	49,  // 105: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	38,  // 106: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	58,  // 107: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	50,  // 108: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	51,  // 109: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	52,  // 110: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	54,  // 111: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	51,  // 112: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	51,  // 113: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	56,  // 114: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	57,  // 115: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	52,  // 116: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	28,  // 117: margay.control.Resize.size:type_name -> margay.control.Terminal
+	24,  // 118: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	29,  // 119: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	32,  // 120: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 121: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	14,  // 122: margay.control.JobState.error:type_name -> margay.control.Error
+	71,  // 123: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	38,  // 124: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	70,  // 125: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 126: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	49,  // 127: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	74,  // 128: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	8,   // 129: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	18,  // 130: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	76,  // 131: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	75,  // 132: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	21,  // 133: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 134: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 135: margay.control.Drain.state:type_name -> margay.control.DrainState
+	93,  // 136: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	92,  // 137: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 138: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	71,  // 139: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	38,  // 140: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	26,  // 141: margay.control.JobSummary.task:type_name -> margay.control.Task
+	24,  // 142: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	32,  // 143: margay.control.StoredJob.places:type_name -> margay.control.Place
+	33,  // 144: margay.control.StoredJob.members:type_name -> margay.control.Member
+	93,  // 145: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	69,  // 146: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	98,  // 147: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	99,  // 148: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	104, // 149: margay.control.Audit.lines:type_name -> margay.control.AuditLine
+	107, // 150: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	109, // 151: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	133, // 152: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	112, // 153: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	108, // 154: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	107, // 155: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	121, // 156: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	122, // 157: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	123, // 158: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	107, // 159: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 160: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 161: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	18,  // 162: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	163, // [163:163] is the sub-list for method output_type
+	163, // [163:163] is the sub-list for method input_type
+	163, // [163:163] is the sub-list for extension type_name
+	163, // [163:163] is the sub-list for extension extendee
+	0,   // [0:163] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -11451,6 +11752,8 @@ func file_control_proto_init() {
 		(*Frame_ReadFiles)(nil),
 		(*Frame_FilesPiece)(nil),
 		(*Frame_FilesRead)(nil),
+		(*Frame_ReadAudit)(nil),
+		(*Frame_Audit)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -11458,7 +11761,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   120,
+			NumMessages:   123,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

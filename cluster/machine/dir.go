@@ -34,6 +34,9 @@ const baseVariable = "MARGAY_DIR"
 // outlive its session.
 const runtimeVariable = "XDG_RUNTIME_DIR"
 
+// longestSocket is the longest name of a socket that Linux accepts, in bytes.
+const longestSocket = 107
+
 // Base is the absolute path of the folder of all machines of this user: MARGAY_DIR if that is set,
 // else a folder of the user's that does not outlive the host's next start.
 func Base() (string, error) {
@@ -56,8 +59,7 @@ func DirOf(name string) (Dir, error) {
 		return "", err
 	}
 	d := Dir(filepath.Join(base, name))
-	// Linux accepts no longer names for sockets.
-	if longest := d.Port("service"); len(longest) > 107 {
+	if longest := d.Port("service"); len(longest) > longestSocket {
 		return "", fmt.Errorf("%s is too long for a socket's name: set MARGAY_DIR to a shorter path", longest)
 	}
 	return d, nil
