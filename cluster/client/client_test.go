@@ -318,3 +318,17 @@ func TestRefused(t *testing.T) {
 		t.Errorf("%d tries, %v", tries.Load(), err)
 	}
 }
+
+// A path of a door says whose it is.
+func TestDoorOwner(t *testing.T) {
+	for path, want := range map[string]uint32{Door(1000, "m"): 1000, Door(0, "m"): 0, "/x/margay-users-7/m/serve.sock": 7} {
+		if owner, is := doorOwner(path); !is || owner != want {
+			t.Errorf("%s: user %d, %v", path, owner, is)
+		}
+	}
+	for _, path := range []string{"/tmp/margay-1000/m/serve.sock", "/x/margay-users-/m/serve.sock", "/x/margay-users--1/m/serve.sock", "/x/margay-users-4294967296/m/s", "serve.sock", ""} {
+		if owner, is := doorOwner(path); is {
+			t.Errorf("%s is a door of user %d", path, owner)
+		}
+	}
+}

@@ -10,13 +10,13 @@ import (
 
 // A door is a folder with a second socket of a machine's serve. Other users reach it; the folder of
 // the machine is its owner's alone. The name of the folder above has the owner's user id, so the
-// same path always stands for the same owner: no other user can serve there.
+// same path always stands for the same owner: Dial refuses a serve of another user there.
 
 // doors begins the name of the folder with all doors of a user.
 const doors = "margay-users-"
 
-// DoorVariable is the environment variable that names the folder with the folders of doors. Who
-// makes a machine and who uses it must agree on it.
+// DoorVariable is the environment variable that names the folder with the folders of doors. The
+// owner of a machine and its users must agree on it.
 const DoorVariable = "MARGAY_USERS_DIR"
 
 // Door returns the socket in the door of a user's machine.

@@ -20,7 +20,7 @@ type Peer struct {
 func PeerOf(c net.Conn) (peer Peer, err error) {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
-		return Peer{}, fmt.Errorf("%T is not a unix socket: nobody knows who is at its other end", c)
+		return Peer{}, fmt.Errorf("%T is not a unix socket: the user at its other end is not known", c)
 	}
 	raw, err := u.SyscallConn()
 	if err != nil {

@@ -42,7 +42,7 @@ func (d Dir) openAudit(s Spec) (*permit.Audit, error) {
 	return permit.OpenAudit(d.file(auditName))
 }
 
-// completeAccess checks who is let in, and names the door. uid is that of the owner.
+// completeAccess checks the policy of the machine, and names the door. uid is the owner's.
 func (s *Spec) completeAccess(uid int) error {
 	switch a := s.Access; {
 	case a.Cores < 0 || a.Jobs < 0:
@@ -52,7 +52,7 @@ func (s *Spec) completeAccess(uid int) error {
 	case !a.Open():
 		return nil
 	case uid != 0 && s.Substrate != node.Virtual:
-		return fmt.Errorf("in the user namespaces of your %s nodes all other users are the same one, so nobody can be let in: become root, or use --substrate %s", s.Substrate, node.Virtual)
+		return fmt.Errorf("in the user namespaces of your %s nodes all other users are the same one, so they cannot be let in: become root, or use --substrate %s", s.Substrate, node.Virtual)
 	}
 	s.Door = client.Door(uint32(uid), s.Name)
 	if len(s.Door) > longestSocket {
@@ -139,7 +139,7 @@ func clearDoor(socket string) {
 	_ = os.Remove(filepath.Dir(inner))
 }
 
-// doors is a listener of two sockets: that of the owner and that in the door.
+// doors is a listener of two sockets: the owner's, and the one in the door.
 type doors struct {
 	net.Listener // the owner's
 	door         net.Listener
@@ -159,7 +159,7 @@ type accepted struct {
 func addDoor(own net.Listener, socket string) (net.Listener, error) {
 	door, err := listenClients(socket)
 	if err == nil {
-		err = os.Chmod(socket, 0o666) // serve asks Linux who connects
+		err = os.Chmod(socket, 0o666) // serve checks the user of each connection
 	}
 	if err != nil {
 		if door != nil {

@@ -81,7 +81,7 @@ type Spec struct {
 	Fitness fitness.Limits `json:"fitness,omitzero"` // that idle nodes must keep
 
 	Access permit.Policy `json:"access,omitzero"` // lets other users in
-	Door   string        `json:"door,omitempty"`  // the socket for them (client.Door); empty: nobody is let in
+	Door   string        `json:"door,omitempty"`  // the socket for them (client.Door); empty: the machine is its owner's alone
 
 	Timing serve.Timing `json:"timing,omitzero"`
 }

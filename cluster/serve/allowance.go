@@ -21,7 +21,7 @@ func (s *Server) queueLimit(spec *control.JobSpec) error {
 		}
 	}
 	if n >= mostQueued {
-		return control.Failf(control.Code_CODE_NO_ROOM, "%s has %d jobs in the queue, and there is room for no more", spec.User, n)
+		return control.Failf(control.Code_CODE_NO_ROOM, "%s has %d jobs in the queue, the most that a user may have", spec.User, n)
 	}
 	return nil
 }

@@ -22,8 +22,8 @@ const (
 	guestConnsEach = 1024
 )
 
-// enterCaller returns who is at the other end of a client's connection. The caller calls leave when the
-// connection has ended.
+// enterCaller returns the user at the other end of a client's connection. leave must be called when
+// the connection has ended.
 func (s *Server) enterCaller(c net.Conn) (caller permit.Caller, leave func(), err error) {
 	peer, err := s.config.Peer(c)
 	if err != nil {
@@ -35,11 +35,11 @@ func (s *Server) enterCaller(c net.Conn) (caller permit.Caller, leave func(), er
 	caller = permit.Caller{UID: peer.UID, Name: permit.NameOf(peer.UID), Role: s.config.Access.Role(peer)}
 	if caller.Role == permit.Stranger {
 		s.refused(caller, "connect", "machine")
-		return caller, nil, control.Failf(control.Code_CODE_REFUSED, "machine %s belongs to another user, who does not let %s in (margay machine up --users)", s.config.Machine, caller.Name)
+		return caller, nil, control.Failf(control.Code_CODE_REFUSED, "machine %s belongs to another user and does not let %s in (margay machine up --users)", s.config.Machine, caller.Name)
 	}
 	source := strconv.FormatUint(uint64(peer.UID), 10)
 	if _, each, ok := s.guests.Enter(source); !ok {
-		return caller, nil, control.Failf(control.Code_CODE_NO_ROOM, "%s has %d connections to machine %s, and there is room for no more", caller.Name, each, s.config.Machine)
+		return caller, nil, control.Failf(control.Code_CODE_NO_ROOM, "%s has %d connections to machine %s, the most that a user may have", caller.Name, each, s.config.Machine)
 	}
 	return caller, func() { s.guests.Leave(source) }, nil
 }
@@ -125,7 +125,7 @@ func (c *client) sign(m proto.Message) {
 	}
 	if isRun && request.Spec != nil {
 		request.Spec.Uid, request.Spec.User = c.caller.UID, c.caller.Name
-		if request.Spec.Launch != "" { // nobody takes over what is kept for another user's launch
+		if request.Spec.Launch != "" { // another user's launch must not get its cores
 			request.Spec.Launch = fmt.Sprintf("%d/%s", c.caller.UID, request.Spec.Launch)
 		}
 	}
@@ -135,8 +135,8 @@ func (c *client) sign(m proto.Message) {
 	}
 }
 
-// veiled returns what a job's summary says to other users: that there is the job, whose it is, where
-// it is and in which state.
+// veiled returns the part of a job's summary that other users may see: that there is the job, its
+// user, its places and its state.
 func veiled(m *control.JobSummary) *control.JobSummary {
 	v := &control.JobSummary{
 		Job: m.Job, User: m.User, Uid: m.Uid, Ranks: m.Ranks, Nodes: m.Nodes, Phase: m.Phase, StartNs: m.StartNs, EndNs: m.EndNs,
@@ -148,8 +148,8 @@ func veiled(m *control.JobSummary) *control.JobSummary {
 	return v
 }
 
-// ownJobs returns a function that reports whether a caller may know what a job does. The machine
-// itself, job 0, is no secret. It asks only once about a job.
+// ownJobs returns a function that reports whether a caller may know what a job does. Job 0, the
+// machine itself, has no secrets. The function looks only once for the user of a job.
 func (s *Server) ownJobs(c permit.Caller) func(job uint32) bool {
 	known := map[uint32]bool{0: true}
 	return func(job uint32) bool {
@@ -171,7 +171,7 @@ func (s *Server) veilExtensions(list *control.Extensions, c permit.Caller) {
 	list.Extensions = slices.DeleteFunc(list.Extensions, func(x *control.ExtensionState) bool { return !own(x.Job) })
 }
 
-// veilNotes removes what has happened to these extensions.
+// veilNotes removes notes about the extensions of other users' jobs from an answer.
 func (s *Server) veilNotes(notes *control.ExtensionNotes, c permit.Caller) {
 	if notes == nil || c.Role >= permit.Administrator {
 		return
@@ -192,8 +192,8 @@ func (s *Server) veilSamples(samples *control.Samples, c permit.Caller) {
 	}
 }
 
-// removeExtensionFor is removeExtension for a caller who may not be allowed to do that. Handles are
-// not used again, so the extension is still the same when it is removed.
+// removeExtensionFor is removeExtension, with a check of the caller. Nodes do not reuse handles, so
+// the extension is still the same when it is removed.
 func (s *Server) removeExtensionFor(m *control.RemoveExtension, c permit.Caller) error {
 	if c.Role < permit.Administrator {
 		list, err := s.listExtensions(&control.ListExtensions{Node: int32(m.Node)})
@@ -216,7 +216,7 @@ func (s *Server) removeExtensionFor(m *control.RemoveExtension, c permit.Caller)
 // readAudit returns the refusals.
 func (s *Server) readAudit() (*control.Audit, error) {
 	if s.config.Audit == nil {
-		return nil, control.Failf(control.Code_CODE_NOT_FOUND, "machine %s lets nobody in but its owner (margay machine up --users), so it has no audit log", s.config.Machine)
+		return nil, control.Failf(control.Code_CODE_NOT_FOUND, "machine %s is its owner's alone (margay machine up --users), so it has no audit log", s.config.Machine)
 	}
 	entries, err := s.config.Audit.Read(time.Now())
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"margay/kernel/gate"
 )
 
-// guest is a connection of a user whom Linux would name.
+// guest is a connection with the user that Linux would name.
 type guest struct {
 	net.Conn
 	peer control.Peer
@@ -62,7 +62,7 @@ func (m *machine) call(uid uint32, hello *control.Hello) (*playedClient, error) 
 	return c, nil
 }
 
-// as is call for a client who is let in.
+// as is call for a client that serve must accept.
 func (m *machine) as(uid uint32) *playedClient {
 	m.t.Helper()
 	c, err := m.call(uid, &control.Hello{Role: control.Role_ROLE_CLIENT})

@@ -13,8 +13,8 @@ import (
 	"margay/cluster/permit"
 )
 
-// removeOutput removes the kept output of the named jobs, or of all ended jobs of which the caller
-// may do so. It needs no disk space. It continues after outputs that cannot be removed.
+// removeOutput removes the kept output of the named jobs, or of all ended jobs that the caller may
+// see. It needs no disk space. It continues after outputs that cannot be removed.
 func (s *Server) removeOutput(m *control.RemoveOutput, caller permit.Caller) (*control.OutputRemoved, error) {
 	jobs := m.Jobs
 	if len(jobs) == 0 {

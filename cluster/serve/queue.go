@@ -13,9 +13,10 @@ import (
 
 // queue holds the jobs that wait for cores, in order of arrival. A job gets cores only when no
 // earlier job waits for a node that it may use: small jobs do not starve large ones. A job that
-// does not fit while nodes are drained, or have left, or whose user has as much as users may have,
-// may wait for long, so others do not wait for it; it keeps its place. The store does not have waiting jobs: after a restart of serve the
-// clients submit them again, and lose their places.
+// does not fit while nodes are drained, or have left, may wait for long, and so may a job whose
+// user has as much as users may have. Others do not wait for such a job; it keeps its place. The
+// store does not have waiting jobs: after a restart of serve the clients submit them again, and
+// lose their places.
 type queue []*waiting
 
 // waiting is a job in the queue. Server.mu guards it.

@@ -56,7 +56,7 @@ type Config struct {
 	Owner  uint32                                 // the user whose processes the machine is made of
 	Access permit.Policy                          // lets others in
 	Audit  *permit.Audit                          // gets the refusals of requests; nil: no log
-	Peer   func(c net.Conn) (control.Peer, error) // returns who is at the other end of a client's connection; nil: control.PeerOf
+	Peer   func(c net.Conn) (control.Peer, error) // returns the user at the other end of a client's connection; nil: control.PeerOf
 }
 
 // Timing contains the timeouts of a serve. A zero field means the default.

@@ -8,8 +8,8 @@
 //
 // A file is added from a descriptor of the job's own copy. The store copies the data and computes
 // the digest itself, so a job can add any content, but only under its true digest. A job gets a
-// content only if its client knows the digest, and a job of the same user has brought the content:
-// nobody learns by guesses which files the jobs of other users have.
+// content only if its client knows the digest, and a job of the same user has brought the content.
+// So a user cannot guess which files the jobs of other users have.
 //
 // Locks, outermost first: Store.adding (held while a file is added), Store.mu.
 package content
@@ -216,9 +216,9 @@ func (s *Store) Open(user uint32, digests []archive.Digest) []*os.File {
 	return files
 }
 
-// Add copies a file in a RAM disk into the store, for jobs of the same user. A job may write to it during the copy, but a file
-// is only added if the copied data has the digest. If the store has the file, Add does nothing. The
-// caller keeps the file.
+// Add copies a file in a RAM disk into the store, for jobs of the same user. A job may write to it
+// during the copy, but a file is only added if the copied data has the digest. If the store has the
+// file, Add does nothing. The caller keeps the file.
 func (s *Store) Add(user uint32, digest archive.Digest, from *os.File) error {
 	k := key{user, digest}
 	size, err := s.check(from)

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Two users and an administrator on a machine of root's. A user sees that another one has a job, and
-// everything else is refused and in the audit log.
+// Two users and an administrator share a machine of root's. A user sees that another one has a job;
+// everything else is refused, and the refusal is in the audit log.
 func TestOtherUsers(t *testing.T) {
 	ownMachine(t, "own")
 	if os.Getuid() != 0 {

@@ -21,8 +21,8 @@ type guestFlags struct {
 }
 
 func (g *guestFlags) define(f *pflag.FlagSet) {
-	f.StringVar(&g.users, "users", "", "let these `users` of this host in, who run jobs: names or numbers with commas between them; @NAME is a group")
-	f.StringVar(&g.administrators, "admins", "", "let these `users` in, who may do what you may; written as --users")
+	f.StringVar(&g.users, "users", "", "let these `users` of this host in, to run jobs: names or numbers with commas between them; @NAME is a group")
+	f.StringVar(&g.administrators, "admins", "", "let these `users` in, with the rights of the owner; written as --users")
 	f.IntVar(&g.cores, "limit-cores", 0, "how many cores the jobs of one of the --users may have at a time (default: any number)")
 	f.IntVar(&g.jobs, "limit-jobs", 0, "how many jobs one of the --users may have at a time (default: any number)")
 }
@@ -50,7 +50,7 @@ func (g *guestFlags) policy(c *cobra.Command) (p permit.Policy, err error) {
 	return p, nil
 }
 
-// letsIn says whom a machine lets in, as lines of margay machine status.
+// letsIn returns the lines of margay machine status about users and administrators.
 func letsIn(m *control.MachineStatus) (text string) {
 	for _, list := range []struct{ what, who string }{{"users", m.Users}, {"administrators", m.Administrators}} {
 		if list.who != "" {
@@ -73,8 +73,8 @@ func (a commands) auditCommand() *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
 		Use:   "audit",
 		Short: "List the requests that a machine has refused to users",
-		Long: `List the requests that a machine has refused to users whom it lets in (margay machine up --users), and to others who tried to
-connect. The machine keeps the last ten thousand or so. When a user makes more than a few hundred, most are only counted.`,
+		Long: `List the requests that a machine has refused to its users (margay machine up --users), and the connections of others. 
+machine keeps about the last ten thousand. When one user makes more than a hundred in a row, most of them are only counted.`,
 		Example: "  margay machine audit -m lab\n  margay machine audit --json | jq -r '.lines[].user'",
 		Args:    command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
