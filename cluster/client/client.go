@@ -24,8 +24,9 @@ const retryPause = 50 * time.Millisecond
 
 // Dial connects to the serve that listens on a unix socket. While the socket is dead it tries again
 // until ctx ends: serve may just be starting. When the socket's folder is gone, so is the machine:
-// then it fails at once with an error that Gone knows. It refuses a serve that is neither root's nor
-// this user's, and sends it nothing. Behind a door (Door), serve may be the door's owner's instead.
+// then it fails at once with an error that Gone knows. It refuses a serve that is neither root's
+// nor this user's, and sends it nothing. Behind a door (Door), serve may be the door's owner's
+// instead.
 func Dial(ctx context.Context, socket string) (*control.Conn, error) {
 	return retry(ctx, socket, &control.Hello{Role: control.Role_ROLE_CLIENT})
 }

@@ -126,6 +126,9 @@ func (d *Denial) Failure() *control.Failure {
 // Check returns an error unless the caller may make a request to a machine: a *Denial, or a
 // *control.Failure if the caller names a job that does not exist.
 func (c Caller) Check(machine string, m proto.Message, jobs Jobs) error {
+	if m == nil { // a frame without a message
+		return control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with nothing from a client")
+	}
 	name := m.ProtoReflect().Descriptor().Name()
 	r, known := requests[name]
 	if run, ok := m.(*control.RunRequest); ok && c.Role == User {

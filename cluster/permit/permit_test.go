@@ -124,8 +124,10 @@ func TestDenial(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := (Caller{Role: Owner}).Check("lab", new(control.NodeUp), jobs); !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) {
-		t.Errorf("a message of the holder from a client: %v", err)
+	for _, m := range []proto.Message{new(control.NodeUp), nil} {
+		if err := (Caller{Role: Owner}).Check("lab", m, jobs); !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) {
+			t.Errorf("%T, which is not a request of a client: %v", m, err)
+		}
 	}
 }
 

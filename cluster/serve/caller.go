@@ -18,8 +18,8 @@ import (
 // How many connections of users that the owner lets in may be open at a time: in all, and of one
 // user. A job that shares files has one for each of its nodes.
 const (
-	guestConns     = 4096
-	guestConnsEach = 1024
+	guestConns     = 2048
+	guestConnsEach = 512
 )
 
 // enterCaller returns the user at the other end of a client's connection. leave must be called when
@@ -29,8 +29,11 @@ func (s *Server) enterCaller(c net.Conn) (caller permit.Caller, leave func(), er
 	if err != nil {
 		return caller, nil, fmt.Errorf("serve: peer of the connection: %w", err)
 	}
-	if peer.UID == s.config.Owner || peer.UID == 0 {
-		return permit.Caller{UID: peer.UID, Name: permit.NameOf(peer.UID), Role: permit.Owner}, func() {}, nil
+	switch peer.UID {
+	case s.config.Owner: // its name is never needed: what the owner says is taken as it is (sign)
+		return permit.Caller{UID: peer.UID, Role: permit.Owner}, func() {}, nil
+	case 0:
+		return permit.Caller{Name: permit.NameOf(0), Role: permit.Owner}, func() {}, nil
 	}
 	caller = permit.Caller{UID: peer.UID, Name: permit.NameOf(peer.UID), Role: s.config.Access.Role(peer)}
 	if caller.Role == permit.Stranger {
@@ -200,7 +203,7 @@ func (s *Server) removeExtensionFor(m *control.RemoveExtension, c permit.Caller)
 		if err != nil {
 			return err
 		}
-		i := slices.IndexFunc(list.Extensions, func(x *control.ExtensionState) bool { return x.Handle == m.Handle })
+		i := slices.IndexFunc(list.Extensions, func(x *control.ExtensionState) bool { return x.Node == m.Node && x.Handle == m.Handle })
 		if i < 0 {
 			return control.Failf(control.Code_CODE_NOT_FOUND, "there is no extension %d", m.Handle).At(m.Node)
 		}
