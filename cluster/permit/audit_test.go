@@ -80,7 +80,7 @@ func TestAuditRotates(t *testing.T) {
 	a := openAudit(t, path)
 	a.failed = os.ErrClosed // that is how the line was cut
 	object := strings.Repeat("x", 2*mostText)
-	const lines = 3 * auditSize / mostText
+	const lines = 2 * auditSize / mostText
 	for i := range lines {
 		if err := a.Refused(noon.Add(time.Duration(i)*time.Second), Caller{1001, fmt.Sprint(i), User}, "Kill", object); err != nil {
 			t.Fatal(err)

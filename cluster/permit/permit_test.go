@@ -73,16 +73,24 @@ func about(t *testing.T, name protoreflect.Name, job uint32) proto.Message {
 func TestRoles(t *testing.T) {
 	const yes, no, none = "yes", "no", "none"
 	// What users may: about their own job, another user's, no such job, and the machine.
-	users := map[who][4]string{
-		everybody:      {yes, yes, yes, yes}, // they name no job, or list it
-		ofJob:          {yes, no, none, no},
-		ofJobs:         {yes, no, none, yes},
-		ofExtension:    {yes, yes, yes, yes},
-		administrators: {no, no, no, no},
+	users := make(map[protoreflect.Name][4]string)
+	for names, may := range map[string][4]string{
+		"RunRequest Withdraw ListNodes ListJobs Status Noise ReadClock TakeSamples ListExtensions ExtensionLog": {yes, yes, yes, yes},
+		"RemoveExtension": {yes, yes, yes, yes}, // serve looks whose it is
+		"Attach FileChunk Stdin Resize Ack Signal Kill ReadFiles FilesRead ReadStacks ReadEvents InsertExtension": {yes, no, none, no},
+		"RemoveOutput": {yes, no, none, yes},
+		"DrainNodes ResumeNodes EvictNodes RebootNodes SwitchNodes GrowMachine ShrinkMachine SetDuties RestartKernel ReadAudit": {no, no, no, no},
+	} {
+		for _, name := range strings.Fields(names) {
+			users[protoreflect.Name(name)] = may
+		}
 	}
-	for name, r := range requests {
+	if len(users) != len(requests) {
+		t.Errorf("%d requests are in this test, of %d", len(users), len(requests))
+	}
+	for name := range requests {
 		for i, job := range []uint32{1, 2, 3, 0} {
-			for role, want := range map[Role]string{Stranger: no, User: users[r.who][i], Administrator: yes, Owner: yes} {
+			for role, want := range map[Role]string{Stranger: no, User: users[name][i], Administrator: yes, Owner: yes} {
 				err := Caller{1001, "ann", role}.Check("lab", about(t, name, job), jobs)
 				got := yes
 				var d *Denial

@@ -126,9 +126,6 @@ func TestOtherUsers(t *testing.T) {
 		_, err = m.call(6000, &control.Hello{Role: control.Role_ROLE_CLIENT})
 		isRefused(t, err, "does not let user6000 in")
 
-		if removed := must[*control.OutputRemoved](bob, &control.RemoveOutput{}); len(removed.Jobs) > 0 {
-			t.Errorf("bob removes output of jobs %v", removed.Jobs)
-		}
 		node.says(job, 1, 0, "secret\n")
 		for who, knows := range map[*playedClient]bool{ann: true, bob: false, carol: true, m.client(): true} {
 			if j := who.summary(job); j.Hidden == knows || (j.Command == "secret") != knows || j.Uid != 7001 || j.User != "user7001" || len(j.RankStates) != 1 {
@@ -177,6 +174,9 @@ func TestOtherUsers(t *testing.T) {
 		isRefused(t, err, about)
 		if j := bob.summary(job); !j.Hidden || j.Command != "" || j.RankStates[0].Exit != nil {
 			t.Errorf("the job that has ended is shown as %v", j)
+		}
+		if removed := must[*control.OutputRemoved](bob, &control.RemoveOutput{}); len(removed.Jobs) > 0 {
+			t.Errorf("bob removes the output of jobs %v", removed.Jobs)
 		}
 		must[*control.Done](ann, &control.Attach{Job: job, Output: true})
 		if _, err := bob.ask(&control.Kill{Job: 99}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
