@@ -105,7 +105,8 @@ func lockDoor(socket string) (*os.File, error) {
 	return f, nil
 }
 
-// checkDoor reports whether serve will be able to make a door, so that machine up can say so.
+// checkDoor reports whether serve will be able to make a door, so that machine up can say so. It
+// leaves none.
 func checkDoor(socket string) error {
 	if socket == "" {
 		return nil
@@ -114,7 +115,9 @@ func checkDoor(socket string) error {
 	if err != nil {
 		return err
 	}
-	return f.Close()
+	defer f.Close()
+	clearDoor(socket)
+	return nil
 }
 
 // removeDoor removes the door of a machine that has ended. A serve that was killed leaves it.

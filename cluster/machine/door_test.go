@@ -65,6 +65,12 @@ func TestCompleteAccess(t *testing.T) {
 // taken over after a kill.
 func TestDoor(t *testing.T) {
 	door := lab(t)
+	if err := checkDoor(door); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(os.Getenv(client.DoorVariable)); err != nil || len(left) > 0 {
+		t.Errorf("a check has left %v, %v", left, err)
+	}
 	lock, err := lockDoor(door)
 	if err != nil {
 		t.Fatal(err)
