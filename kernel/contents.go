@@ -57,7 +57,7 @@ func (n *Node) openContents(root *os.File) {
 func (n *Node) giveContents(s JobSpec) (lacking []int, err error) {
 	found, folder := make([]*os.File, len(s.Contents)), ""
 	if store := n.contents.Load(); store != nil {
-		found, folder = store.Open(s.Contents), store.Folder()
+		found, folder = store.Open(s.UserID, s.Contents), store.Folder(s.UserID)
 	}
 	var digests []archive.Digest
 	var files []*os.File
@@ -83,7 +83,7 @@ func (j *job) Content(digest archive.Digest, f *os.File) {
 		f.Close()
 		return
 	}
-	store.AddSoon(digest, f, func(err error) {
+	store.AddSoon(j.spec.UserID, digest, f, func(err error) {
 		if err != nil {
 			j.node.refused.Printf("job %d: a file that is not kept for later jobs: %v", j.spec.Job, err)
 		}

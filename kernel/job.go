@@ -27,9 +27,10 @@ import (
 type JobSpec struct {
 	task.Exec `json:"-"` // not in the notes for the next node kernel, which does not need it
 
-	Job   id.Job
-	Umask int
-	User  string // name of the submitting user
+	Job    id.Job
+	Umask  int
+	User   string // name of the submitting user
+	UserID uint32 // and its number, where it submitted the job
 
 	Layout layout.Layout // where its ranks are
 	Stdin  StdinMode

@@ -209,7 +209,7 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 		Exec: task.Exec{
 			Path: string(m.Spec.Path), Dir: string(m.Spec.Dir), Argv: stringsOf(m.Exec.GetArgv()), Env: stringsOf(m.Exec.GetEnv()),
 		},
-		Job: id.Job(m.Job), Umask: int(m.Spec.Umask), User: m.Spec.User, Stdin: kernel.StdinMode(m.Spec.Stdin),
+		Job: id.Job(m.Job), Umask: int(m.Spec.Umask), User: m.Spec.User, UserID: m.Spec.Uid, Stdin: kernel.StdinMode(m.Spec.Stdin),
 		Files: m.Spec.RamDisk, Contents: contents, Memory: m.Spec.Memory,
 		Terminal: terminalSize(m.Spec.Terminal),
 		PMI:      m.Spec.Mpi == control.MPI_MPI_PMI1, Network: m.Spec.Network, HostRoot: m.Spec.HostRoot,

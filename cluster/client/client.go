@@ -26,8 +26,9 @@ const retryPause = 50 * time.Millisecond
 
 // Dial connects to the serve that listens on a unix socket. While the socket is dead it tries again
 // until ctx ends: serve may just be starting. When the socket's folder is gone, so is the machine:
-// then it fails at once with an error that Gone knows. A serve that is neither this user's nor
-// root's is refused and sent nothing.
+// then it fails at once with an error that Gone knows. It refuses a serve that is neither root's
+// nor this user's, and sends it nothing. Behind a door (Door), serve may be the door's owner's
+// instead.
 func Dial(ctx context.Context, socket string) (*control.Conn, error) {
 	return retry(ctx, socket, &control.Hello{Role: control.Role_ROLE_CLIENT})
 }
@@ -64,8 +65,12 @@ func retry(ctx context.Context, socket string, hello *control.Hello) (*control.C
 	}
 }
 
-// noServe says that serve does not answer, why, and which folder has its log.
+// noServe says that serve does not answer, why, and which folder has its log if this user may read
+// that.
 func noServe(socket string, err error) error {
+	if _, is := doorOwner(socket); is {
+		return fmt.Errorf("%w on %s: %w", ErrNoServe, socket, err)
+	}
 	return fmt.Errorf("%w on %s: %w; its log is in %s", ErrNoServe, socket, err, filepath.Join(filepath.Dir(socket), "log"))
 }
 
@@ -96,17 +101,24 @@ func dial(ctx context.Context, socket string, hello *control.Hello) (*control.Co
 	return conn, nil
 }
 
-// checkServe reports whether another user's process listens on a socket.
+// checkServe reports whether a process of an untrusted user listens on a socket.
 func checkServe(c *net.UnixConn, socket string) error {
-	uid, err := control.PeerUser(c)
-	if err == nil && !mayServe(uid, os.Getuid()) {
-		err = control.Failf(control.Code_CODE_REFUSED, "a process of user %d listens on %s: set MARGAY_DIR to a folder of your own", uid, socket)
+	peer, err := control.PeerOf(c)
+	if err != nil {
+		return err
 	}
-	return err
+	own, out := uint32(os.Getuid()), "set MARGAY_DIR to a folder of your own"
+	if owner, is := doorOwner(socket); is {
+		own, out = owner, fmt.Sprintf("it should be one of user %d", owner)
+	}
+	if !mayServe(peer.UID, own) {
+		return control.Failf(control.Code_CODE_REFUSED, "a process of user %d listens on %s: %s", peer.UID, socket, out)
+	}
+	return nil
 }
 
-// mayServe reports whether a process of a user may be the serve of a client of user own.
-func mayServe(uid, own int) bool { return uid == own || uid == 0 }
+// mayServe reports whether a process of a user may be the serve of a machine of user own.
+func mayServe(uid, own uint32) bool { return uid == own || uid == 0 }
 
 // Await waits until the serve on a socket ends, and returns why, or until ctx does.
 func Await(ctx context.Context, socket string) error {

@@ -256,7 +256,7 @@ func listenAs(t *testing.T, uid int, socket string) net.Listener {
 // A user's serve may be a process of that user or of root.
 func TestMayServe(t *testing.T) {
 	for _, c := range []struct {
-		user, own int
+		user, own uint32
 		may       bool
 	}{{7, 7, true}, {0, 7, true}, {0, 0, true}, {8, 7, false}, {7, 0, false}, {65534, 7, false}} {
 		if may := mayServe(c.user, c.own); may != c.may {
@@ -316,5 +316,19 @@ func TestRefused(t *testing.T) {
 	})
 	if _, err := Dial(within(t, patience), socket); !errors.Is(err, &control.Failure{Code: control.Code_CODE_VERSION}) || errors.Is(err, ErrNoServe) || tries.Load() != 1 {
 		t.Errorf("%d tries, %v", tries.Load(), err)
+	}
+}
+
+// A path of a door says whose it is.
+func TestDoorOwner(t *testing.T) {
+	for path, want := range map[string]uint32{Door(1000, "m"): 1000, Door(0, "m"): 0, "/x/margay-users-7/m/serve.sock": 7} {
+		if owner, is := doorOwner(path); !is || owner != want {
+			t.Errorf("%s: user %d, %v", path, owner, is)
+		}
+	}
+	for _, path := range []string{"/tmp/margay-1000/m/serve.sock", "/x/margay-users-/m/serve.sock", "/x/margay-users--1/m/serve.sock", "/x/margay-users-4294967296/m/s", "serve.sock", ""} {
+		if owner, is := doorOwner(path); is {
+			t.Errorf("%s is a door of user %d", path, owner)
+		}
 	}
 }

@@ -738,6 +738,8 @@ type Frame struct {
 	//	*Frame_ReadFiles
 	//	*Frame_FilesPiece
 	//	*Frame_FilesRead
+	//	*Frame_ReadAudit
+	//	*Frame_Audit
 	Body          isFrame_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1550,6 +1552,24 @@ func (x *Frame) GetFilesRead() *FilesRead {
 	return nil
 }
 
+func (x *Frame) GetReadAudit() *ReadAudit {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ReadAudit); ok {
+			return x.ReadAudit
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetAudit() *Audit {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Audit); ok {
+			return x.Audit
+		}
+	}
+	return nil
+}
+
 type isFrame_Body interface {
 	isFrame_Body()
 }
@@ -1900,6 +1920,15 @@ type Frame_FilesRead struct {
 	FilesRead *FilesRead `protobuf:"bytes,148,opt,name=files_read,json=filesRead,proto3,oneof"`
 }
 
+type Frame_ReadAudit struct {
+	// What serve has refused: clients ask serve.
+	ReadAudit *ReadAudit `protobuf:"bytes,190,opt,name=read_audit,json=readAudit,proto3,oneof"`
+}
+
+type Frame_Audit struct {
+	Audit *Audit `protobuf:"bytes,191,opt,name=audit,proto3,oneof"`
+}
+
 func (*Frame_Hello) isFrame_Body() {}
 
 func (*Frame_Welcome) isFrame_Body() {}
@@ -2067,6 +2096,10 @@ func (*Frame_ReadFiles) isFrame_Body() {}
 func (*Frame_FilesPiece) isFrame_Body() {}
 
 func (*Frame_FilesRead) isFrame_Body() {}
+
+func (*Frame_ReadAudit) isFrame_Body() {}
+
+func (*Frame_Audit) isFrame_Body() {}
 
 // Hello opens a connection.
 type Hello struct {
@@ -3019,6 +3052,7 @@ type JobSpec struct {
 	Hold          bool                   `protobuf:"varint,100,opt,name=hold,proto3" json:"hold,omitempty"`                           // the ranks are stopped before their first instruction, until SIGCONT
 	HostRoot      bool                   `protobuf:"varint,72,opt,name=host_root,json=hostRoot,proto3" json:"host_root,omitempty"`    // the ranks see the programs and the configuration of the node's host; only hosted nodes have one
 	Shared        []*SharedFolder        `protobuf:"bytes,90,rep,name=shared,proto3" json:"shared,omitempty"`                         // folders of its client that the ranks see
+	Limited       bool                   `protobuf:"varint,190,opt,name=limited,proto3" json:"limited,omitempty"`                     // the limits of the machine's users hold for it; serve fills it in
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3303,6 +3337,13 @@ func (x *JobSpec) GetShared() []*SharedFolder {
 		return x.Shared
 	}
 	return nil
+}
+
+func (x *JobSpec) GetLimited() bool {
+	if x != nil {
+		return x.Limited
+	}
+	return false
 }
 
 // SharedFolder is a folder at a job's client that the ranks see.
@@ -7930,8 +7971,9 @@ type WaitingJob struct {
 	Ranks         uint32                 `protobuf:"varint,3,opt,name=ranks,proto3" json:"ranks,omitempty"`
 	SinceNs       int64                  `protobuf:"varint,4,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // since the epoch
 	Why           string                 `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`
-	Array         uint32                 `protobuf:"varint,70,opt,name=array,proto3" json:"array,omitempty"` // it stands for tasks of this array; 0: for a job
-	Tasks         uint32                 `protobuf:"varint,71,opt,name=tasks,proto3" json:"tasks,omitempty"` // how many these are
+	Array         uint32                 `protobuf:"varint,70,opt,name=array,proto3" json:"array,omitempty"`    // it stands for tasks of this array; 0: for a job
+	Tasks         uint32                 `protobuf:"varint,71,opt,name=tasks,proto3" json:"tasks,omitempty"`    // how many these are
+	Hidden        bool                   `protobuf:"varint,191,opt,name=hidden,proto3" json:"hidden,omitempty"` // it is another user's: what it runs is left out
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8015,6 +8057,13 @@ func (x *WaitingJob) GetTasks() uint32 {
 	return 0
 }
 
+func (x *WaitingJob) GetHidden() bool {
+	if x != nil {
+		return x.Hidden
+	}
+	return false
+}
+
 type JobSummary struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -8034,6 +8083,8 @@ type JobSummary struct {
 	FirstFailed   int32                  `protobuf:"varint,15,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that decides the status: the first that failed, or the lowest; -1 while none has
 	Stopped       bool                   `protobuf:"varint,35,opt,name=stopped,proto3" json:"stopped,omitempty"`                            // its ranks were sent SIGSTOP, and no SIGCONT since
 	Task          *Task                  `protobuf:"bytes,70,opt,name=task,proto3" json:"task,omitempty"`                                   // as JobSpec.task
+	Uid           uint32                 `protobuf:"varint,190,opt,name=uid,proto3" json:"uid,omitempty"`                                   // of its user
+	Hidden        bool                   `protobuf:"varint,191,opt,name=hidden,proto3" json:"hidden,omitempty"`                             // it is another user's: what it runs and how its ranks ended is left out
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8185,6 +8236,20 @@ func (x *JobSummary) GetTask() *Task {
 		return x.Task
 	}
 	return nil
+}
+
+func (x *JobSummary) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *JobSummary) GetHidden() bool {
+	if x != nil {
+		return x.Hidden
+	}
+	return false
 }
 
 // StoredJob is how serve records a job.
@@ -8635,23 +8700,28 @@ func (*Status) Descriptor() ([]byte, []int) {
 }
 
 type MachineStatus struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Machine       string                 `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
-	Substrate     string                 `protobuf:"bytes,2,opt,name=substrate,proto3" json:"substrate,omitempty"`
-	ServePid      int64                  `protobuf:"varint,3,opt,name=serve_pid,json=servePid,proto3" json:"serve_pid,omitempty"`
-	HolderPid     int64                  `protobuf:"varint,4,opt,name=holder_pid,json=holderPid,proto3" json:"holder_pid,omitempty"`
-	Nodes         uint32                 `protobuf:"varint,5,opt,name=nodes,proto3" json:"nodes,omitempty"`
-	Up            uint32                 `protobuf:"varint,6,opt,name=up,proto3" json:"up,omitempty"`
-	Cores         uint32                 `protobuf:"varint,7,opt,name=cores,proto3" json:"cores,omitempty"`
-	FreeCores     uint32                 `protobuf:"varint,8,opt,name=free_cores,json=freeCores,proto3" json:"free_cores,omitempty"`
-	Jobs          uint32                 `protobuf:"varint,9,opt,name=jobs,proto3" json:"jobs,omitempty"`
-	SinceNs       int64                  `protobuf:"varint,10,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`             // when this serve started
-	ServeStarts   uint32                 `protobuf:"varint,11,opt,name=serve_starts,json=serveStarts,proto3" json:"serve_starts,omitempty"` // how often it was started
-	Drained       uint32                 `protobuf:"varint,12,opt,name=drained,proto3" json:"drained,omitempty"`                            // nodes that are drained or draining, up or not; their cores are not free
-	Unwritten     uint32                 `protobuf:"varint,13,opt,name=unwritten,proto3" json:"unwritten,omitempty"`                        // ended jobs that the history lacks; most are tried again
-	Off           uint32                 `protobuf:"varint,170,opt,name=off,proto3" json:"off,omitempty"`                                   // nodes that were switched off
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Machine        string                 `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
+	Substrate      string                 `protobuf:"bytes,2,opt,name=substrate,proto3" json:"substrate,omitempty"`
+	ServePid       int64                  `protobuf:"varint,3,opt,name=serve_pid,json=servePid,proto3" json:"serve_pid,omitempty"`
+	HolderPid      int64                  `protobuf:"varint,4,opt,name=holder_pid,json=holderPid,proto3" json:"holder_pid,omitempty"`
+	Nodes          uint32                 `protobuf:"varint,5,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	Up             uint32                 `protobuf:"varint,6,opt,name=up,proto3" json:"up,omitempty"`
+	Cores          uint32                 `protobuf:"varint,7,opt,name=cores,proto3" json:"cores,omitempty"`
+	FreeCores      uint32                 `protobuf:"varint,8,opt,name=free_cores,json=freeCores,proto3" json:"free_cores,omitempty"`
+	Jobs           uint32                 `protobuf:"varint,9,opt,name=jobs,proto3" json:"jobs,omitempty"`
+	SinceNs        int64                  `protobuf:"varint,10,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`             // when this serve started
+	ServeStarts    uint32                 `protobuf:"varint,11,opt,name=serve_starts,json=serveStarts,proto3" json:"serve_starts,omitempty"` // how often it was started
+	Drained        uint32                 `protobuf:"varint,12,opt,name=drained,proto3" json:"drained,omitempty"`                            // nodes that are drained or draining, up or not; their cores are not free
+	Unwritten      uint32                 `protobuf:"varint,13,opt,name=unwritten,proto3" json:"unwritten,omitempty"`                        // ended jobs that the history lacks; most are tried again
+	Off            uint32                 `protobuf:"varint,170,opt,name=off,proto3" json:"off,omitempty"`                                   // nodes that were switched off
+	Users          string                 `protobuf:"bytes,190,opt,name=users,proto3" json:"users,omitempty"`                                // who may use it besides its owner, as machine up was told
+	Administrators string                 `protobuf:"bytes,191,opt,name=administrators,proto3" json:"administrators,omitempty"`              // the same, of those who may do what its owner may
+	Role           string                 `protobuf:"bytes,192,opt,name=role,proto3" json:"role,omitempty"`                                  // of who asks
+	LimitCores     uint32                 `protobuf:"varint,193,opt,name=limit_cores,json=limitCores,proto3" json:"limit_cores,omitempty"`   // that the jobs of one user may have at a time; 0: any number
+	LimitJobs      uint32                 `protobuf:"varint,194,opt,name=limit_jobs,json=limitJobs,proto3" json:"limit_jobs,omitempty"`      // that one user may have at a time; 0: any number
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *MachineStatus) Reset() {
@@ -8782,6 +8852,207 @@ func (x *MachineStatus) GetOff() uint32 {
 	return 0
 }
 
+func (x *MachineStatus) GetUsers() string {
+	if x != nil {
+		return x.Users
+	}
+	return ""
+}
+
+func (x *MachineStatus) GetAdministrators() string {
+	if x != nil {
+		return x.Administrators
+	}
+	return ""
+}
+
+func (x *MachineStatus) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *MachineStatus) GetLimitCores() uint32 {
+	if x != nil {
+		return x.LimitCores
+	}
+	return 0
+}
+
+func (x *MachineStatus) GetLimitJobs() uint32 {
+	if x != nil {
+		return x.LimitJobs
+	}
+	return 0
+}
+
+// ReadAudit asks which requests serve has refused. Answer: Audit.
+type ReadAudit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadAudit) Reset() {
+	*x = ReadAudit{}
+	mi := &file_control_proto_msgTypes[99]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadAudit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadAudit) ProtoMessage() {}
+
+func (x *ReadAudit) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[99]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadAudit.ProtoReflect.Descriptor instead.
+func (*ReadAudit) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{99}
+}
+
+type Audit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lines         []*AuditLine           `protobuf:"bytes,1,rep,name=lines,proto3" json:"lines,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Audit) Reset() {
+	*x = Audit{}
+	mi := &file_control_proto_msgTypes[100]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Audit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Audit) ProtoMessage() {}
+
+func (x *Audit) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[100]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Audit.ProtoReflect.Descriptor instead.
+func (*Audit) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{100}
+}
+
+func (x *Audit) GetLines() []*AuditLine {
+	if x != nil {
+		return x.Lines
+	}
+	return nil
+}
+
+// AuditLine is a request that serve has refused.
+type AuditLine struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TimeNs        int64                  `protobuf:"varint,1,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // since the epoch
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`                     // of who asked
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`                    // the same as a name, if it has one
+	Request       string                 `protobuf:"bytes,4,opt,name=request,proto3" json:"request,omitempty"`              // as messages of this protocol are called
+	Object        string                 `protobuf:"bytes,5,opt,name=object,proto3" json:"object,omitempty"`                // what it was about
+	Omitted       uint64                 `protobuf:"varint,6,opt,name=omitted,proto3" json:"omitted,omitempty"`             // refusals of this user before that have no line
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditLine) Reset() {
+	*x = AuditLine{}
+	mi := &file_control_proto_msgTypes[101]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditLine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditLine) ProtoMessage() {}
+
+func (x *AuditLine) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[101]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditLine.ProtoReflect.Descriptor instead.
+func (*AuditLine) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{101}
+}
+
+func (x *AuditLine) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *AuditLine) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *AuditLine) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *AuditLine) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *AuditLine) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *AuditLine) GetOmitted() uint64 {
+	if x != nil {
+		return x.Omitted
+	}
+	return 0
+}
+
 // ListExtensions asks for the extensions of a node, or of all. Answer: Extensions.
 type ListExtensions struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -8792,7 +9063,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8804,7 +9075,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8817,7 +9088,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -8836,7 +9107,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8848,7 +9119,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8861,7 +9132,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -8896,7 +9167,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8908,7 +9179,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8921,7 +9192,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -9060,7 +9331,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9072,7 +9343,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9085,7 +9356,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -9148,7 +9419,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9160,7 +9431,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9173,7 +9444,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -9201,7 +9472,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9213,7 +9484,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9226,7 +9497,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -9252,7 +9523,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9264,7 +9535,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9277,7 +9548,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -9302,7 +9573,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9314,7 +9585,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9327,7 +9598,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -9392,7 +9663,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9404,7 +9675,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9417,7 +9688,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -9459,7 +9730,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9471,7 +9742,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9484,7 +9755,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -9516,7 +9787,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9528,7 +9799,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9541,7 +9812,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{109}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -9602,7 +9873,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9614,7 +9885,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9627,7 +9898,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{110}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -9696,7 +9967,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9708,7 +9979,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9721,7 +9992,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{111}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -9740,7 +10011,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9752,7 +10023,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9765,7 +10036,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{112}
+	return file_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -9785,7 +10056,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9797,7 +10068,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9810,7 +10081,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{113}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -9830,7 +10101,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9842,7 +10113,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9855,7 +10126,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{114}
+	return file_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -9887,7 +10158,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9899,7 +10170,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9912,7 +10183,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{115}
+	return file_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -9971,7 +10242,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9983,7 +10254,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9996,7 +10267,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{116}
+	return file_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -10062,7 +10333,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10074,7 +10345,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10087,7 +10358,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{117}
+	return file_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -10196,7 +10467,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10208,7 +10479,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10221,7 +10492,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{118}
+	return file_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -10278,7 +10549,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10290,7 +10561,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10303,7 +10574,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{119}
+	return file_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -10339,7 +10610,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10351,7 +10622,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10364,7 +10635,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{120}
+	return file_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -10398,7 +10669,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10410,7 +10681,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10423,7 +10694,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{121}
+	return file_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -10444,7 +10715,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10456,7 +10727,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10469,7 +10740,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{122}
+	return file_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -10499,7 +10770,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10511,7 +10782,7 @@ func (x *SwitchNode) String() string {
 func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10524,7 +10795,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{123}
+	return file_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -10559,7 +10830,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10571,7 +10842,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10584,7 +10855,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{124}
+	return file_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -10607,7 +10878,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10619,7 +10890,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10632,7 +10903,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{125}
+	return file_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -10666,7 +10937,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10678,7 +10949,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10691,7 +10962,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{126}
+	return file_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -10705,7 +10976,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xef&\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xdc'\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -10817,7 +11088,10 @@ const file_control_proto_rawDesc = "" +
 	"\vfiles_piece\x18\x93\x01 \x01(\v2\x1a.margay.control.FilesPieceH\x00R\n" +
 	"filesPiece\x12;\n" +
 	"\n" +
-	"files_read\x18\x94\x01 \x01(\v2\x19.margay.control.FilesReadH\x00R\tfilesReadB\x06\n" +
+	"files_read\x18\x94\x01 \x01(\v2\x19.margay.control.FilesReadH\x00R\tfilesRead\x12;\n" +
+	"\n" +
+	"read_audit\x18\xbe\x01 \x01(\v2\x19.margay.control.ReadAuditH\x00R\treadAudit\x12.\n" +
+	"\x05audit\x18\xbf\x01 \x01(\v2\x15.margay.control.AuditH\x00R\x05auditB\x06\n" +
 	"\x04body\"\xa1\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12(\n" +
@@ -10894,7 +11168,7 @@ const file_control_proto_rawDesc = "" +
 	"\x06layout\x18\xb9\x01 \x01(\v2\x16.margay.control.LayoutR\x06layout\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05filesJ\x04\b\x03\x10\x04J\x04\b\x04\x10\x05\"\x81\b\n" +
+	"\x05files\x18\a \x01(\fR\x05filesJ\x04\b\x03\x10\x04J\x04\b\x04\x10\x05\"\x9c\b\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -10936,7 +11210,8 @@ const file_control_proto_rawDesc = "" +
 	"\x04task\x18I \x01(\v2\x14.margay.control.TaskR\x04task\x12\x12\n" +
 	"\x04hold\x18d \x01(\bR\x04hold\x12\x1b\n" +
 	"\thost_root\x18H \x01(\bR\bhostRoot\x124\n" +
-	"\x06shared\x18Z \x03(\v2\x1c.margay.control.SharedFolderR\x06sharedJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"?\n" +
+	"\x06shared\x18Z \x03(\v2\x1c.margay.control.SharedFolderR\x06shared\x12\x19\n" +
+	"\alimited\x18\xbe\x01 \x01(\bR\alimitedJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"?\n" +
 	"\fSharedFolder\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x1b\n" +
 	"\tread_only\x18\x02 \x01(\bR\breadOnly\",\n" +
@@ -11259,7 +11534,7 @@ const file_control_proto_rawDesc = "" +
 	"\x03job\x18\x02 \x01(\rR\x03job\"l\n" +
 	"\x04Jobs\x12.\n" +
 	"\x04jobs\x18\x01 \x03(\v2\x1a.margay.control.JobSummaryR\x04jobs\x124\n" +
-	"\awaiting\x18\x02 \x03(\v2\x1a.margay.control.WaitingJobR\awaiting\"\xa9\x01\n" +
+	"\awaiting\x18\x02 \x03(\v2\x1a.margay.control.WaitingJobR\awaiting\"\xc2\x01\n" +
 	"\n" +
 	"WaitingJob\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x18\n" +
@@ -11268,7 +11543,8 @@ const file_control_proto_rawDesc = "" +
 	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\x12\x10\n" +
 	"\x03why\x18\x05 \x01(\tR\x03why\x12\x14\n" +
 	"\x05array\x18F \x01(\rR\x05array\x12\x14\n" +
-	"\x05tasks\x18G \x01(\rR\x05tasks\"\x96\x04\n" +
+	"\x05tasks\x18G \x01(\rR\x05tasks\x12\x17\n" +
+	"\x06hidden\x18\xbf\x01 \x01(\bR\x06hidden\"\xc2\x04\n" +
 	"\n" +
 	"JobSummary\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
@@ -11289,7 +11565,9 @@ const file_control_proto_rawDesc = "" +
 	"\amissing\x18\r \x01(\tR\amissing\x12!\n" +
 	"\ffirst_failed\x18\x0f \x01(\x05R\vfirstFailed\x12\x18\n" +
 	"\astopped\x18# \x01(\bR\astopped\x12(\n" +
-	"\x04task\x18F \x01(\v2\x14.margay.control.TaskR\x04task\"\xf6\x02\n" +
+	"\x04task\x18F \x01(\v2\x14.margay.control.TaskR\x04task\x12\x11\n" +
+	"\x03uid\x18\xbe\x01 \x01(\rR\x03uid\x12\x17\n" +
+	"\x06hidden\x18\xbf\x01 \x01(\bR\x06hidden\"\xf6\x02\n" +
 	"\tStoredJob\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
 	"\x06places\x18\x02 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
@@ -11323,7 +11601,7 @@ const file_control_proto_rawDesc = "" +
 	"\fInterruptRow\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\"\b\n" +
-	"\x06Status\"\xfb\x02\n" +
+	"\x06Status\"\x92\x04\n" +
 	"\rMachineStatus\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12\x1c\n" +
 	"\tsubstrate\x18\x02 \x01(\tR\tsubstrate\x12\x1b\n" +
@@ -11341,7 +11619,24 @@ const file_control_proto_rawDesc = "" +
 	"\fserve_starts\x18\v \x01(\rR\vserveStarts\x12\x18\n" +
 	"\adrained\x18\f \x01(\rR\adrained\x12\x1c\n" +
 	"\tunwritten\x18\r \x01(\rR\tunwritten\x12\x11\n" +
-	"\x03off\x18\xaa\x01 \x01(\rR\x03off\"$\n" +
+	"\x03off\x18\xaa\x01 \x01(\rR\x03off\x12\x15\n" +
+	"\x05users\x18\xbe\x01 \x01(\tR\x05users\x12'\n" +
+	"\x0eadministrators\x18\xbf\x01 \x01(\tR\x0eadministrators\x12\x13\n" +
+	"\x04role\x18\xc0\x01 \x01(\tR\x04role\x12 \n" +
+	"\vlimit_cores\x18\xc1\x01 \x01(\rR\n" +
+	"limitCores\x12\x1e\n" +
+	"\n" +
+	"limit_jobs\x18\xc2\x01 \x01(\rR\tlimitJobs\"\v\n" +
+	"\tReadAudit\"8\n" +
+	"\x05Audit\x12/\n" +
+	"\x05lines\x18\x01 \x03(\v2\x19.margay.control.AuditLineR\x05lines\"\x96\x01\n" +
+	"\tAuditLine\x12\x17\n" +
+	"\atime_ns\x18\x01 \x01(\x03R\x06timeNs\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x18\n" +
+	"\arequest\x18\x04 \x01(\tR\arequest\x12\x16\n" +
+	"\x06object\x18\x05 \x01(\tR\x06object\x12\x18\n" +
+	"\aomitted\x18\x06 \x01(\x04R\aomitted\"$\n" +
 	"\x0eListExtensions\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x05R\x04node\"L\n" +
 	"\n" +
@@ -11598,7 +11893,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 128)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 131)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -11710,35 +12005,38 @@ var file_control_proto_goTypes = []any{
 	(*InterruptRow)(nil),     // 107: margay.control.InterruptRow
 	(*Status)(nil),           // 108: margay.control.Status
 	(*MachineStatus)(nil),    // 109: margay.control.MachineStatus
-	(*ListExtensions)(nil),   // 110: margay.control.ListExtensions
-	(*Extensions)(nil),       // 111: margay.control.Extensions
-	(*ExtensionState)(nil),   // 112: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 113: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 114: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 115: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 116: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 117: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 118: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 119: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 120: margay.control.ReadEvents
-	(*Events)(nil),           // 121: margay.control.Events
-	(*ReadClock)(nil),        // 122: margay.control.ReadClock
-	(*Clock)(nil),            // 123: margay.control.Clock
-	(*TakeSamples)(nil),      // 124: margay.control.TakeSamples
-	(*Samples)(nil),          // 125: margay.control.Samples
-	(*NodeSample)(nil),       // 126: margay.control.NodeSample
-	(*CoreSample)(nil),       // 127: margay.control.CoreSample
-	(*RankSample)(nil),       // 128: margay.control.RankSample
-	(*NodeExit)(nil),         // 129: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 130: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 131: margay.control.NodeStage
-	(*NodeUp)(nil),           // 132: margay.control.NodeUp
-	(*RebootNode)(nil),       // 133: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 134: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 135: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 136: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 137: margay.control.DutiesSet
-	nil,                      // 138: margay.control.ExtensionLog.AfterEntry
+	(*ReadAudit)(nil),        // 110: margay.control.ReadAudit
+	(*Audit)(nil),            // 111: margay.control.Audit
+	(*AuditLine)(nil),        // 112: margay.control.AuditLine
+	(*ListExtensions)(nil),   // 113: margay.control.ListExtensions
+	(*Extensions)(nil),       // 114: margay.control.Extensions
+	(*ExtensionState)(nil),   // 115: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 116: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 117: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 118: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 119: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 120: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 121: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 122: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 123: margay.control.ReadEvents
+	(*Events)(nil),           // 124: margay.control.Events
+	(*ReadClock)(nil),        // 125: margay.control.ReadClock
+	(*Clock)(nil),            // 126: margay.control.Clock
+	(*TakeSamples)(nil),      // 127: margay.control.TakeSamples
+	(*Samples)(nil),          // 128: margay.control.Samples
+	(*NodeSample)(nil),       // 129: margay.control.NodeSample
+	(*CoreSample)(nil),       // 130: margay.control.CoreSample
+	(*RankSample)(nil),       // 131: margay.control.RankSample
+	(*NodeExit)(nil),         // 132: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 133: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 134: margay.control.NodeStage
+	(*NodeUp)(nil),           // 135: margay.control.NodeUp
+	(*RebootNode)(nil),       // 136: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 137: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 138: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 139: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 140: margay.control.DutiesSet
+	nil,                      // 141: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	12,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -11787,28 +12085,28 @@ var file_control_proto_depIdxs = []int32{
 	87,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
 	88,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
 	27,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	110, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	111, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	113, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	119, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	115, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	116, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	120, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	121, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	122, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	123, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	124, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	125, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	113, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	114, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	116, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	122, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	118, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	119, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	123, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	124, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	125, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	126, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	127, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	128, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
 	58,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
 	60,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	129, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	130, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	132, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	131, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	133, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	135, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	136, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	137, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	132, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	133, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	135, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	134, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	136, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	138, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	139, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	140, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
 	92,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
 	93,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
 	94,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
@@ -11818,101 +12116,104 @@ var file_control_proto_depIdxs = []int32{
 	96,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
 	97,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
 	89,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	134, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	137, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
 	79,  // 78: margay.control.Frame.guests:type_name -> margay.control.Guests
 	81,  // 79: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
 	28,  // 80: margay.control.Frame.leave:type_name -> margay.control.Leave
 	50,  // 81: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
 	51,  // 82: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
 	52,  // 83: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	0,   // 84: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 85: margay.control.Error.code:type_name -> margay.control.Code
-	18,  // 86: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	19,  // 87: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	21,  // 88: margay.control.Register.vitals:type_name -> margay.control.Vitals
-	2,   // 89: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	18,  // 90: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	21,  // 91: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	24,  // 92: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	34,  // 93: margay.control.Prepare.layout:type_name -> margay.control.Layout
-	30,  // 94: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 95: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 96: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	29,  // 97: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	26,  // 98: margay.control.JobSpec.task:type_name -> margay.control.Task
-	25,  // 99: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	31,  // 100: margay.control.Exec.parts:type_name -> margay.control.Part
-	35,  // 101: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
-	36,  // 102: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
-	37,  // 103: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
-	43,  // 104: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	14,  // 105: margay.control.Loaded.error:type_name -> margay.control.Error
-	14,  // 106: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 107: margay.control.Record.stream:type_name -> margay.control.Stream
-	54,  // 108: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	43,  // 109: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	63,  // 110: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	55,  // 111: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	56,  // 112: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	57,  // 113: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	59,  // 114: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	56,  // 115: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	56,  // 116: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	61,  // 117: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	62,  // 118: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	57,  // 119: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	29,  // 120: margay.control.Resize.size:type_name -> margay.control.Terminal
-	24,  // 121: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	30,  // 122: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	33,  // 123: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 124: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	14,  // 125: margay.control.JobState.error:type_name -> margay.control.Error
-	76,  // 126: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	43,  // 127: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	75,  // 128: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 129: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	54,  // 130: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	82,  // 131: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	79,  // 132: margay.control.Nodes.guests:type_name -> margay.control.Guests
-	80,  // 133: margay.control.Guests.guests:type_name -> margay.control.Guest
-	8,   // 134: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	18,  // 135: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	84,  // 136: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	83,  // 137: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	21,  // 138: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 139: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 140: margay.control.Drain.state:type_name -> margay.control.DrainState
-	101, // 141: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	100, // 142: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 143: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	76,  // 144: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	43,  // 145: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	26,  // 146: margay.control.JobSummary.task:type_name -> margay.control.Task
-	24,  // 147: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	33,  // 148: margay.control.StoredJob.places:type_name -> margay.control.Place
-	38,  // 149: margay.control.StoredJob.members:type_name -> margay.control.Member
-	101, // 150: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	74,  // 151: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	106, // 152: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	107, // 153: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	112, // 154: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	114, // 155: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	138, // 156: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	117, // 157: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	113, // 158: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	112, // 159: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	126, // 160: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	127, // 161: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	128, // 162: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	112, // 163: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 164: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 165: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	18,  // 166: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	167, // [167:167] is the sub-list for method output_type
-	167, // [167:167] is the sub-list for method input_type
-	167, // [167:167] is the sub-list for extension type_name
-	167, // [167:167] is the sub-list for extension extendee
-	0,   // [0:167] is the sub-list for field type_name
+	110, // 84: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
+	111, // 85: margay.control.Frame.audit:type_name -> margay.control.Audit
+	0,   // 86: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 87: margay.control.Error.code:type_name -> margay.control.Code
+	18,  // 88: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	19,  // 89: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	21,  // 90: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 91: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	18,  // 92: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	21,  // 93: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	24,  // 94: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	34,  // 95: margay.control.Prepare.layout:type_name -> margay.control.Layout
+	30,  // 96: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 97: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 98: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	29,  // 99: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	26,  // 100: margay.control.JobSpec.task:type_name -> margay.control.Task
+	25,  // 101: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	31,  // 102: margay.control.Exec.parts:type_name -> margay.control.Part
+	35,  // 103: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
+	36,  // 104: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
+	37,  // 105: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
+	43,  // 106: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	14,  // 107: margay.control.Loaded.error:type_name -> margay.control.Error
+	14,  // 108: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 109: margay.control.Record.stream:type_name -> margay.control.Stream
+	54,  // 110: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	43,  // 111: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	63,  // 112: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	55,  // 113: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	56,  // 114: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	57,  // 115: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	59,  // 116: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	56,  // 117: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	56,  // 118: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	61,  // 119: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	62,  // 120: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	57,  // 121: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	29,  // 122: margay.control.Resize.size:type_name -> margay.control.Terminal
+	24,  // 123: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	30,  // 124: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	33,  // 125: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 126: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	14,  // 127: margay.control.JobState.error:type_name -> margay.control.Error
+	76,  // 128: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	43,  // 129: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	75,  // 130: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 131: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	54,  // 132: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	82,  // 133: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	79,  // 134: margay.control.Nodes.guests:type_name -> margay.control.Guests
+	80,  // 135: margay.control.Guests.guests:type_name -> margay.control.Guest
+	8,   // 136: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	18,  // 137: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	84,  // 138: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	83,  // 139: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	21,  // 140: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 141: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 142: margay.control.Drain.state:type_name -> margay.control.DrainState
+	101, // 143: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	100, // 144: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 145: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	76,  // 146: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	43,  // 147: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	26,  // 148: margay.control.JobSummary.task:type_name -> margay.control.Task
+	24,  // 149: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	33,  // 150: margay.control.StoredJob.places:type_name -> margay.control.Place
+	38,  // 151: margay.control.StoredJob.members:type_name -> margay.control.Member
+	101, // 152: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	74,  // 153: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	106, // 154: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	107, // 155: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	112, // 156: margay.control.Audit.lines:type_name -> margay.control.AuditLine
+	115, // 157: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	117, // 158: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	141, // 159: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	120, // 160: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	116, // 161: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	115, // 162: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	129, // 163: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	130, // 164: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	131, // 165: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	115, // 166: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 167: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 168: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	18,  // 169: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	170, // [170:170] is the sub-list for method output_type
+	170, // [170:170] is the sub-list for method input_type
+	170, // [170:170] is the sub-list for extension type_name
+	170, // [170:170] is the sub-list for extension extendee
+	0,   // [0:170] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -12005,6 +12306,8 @@ func file_control_proto_init() {
 		(*Frame_ReadFiles)(nil),
 		(*Frame_FilesPiece)(nil),
 		(*Frame_FilesRead)(nil),
+		(*Frame_ReadAudit)(nil),
+		(*Frame_Audit)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -12012,7 +12315,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   128,
+			NumMessages:   131,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -7,6 +7,8 @@ import (
 	"io"
 	"math"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -212,4 +214,42 @@ func FuzzReadFrame(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Linux reports the user at the other end of a unix socket, with all groups.
+func TestPeerOf(t *testing.T) {
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	near, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer near.Close()
+	far, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer far.Close()
+	groups, err := os.Getgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, end := range []net.Conn{near, far} {
+		peer, err := PeerOf(end)
+		if err != nil || peer.UID != uint32(os.Getuid()) {
+			t.Errorf("%v, %v", peer, err)
+		}
+		for _, gid := range append(groups, os.Getgid()) {
+			if !slices.Contains(peer.GIDs, uint32(gid)) {
+				t.Errorf("group %d is not among %v", gid, peer.GIDs)
+			}
+		}
+	}
+	pipe, _ := net.Pipe()
+	if peer, err := PeerOf(pipe); err == nil {
+		t.Errorf("%v is at the end of a pipe", peer)
+	}
 }

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"syscall"
@@ -8,22 +9,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PeerUser returns the user whose process is at the other end of a unix socket: as it was when it
+// Peer is the process at the other end of a unix socket, as Linux knows it: as it was when it
 // connected, or began to listen.
-func PeerUser(c *net.UnixConn) (uid int, err error) {
-	raw, err := c.SyscallConn()
+type Peer struct {
+	UID  uint32
+	GIDs []uint32 // all groups
+}
+
+// PeerOf returns the other end of a unix socket.
+func PeerOf(c net.Conn) (peer Peer, err error) {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return Peer{}, fmt.Errorf("%T is not a unix socket: the user at its other end is not known", c)
+	}
+	raw, err := u.SyscallConn()
 	if err != nil {
-		return 0, err
+		return Peer{}, err
 	}
 	var cred *unix.Ucred
 	var credErr error
-	if err := raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return 0, err
+	err = raw.Control(func(fd uintptr) {
+		if cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); credErr == nil {
+			peer.GIDs, credErr = peerGroups(int(fd))
+		}
+	})
+	if err := errors.Join(err, credErr); err != nil {
+		return Peer{}, fmt.Errorf("user at the other end of %v: %w", c.RemoteAddr(), err)
 	}
-	if credErr != nil {
-		return 0, fmt.Errorf("user at the other end of %v: %w", c.RemoteAddr(), credErr)
-	}
-	return int(cred.Uid), nil
+	peer.UID, peer.GIDs = cred.Uid, append(peer.GIDs, cred.Gid)
+	return peer, nil
 }
 
 // HungUp reports whether the other side has closed a connection over a socket. Serve finds that out

@@ -152,7 +152,8 @@ type node struct {
 	silent     bool          // it was unreachable at the last request
 }
 
-// follow follows the node. An error is one of writing, or that the machine is gone.
+// follow follows the node. An error is one of writing, or that the machine is gone or does not let
+// this user record.
 func (n *node) follow(ctx context.Context, stop <-chan struct{}) error {
 	last, left := false, final
 	for {
@@ -161,7 +162,7 @@ func (n *node) follow(ctx context.Context, stop <-chan struct{}) error {
 		wait := n.pause
 		var writing *writeError
 		switch {
-		case errors.As(err, &writing), client.Gone(err):
+		case errors.As(err, &writing), client.Gone(err), denied(err):
 			return err
 		case ctx.Err() != nil:
 			return nil
@@ -188,6 +189,12 @@ func (n *node) follow(ctx context.Context, stop <-chan struct{}) error {
 			return nil
 		}
 	}
+}
+
+// denied reports whether serve does not let this user record.
+func denied(err error) bool {
+	var f *control.Failure
+	return errors.As(err, &f) && f.Code == control.Code_CODE_REFUSED && f.Node == control.None
 }
 
 // lost says once that the node cannot be reached.

@@ -404,6 +404,19 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
+// A user that may not record gets the reason, and following ends.
+func TestDenied(t *testing.T) {
+	p := play(t, 0, 1)
+	p.change = func(uint32, *control.Events) error {
+		return control.Failf(control.Code_CODE_REFUSED, "job 1 is another user's")
+	}
+	err := Run(t.Context(), Options{Socket: p.socket, Nodes: []id.Node{0, 1}, Trace: trace.NewWriter(new(bytes.Buffer), time.Now()), Warn: p.warn},
+		make(chan struct{}), func() {})
+	if !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) {
+		t.Error(err)
+	}
+}
+
 func TestBounds(t *testing.T) {
 	var b bounds
 	for _, r := range [][2]time.Duration{{10, 30}, {0, 22}, {5, 40}} {

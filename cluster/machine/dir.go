@@ -26,6 +26,9 @@ const DefaultName = site.DefaultName
 // long as it lives.
 type Dir string
 
+// longestSocket is the longest name of a socket that Linux accepts, in bytes.
+const longestSocket = 107
+
 // Base is site.Base.
 func Base() (string, error) { return site.Base() }
 
@@ -36,8 +39,7 @@ func DirOf(name string) (Dir, error) {
 		return "", err
 	}
 	d := Dir(folder)
-	// Linux accepts no longer names for sockets.
-	if longest := d.Port("service"); len(longest) > 107 {
+	if longest := d.Port("service"); len(longest) > longestSocket {
 		return "", fmt.Errorf("%s is too long for a socket's name: set MARGAY_DIR to a shorter path", longest)
 	}
 	return d, nil

@@ -141,6 +141,7 @@ func (e *ending) remove() (gone bool, err error) {
 		return false, fmt.Errorf("machine %s: %w; end that one first", e.Name(), errBeingMade)
 	}
 	e.settleHistory(e.notice)
+	e.removeDoor()
 	if err := base.remove(e.Name()); err != nil {
 		return false, err
 	}

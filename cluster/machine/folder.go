@@ -36,7 +36,7 @@ var parts = []string{"log", "ports", "nodes"}
 
 // known are the names in a machine's folder that are a machine's, besides the marker. Nothing else
 // in it is ever removed.
-var known = append([]string{"serve.sock", "lock", makingName, "machine.json", "key.pem", "state.db", "output", imageName, rosterName, nextRosterName}, parts...)
+var known = append([]string{"serve.sock", "lock", makingName, "machine.json", "key.pem", "state.db", auditName, oldAuditName, "output", imageName, rosterName, nextRosterName}, parts...)
 
 // foreignError reports that a machine's name belongs to a file or folder that is not a machine's.
 type foreignError struct{ path, why string }

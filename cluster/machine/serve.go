@@ -54,9 +54,28 @@ func Serve(ctx context.Context, d Dir, in Inherited, log func(format string, arg
 			cancel(ErrHolderGone)
 		}()
 	}
+	audit, err := d.openAudit(spec)
+	if err != nil {
+		return err
+	}
+	if audit != nil {
+		defer audit.Close()
+	}
+	if spec.Door != "" {
+		door, err := lockDoor(spec.Door)
+		if err != nil {
+			return err
+		}
+		defer door.Close()
+		defer func() {
+			if errors.Is(context.Cause(ctx), ErrDown) {
+				clearDoor(spec.Door)
+			}
+		}()
+	}
 	server, err := serve.New(serve.Config{
 		Machine: spec.Name, Substrate: spec.Substrate, Roster: nodes, Authority: authority, Secret: spec.Secret,
-		Dir: string(d), Log: log, Timing: spec.timing(), Owner: os.Getuid(), History: spec.history(), Fitness: spec.Fitness,
+		Dir: string(d), Log: log, Timing: spec.timing(), Owner: uint32(os.Getuid()), Access: spec.Access, Audit: audit, History: spec.history(), Fitness: spec.Fitness,
 		Address: spec.addresses(),
 		Console: func(node id.Node, lines int) []string { return tail(d.ConsoleLog(node), lines) },
 	})
@@ -68,6 +87,9 @@ func Serve(ctx context.Context, d Dir, in Inherited, log func(format string, arg
 		return err
 	}
 	clients, err := listenClients(d.Socket())
+	if err == nil && spec.Door != "" {
+		clients, err = addDoor(clients, spec.Door)
+	}
 	if err != nil {
 		return errors.Join(err, port.Close())
 	}

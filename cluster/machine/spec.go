@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -28,6 +29,7 @@ import (
 	"margay/cluster/fitness"
 	"margay/cluster/hosts"
 	"margay/cluster/ledger"
+	"margay/cluster/permit"
 	"margay/cluster/roster"
 	"margay/cluster/serve"
 	"margay/cluster/trust"
@@ -82,6 +84,9 @@ type Spec struct {
 	History    string `json:"history,omitempty"`     // the folder of histories; empty: none is kept
 
 	Fitness fitness.Limits `json:"fitness,omitzero"` // that idle nodes must keep
+
+	Access permit.Policy `json:"access,omitzero"` // lets other users in
+	Door   string        `json:"door,omitempty"`  // the socket for them (client.Door); empty: the machine is its owner's alone
 
 	Timing serve.Timing `json:"timing,omitzero"`
 }
@@ -179,7 +184,7 @@ func (s *Spec) complete() error {
 	case s.Timing.Boot < 0 || s.Timing.Dead < 0:
 		return fmt.Errorf("a boot time-out of %v and death after %v: neither can be negative", s.Timing.Boot, s.Timing.Dead)
 	}
-	return CheckFabric(s.Fabric)
+	return errors.Join(s.completeAccess(os.Getuid()), CheckFabric(s.Fabric))
 }
 
 // mostCores bounds the application cores of a node.

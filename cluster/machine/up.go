@@ -165,6 +165,9 @@ func prepare(ctx context.Context, d Dir, o *UpOptions) error {
 	}
 	o.Spec.Secret = trust.NewToken()
 	o.Spec.keepHistory(o.Told)
+	if err := checkDoor(o.Spec.Door); err != nil {
+		return err
+	}
 	switch o.Spec.Substrate {
 	case node.Hosted:
 		err = checkRoot()

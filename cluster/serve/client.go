@@ -9,19 +9,26 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/cluster/permit"
 )
 
 // client is a connection of the command line tool.
 type client struct {
 	server *Server
 	conn   *control.Conn
+	caller permit.Caller
 	jobs   []*job // jobs whose client this is; guarded by Server.mu
 	left   bool   // the connection has ended; guarded by Server.mu
 }
 
-// handle processes a frame from the client.
+// handle processes a frame from the client, if its user may ask for that.
 func (c *client) handle(f *control.Frame) {
 	s := c.server
+	if err := s.check(c.caller, f.Message()); err != nil {
+		c.conn.Answer(f, nil, err)
+		return
+	}
+	c.sign(f.Message())
 	switch m := f.Message().(type) {
 	case *control.RunRequest:
 		c.run(f, m)
@@ -70,11 +77,11 @@ func (c *client) handle(f *control.Frame) {
 	case *control.ListNodes:
 		c.conn.Answer(f, s.listNodes(), nil)
 	case *control.ListJobs:
-		jobs, err := s.listJobs(m)
+		jobs, err := s.listJobs(m, c.caller)
 		c.conn.Answer(f, jobs, err)
 	case *control.RemoveOutput:
 		s.running.Go(func() {
-			removed, err := s.removeOutput(m)
+			removed, err := s.removeOutput(m, c.caller)
 			c.conn.Answer(f, removed, err)
 		})
 	case *control.DrainNodes:
@@ -103,7 +110,7 @@ func (c *client) handle(f *control.Frame) {
 	case *control.SwitchNodes:
 		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.switchNodes(m)) })
 	case *control.Status:
-		c.conn.Answer(f, s.status(), nil)
+		c.conn.Answer(f, s.status(c.caller), nil)
 	case *control.Noise:
 		s.running.Go(func() {
 			report, err := s.noise(m)
@@ -112,11 +119,13 @@ func (c *client) handle(f *control.Frame) {
 	case *control.ListExtensions:
 		s.running.Go(func() {
 			list, err := s.listExtensions(m)
+			s.veilExtensions(list, c.caller)
 			c.conn.Answer(f, list, err)
 		})
 	case *control.ExtensionLog:
 		s.running.Go(func() {
 			notes, err := s.extensionNotes(m)
+			s.veilNotes(notes, c.caller)
 			c.conn.Answer(f, notes, err)
 		})
 	case *control.InsertExtension:
@@ -133,6 +142,7 @@ func (c *client) handle(f *control.Frame) {
 	case *control.TakeSamples:
 		s.running.Go(func() {
 			samples, err := s.takeSamples(m)
+			s.veilSamples(samples, c.caller)
 			c.conn.Answer(f, samples, err)
 		})
 	case *control.SetDuties:
@@ -140,7 +150,12 @@ func (c *client) handle(f *control.Frame) {
 	case *control.RestartKernel:
 		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.restartKernel(m)) })
 	case *control.RemoveExtension:
-		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.removeExtension(m)) })
+		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.removeExtensionFor(m, c.caller)) })
+	case *control.ReadAudit:
+		s.running.Go(func() {
+			audit, err := s.readAudit()
+			c.conn.Answer(f, audit, err)
+		})
 	default:
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with %T from a client", m))
 	}
@@ -377,7 +392,8 @@ func (s *Server) listNodes() *control.Nodes {
 	return list
 }
 
-func (s *Server) listJobs(m *control.ListJobs) (*control.Jobs, error) {
+// listJobs lists jobs as the caller may see them.
+func (s *Server) listJobs(m *control.ListJobs, caller permit.Caller) (*control.Jobs, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list := new(control.Jobs)
@@ -396,6 +412,11 @@ func (s *Server) listJobs(m *control.ListJobs) (*control.Jobs, error) {
 		}
 	}
 	slices.SortFunc(list.Jobs, func(a, b *control.JobSummary) int { return int(a.Job) - int(b.Job) })
+	for i, j := range list.Jobs {
+		if !caller.Sees(j.Uid) {
+			list.Jobs[i] = veiled(j)
+		}
+	}
 	if m.Job != 0 && len(list.Jobs) == 0 {
 		return nil, control.Failf(control.Code_CODE_NOT_FOUND, "there is no job %d", m.Job)
 	}
@@ -405,17 +426,19 @@ func (s *Server) listJobs(m *control.ListJobs) (*control.Jobs, error) {
 	for _, j := range list.Jobs {
 		listed(j)
 	}
-	list.Waiting = s.waitingJobs()
+	list.Waiting = s.waitingJobs(caller)
 	return list, nil
 }
 
-func (s *Server) status() *control.MachineStatus {
+func (s *Server) status(caller permit.Caller) *control.MachineStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	m := &control.MachineStatus{
 		Machine: s.config.Machine, Substrate: s.config.Substrate, ServePid: int64(os.Getpid()), Nodes: uint32(len(s.roster.Nodes)),
 		SinceNs: s.started.UnixNano(), ServeStarts: s.starts,
 		Unwritten: s.history.unwritten(),
+		Users:     s.config.Access.Users.String(), Administrators: s.config.Access.Administrators.String(), Role: caller.Role.String(),
+		LimitCores: uint32(s.config.Access.Cores), LimitJobs: uint32(s.config.Access.Jobs),
 	}
 	for _, j := range s.jobs {
 		if !j.announced {

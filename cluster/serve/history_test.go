@@ -15,6 +15,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/ledger"
+	"margay/cluster/permit"
 )
 
 // playedLedger is a history in memory that can fail and hang.
@@ -265,7 +266,7 @@ func TestHistoryFails(t *testing.T) {
 			if len(warnings) != 2 || warnings[1].Text != "job 3 is not yet in the history, which lacks 2 jobs; it is tried again: no space left on device" {
 				t.Errorf("the clients are told %v", warnings)
 			}
-			if got := m.server.status().Unwritten; got != 2 {
+			if got := m.server.status(permit.Caller{}).Unwritten; got != 2 {
 				t.Errorf("serve reports %d unwritten jobs", got)
 			}
 			if killed {
@@ -283,7 +284,7 @@ func TestHistoryFails(t *testing.T) {
 			if got := l.jobs(); !slices.Equal(got, append([]uint32{first}, lacking...)) {
 				t.Errorf("killed %v: it has jobs %v at last", killed, got)
 			}
-			if got := m.server.status().Unwritten; got != 0 {
+			if got := m.server.status(permit.Caller{}).Unwritten; got != 0 {
 				t.Errorf("at last, serve reports %d unwritten jobs", got)
 			}
 			if left, err := m.server.store.unwritten(); len(left) != 0 || err != nil {

@@ -64,7 +64,7 @@ func FuzzFrames(f *testing.F) {
 // connection to the node remain unanswered.
 func runningJob(t *testing.T, authority *trust.Authority) (*Server, *control.Conn) {
 	t.Helper()
-	s, err := New(Config{Machine: "m", Roster: roster.New(1), Authority: authority, Dir: t.TempDir(), Owner: os.Getuid(), Log: func(string, ...any) {}})
+	s, err := New(Config{Machine: "m", Roster: roster.New(1), Authority: authority, Dir: t.TempDir(), Owner: uint32(os.Getuid()), Peer: asOwner, Log: func(string, ...any) {}})
 	if err != nil {
 		t.Fatal(err)
 	}

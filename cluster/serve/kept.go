@@ -10,17 +10,19 @@ import (
 	"strings"
 
 	"margay/cluster/control"
+	"margay/cluster/permit"
 )
 
-// removeOutput removes the kept output of the named jobs, or of all ended jobs. It needs no disk
-// space. It continues after outputs that cannot be removed.
-func (s *Server) removeOutput(m *control.RemoveOutput) (*control.OutputRemoved, error) {
+// removeOutput removes the kept output of the named jobs, or of all ended jobs that the caller may
+// see. It needs no disk space. It continues after outputs that cannot be removed.
+func (s *Server) removeOutput(m *control.RemoveOutput, caller permit.Caller) (*control.OutputRemoved, error) {
 	jobs := m.Jobs
 	if len(jobs) == 0 {
 		var err error
 		if jobs, err = s.keptOutput(); err != nil {
 			return nil, err
 		}
+		jobs = slices.DeleteFunc(jobs, func(job uint32) bool { return !s.sees(caller, job) })
 	}
 	removed := new(control.OutputRemoved)
 	var failed []string
@@ -83,7 +85,7 @@ func (s *Server) noOutput(job uint32) error {
 	if job == 0 {
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "there is no job 0")
 	}
-	jobs, err := s.listJobs(&control.ListJobs{Job: job})
+	jobs, err := s.listJobs(&control.ListJobs{Job: job}, permit.Caller{Role: permit.Owner})
 	if err != nil {
 		return err
 	}

@@ -104,6 +104,9 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 	if err := cmp.Or(shapeOf(spec).check(), s.reachable(shapeOf(spec)), checkLimit(spec)); err != nil {
 		return nil, err
 	}
+	if err := s.withinLimits(w, spec, nil); err != nil {
+		return nil, err
+	}
 	before, kept := s.queue.before(w, spec), s.giveBack(spec.Launch)
 	if kept {
 		defer s.roomChanged() // the job may leave some of it, or all
@@ -116,11 +119,15 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 	offers := s.offersFor(spec)
 	places := allocate(offers, shapeOf(spec))
 	if places == nil {
+		w.limit(s, false)
 		return nil, s.noRoom(spec)
 	}
 	spare := spares(offers, shapeOf(spec), places, int(spec.Spares))
 	if len(spare) < int(spec.Spares) {
 		return nil, noSpares(spec, len(spare))
+	}
+	if err := s.withinLimits(w, spec, slices.Concat(places, spare)); err != nil {
+		return nil, err
 	}
 	if s.forgetting(slices.Concat(places, spare)) {
 		return nil, errForgetting

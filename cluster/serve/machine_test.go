@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"net"
 	"os"
 	"runtime"
 	"strings"
@@ -53,7 +54,8 @@ func newMachine(t *testing.T, nodes int, changes ...func(*Config)) *machine {
 	m := &machine{t: t}
 	m.config = Config{
 		Machine: "m", Substrate: "played", Roster: roster.New(nodes), Authority: authority, Secret: trust.NewToken(), Dir: t.TempDir(),
-		Log: m.logf, Owner: os.Getuid(),
+		Log: m.logf, Owner: uint32(os.Getuid()),
+		Peer: asOwner,
 	}
 	for _, change := range changes {
 		change(&m.config)
@@ -65,6 +67,9 @@ func newMachine(t *testing.T, nodes int, changes ...func(*Config)) *machine {
 	t.Cleanup(func() { m.stop(context.Canceled) })
 	return m
 }
+
+// asOwner takes every client for the machine's owner.
+func asOwner(net.Conn) (control.Peer, error) { return control.Peer{UID: uint32(os.Getuid())}, nil }
 
 // player makes a node that has not connected.
 func (m *machine) player(number uint32) *playedNode {

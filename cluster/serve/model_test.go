@@ -83,7 +83,7 @@ func TestModel(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			h := &history{t: t, rng: rand.New(rand.NewPCG(seed+i, 0)), root: root, story: newStory()}
 			h.config = Config{
-				Machine: "m", Substrate: "played", Roster: roster.New(2), Authority: authority, Secret: "secret", Owner: os.Getuid(),
+				Machine: "m", Substrate: "played", Roster: roster.New(2), Authority: authority, Secret: "secret", Owner: uint32(os.Getuid()), Peer: asOwner,
 				Timing: Timing{Late: 20 * time.Second, Dead: time.Minute, Kill: 20 * time.Second}.withDefaults(),
 			}
 			h.startServe(empty)

@@ -8,13 +8,15 @@ import (
 	"time"
 
 	"margay/cluster/control"
+	"margay/cluster/permit"
 )
 
 // queue holds the jobs that wait for cores, in order of arrival. A job gets cores only when no
 // earlier job waits for a node that it may use: small jobs do not starve large ones. A job that
-// does not fit while nodes are drained, or have left, may wait for long, so others do not wait for
-// it; it keeps its place. The store does not have waiting jobs: after a restart of serve the
-// clients submit them again, and lose their places.
+// does not fit while nodes are drained, or have left, may wait for long, and so may a job whose
+// user has as much as users may have. Others do not wait for such a job; it keeps its place. The
+// store does not have waiting jobs: after a restart of serve the clients submit them again, and
+// lose their places.
 type queue []*waiting
 
 // waiting is a job in the queue. Server.mu guards it.
@@ -29,6 +31,7 @@ type waiting struct {
 	gone      bool          // withdrawn is closed
 
 	hindered bool // it does not fit on the nodes that are in service, even when they are free
+	limited  bool // its user has as much as users may have
 }
 
 // maxWaiting is how many waiting jobs a list shows. The jobs behind them have the same reason.
@@ -36,7 +39,7 @@ const maxWaiting = 1000
 
 // waitingJobs returns the waiting jobs as lines of margay ps, one for successive tasks of an array.
 // The caller holds Server.mu.
-func (s *Server) waitingJobs() (list []*control.WaitingJob) {
+func (s *Server) waitingJobs(caller permit.Caller) (list []*control.WaitingJob) {
 	for _, w := range s.queue[:min(len(s.queue), maxWaiting)] {
 		task := w.spec.Task
 		if n := len(list); n > 0 && task.GetArray() != 0 && list[n-1].Array == task.Array {
@@ -51,6 +54,9 @@ func (s *Server) waitingJobs() (list []*control.WaitingJob) {
 			User: w.spec.User, Command: w.spec.Command, Ranks: w.spec.Ranks, SinceNs: w.since.UnixNano(), Why: shortened(why),
 			Array: task.GetArray(),
 		})
+		if last := list[len(list)-1]; !caller.Sees(w.spec.Uid) {
+			last.Command, last.Hidden = "", true
+		}
 		if task != nil {
 			list[len(list)-1].Tasks = 1
 		}
@@ -88,7 +94,7 @@ func (q queue) behind(w *waiting) bool {
 
 // precedes reports whether a job that is further back in the queue, or not in it, waits for w.
 func (w *waiting) precedes(spec *control.JobSpec) bool {
-	return !w.hindered && w.spec.Arch == spec.Arch && meet(shapeOf(w.spec), shapeOf(spec))
+	return !w.hindered && !w.limited && w.spec.Arch == spec.Arch && meet(shapeOf(w.spec), shapeOf(spec))
 }
 
 // meet reports whether there is a node that both may use, according to their lists.
@@ -195,6 +201,9 @@ func (s *Server) join(w *waiting) error {
 		}
 		return control.Failf(control.Code_CODE_NO_ROOM, "it would wait for ever: %s, when the whole machine is free", shape.lacks(whole))
 	}
+	if err := s.queueLimit(w.spec); err != nil {
+		return err
+	}
 	s.queue = append(s.queue, w)
 	s.hinder(w)
 	return nil
@@ -210,6 +219,9 @@ func (s *Server) quit(w *waiting) {
 
 // waitsFor describes what a queued job waits for. The caller holds Server.mu.
 func (s *Server) waitsFor(w *waiting) string {
+	if w.limited {
+		return fmt.Sprintf("waiting until its user has less: %s may have %s at a time", w.spec.User, s.config.limits())
+	}
 	if n := s.queue.before(w, w.spec); n > 0 {
 		return fmt.Sprintf("waiting for cores, behind %s that came first", count(n, "job"))
 	}

@@ -17,16 +17,15 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"sync"
 	"time"
 
 	"margay/cluster/control"
 	"margay/cluster/fitness"
+	"margay/cluster/permit"
 	"margay/cluster/roster"
 	"margay/cluster/trust"
 	"margay/kernel/abi/id"
@@ -53,7 +52,11 @@ type Config struct {
 
 	Fitness fitness.Limits // that idle nodes must keep
 	Timing  Timing
-	Owner   int // the only user, besides root, that may connect
+
+	Owner  uint32                                 // the user whose processes the machine is made of
+	Access permit.Policy                          // lets others in
+	Audit  *permit.Audit                          // gets the refusals of requests; nil: no log
+	Peer   func(c net.Conn) (control.Peer, error) // returns the user at the other end of a client's connection; nil: control.PeerOf
 }
 
 // Timing contains the timeouts of a serve. A zero field means the default.
@@ -102,18 +105,19 @@ type Server struct {
 	heard   chan struct{} // closed when every node of an earlier serve has registered or is dead
 	settled chan struct{} // closed after that, when the jobs whose launch the restart interrupted are gone
 
-	mu     sync.Mutex
-	roster roster.Roster
-	nodes  []*node         // by number, also those that have left (members)
-	absent map[uint32]bool // nodes of an earlier serve that have not registered yet
-	jobs   map[uint32]*job
-	ended  map[uint32]*job // jobs whose end could not be recorded yet
-	holder *control.Conn
-	guests *control.Guests // as the holder has sent them last; nil: it has sent none
-	room   chan struct{}   // closed, and replaced, when there may be room for more jobs
-	queue  queue
-	held   map[string]*held          // by launch
-	files  map[filesKey]*filesStream // of shared files
+	mu      sync.Mutex
+	roster  roster.Roster
+	nodes   []*node         // by number, also those that have left (members)
+	absent  map[uint32]bool // nodes of an earlier serve that have not registered yet
+	jobs    map[uint32]*job
+	ended   map[uint32]*job // jobs whose end could not be recorded yet
+	holder  *control.Conn
+	guests  *control.Guests // as the holder has sent them last; nil: it has sent none
+	room    chan struct{}   // closed, and replaced, when there may be room for more jobs
+	queue   queue
+	held    map[string]*held          // by launch
+	files   map[filesKey]*filesStream // of shared files
+	callers *gate.Room                // for connections of users that are let in
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held, but with mu when a node leaves
@@ -129,6 +133,9 @@ const (
 // New opens the store, and loads the jobs that an earlier serve left running.
 func New(c Config) (*Server, error) {
 	c.Timing = c.Timing.withDefaults()
+	if c.Peer == nil {
+		c.Peer = control.PeerOf
+	}
 	config, err := c.Authority.ServeTLS()
 	if err != nil {
 		return nil, err
@@ -146,7 +153,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
 		jobs: make(map[uint32]*job), held: make(map[string]*held), files: make(map[filesKey]*filesStream),
-		ended: make(map[uint32]*job), room: make(chan struct{}), life: life(c.Authority.Certificate()),
+		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)
 	if s.starts, err = st.countStart(); err == nil {
@@ -288,18 +295,29 @@ func name(c net.Conn) string {
 
 // serveLocal serves a connection to the unix socket, from a client or the holder.
 func (s *Server) serveLocal(conn *control.Conn) error {
-	if err := s.checkPeer(conn.NetConn()); err != nil {
+	caller, leave, err := s.enterCaller(conn.NetConn())
+	if err != nil {
 		conn.Refuse(err)
 		return err
 	}
+	defer leave()
 	hello, err := conn.Meet()
 	if err != nil {
 		conn.Refuse(err)
 		return err
 	}
 	switch hello.Role {
-	case control.Role_ROLE_CLIENT, control.Role_ROLE_HOLDER:
+	case control.Role_ROLE_CLIENT:
+	case control.Role_ROLE_HOLDER:
+		if err := s.mayHold(caller); err != nil {
+			conn.Refuse(err)
+			return err
+		}
 	case control.Role_ROLE_FILES:
+		if err := s.mayShare(caller, hello.Job); err != nil {
+			conn.Refuse(err)
+			return err
+		}
 		return s.serveFiles(conn, hello, sideClient)
 	default:
 		err := control.Failf(control.Code_CODE_REFUSED, "only clients and the holder are served here")
@@ -312,25 +330,9 @@ func (s *Server) serveLocal(conn *control.Conn) error {
 	if hello.Role == control.Role_ROLE_HOLDER {
 		return s.serveHolder(conn)
 	}
-	c := &client{server: s, conn: conn}
+	c := &client{server: s, conn: conn, caller: caller}
 	defer c.gone()
 	return conn.Serve(c.handle)
-}
-
-// checkPeer admits only the machine's owner and root.
-func (s *Server) checkPeer(c net.Conn) error {
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		return nil
-	}
-	uid, err := control.PeerUser(u)
-	if err != nil {
-		return fmt.Errorf("serve: peer of the connection: %w", err)
-	}
-	if uid != s.config.Owner && uid != 0 && uid != os.Getuid() {
-		return control.Failf(control.Code_CODE_REFUSED, "machine %s belongs to another user", s.config.Machine)
-	}
-	return nil
 }
 
 // serveHolder receives the holder's reports about the substrates of nodes.

@@ -15,6 +15,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/ledger"
+	"margay/cluster/permit"
 	"margay/cluster/roster"
 )
 
@@ -338,6 +339,23 @@ func (s *store) jobState(number uint32) (state *control.JobState, err error) {
 	return state, err
 }
 
+// userOf returns the user of a recorded job, and whether it is recorded.
+func (s *store) userOf(number uint32) (user permit.JobUser, known bool, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		v := tx.Bucket(bucketJobs).Get(key(number))
+		if v == nil {
+			return nil
+		}
+		j := new(control.StoredJob)
+		if err := proto.Unmarshal(v, j); err != nil {
+			return fmt.Errorf("serve: record of job %d: %w", number, err)
+		}
+		user, known = permit.JobUser{UID: j.Spec.GetUid(), Name: j.Spec.GetUser()}, true
+		return nil
+	})
+	return user, known, err
+}
+
 func key(number uint32) []byte { return binary.BigEndian.AppendUint32(nil, number) }
 
 // lastState returns the state of an ended job. The caller holds Server.mu, or the job is recorded.
@@ -388,7 +406,7 @@ func (j *job) summary() *control.JobSummary {
 	m := &control.JobSummary{
 		Job: j.number, User: j.spec.User, Command: j.spec.Command, Ranks: uint32(len(j.ranks)), Phase: j.phase,
 		StartNs: j.created.UnixNano(), ExitCode: j.exitCode(), Detached: j.spec.Detach, RankStates: j.state().Ranks,
-		FirstFailed: int32(j.first), Stopped: j.stopped() && j.phase == control.JobPhase_JOB_RUNNING, Task: j.spec.Task,
+		Uid: j.spec.Uid, FirstFailed: int32(j.first), Stopped: j.stopped() && j.phase == control.JobPhase_JOB_RUNNING, Task: j.spec.Task,
 	}
 	if j.phase == control.JobPhase_JOB_DONE {
 		m.EndNs = time.Now().UnixNano()

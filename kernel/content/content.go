@@ -8,7 +8,8 @@
 //
 // A file is added from a descriptor of the job's own copy. The store copies the data and computes
 // the digest itself, so a job can add any content, but only under its true digest. A job gets a
-// content only if its client knows the digest.
+// content only if its client knows the digest, and a job of the same user has brought the content.
+// So a user cannot guess which files the jobs of other users have.
 //
 // Locks, outermost first: Store.adding (held while a file is added), Store.mu.
 package content
@@ -18,8 +19,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -51,10 +55,21 @@ type Store struct {
 	pending atomic.Int32 // files that AddSoon has not added yet
 
 	mu    sync.Mutex
-	files map[archive.Digest]*file
+	files map[key]*file
 	used  int64  // bytes, in whole pages
 	clock uint64 // counts uses
 }
+
+// key is a content that a user's jobs have brought.
+type key struct {
+	user   uint32
+	digest archive.Digest
+}
+
+// folder is the folder with the files of a user.
+func folder(user uint32) string { return strconv.FormatUint(uint64(user), 10) }
+
+func (k key) String() string { return folder(k.user) + "/" + k.digest.String() }
 
 // file is a file of the store.
 type file struct {
@@ -92,18 +107,12 @@ func NewDisk(budget int64) (*os.File, error) {
 // New makes the store of a folder, with the files that an earlier store has left there. The store
 // owns root from then on. The budget is in bytes.
 func New(root *os.File, budget int64) (*Store, error) {
-	s := &Store{root: root, budget: budget, files: make(map[archive.Digest]*file)}
-	fd, err := unix.Openat(int(root.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	s := &Store{root: root, budget: budget, files: make(map[key]*file)}
+	users, err := s.list(".")
 	if err != nil {
-		return nil, fmt.Errorf("content: open the store: %w", err)
+		return nil, err
 	}
-	folder := os.NewFile(uintptr(fd), "content")
-	defer folder.Close()
-	names, err := folder.Readdirnames(-1)
-	if err != nil {
-		return nil, fmt.Errorf("content: read the store: %w", err)
-	}
-	for _, name := range names {
+	for _, name := range users {
 		if err := s.find(name); err != nil {
 			return nil, err
 		}
@@ -113,18 +122,44 @@ func New(root *os.File, budget int64) (*Store, error) {
 	return s, s.makeRoom(0)
 }
 
-// find takes over a file of an earlier store, or removes it if the store had not finished adding
-// it.
+// list returns the names in a folder of the store.
+func (s *Store) list(path string) ([]string, error) {
+	fd, err := unix.Openat(int(s.root.Fd()), path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("content: open the store: %w", err)
+	}
+	dir := os.NewFile(uintptr(fd), "content")
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("content: read the store: %w", err)
+	}
+	return names, nil
+}
+
+// find takes over the files that an earlier store had of a user, or removes a file that the store
+// had not finished adding.
 func (s *Store) find(name string) error {
-	digest, err := archive.Parse(name)
+	user, err := strconv.ParseUint(name, 10, 32)
 	if err != nil {
 		return s.remove(name)
 	}
-	var st unix.Stat_t
-	if err := unix.Fstatat(int(s.root.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return fmt.Errorf("content: look at %s: %w", name, err)
+	digests, err := s.list(name)
+	if err != nil {
+		return err
 	}
-	s.enter(digest, st.Size)
+	for _, text := range digests {
+		digest, err := archive.Parse(text)
+		if err != nil {
+			return fmt.Errorf("content: %s/%s: %w", name, text, err)
+		}
+		k := key{uint32(user), digest}
+		var st unix.Stat_t
+		if err := unix.Fstatat(int(s.root.Fd()), k.String(), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return fmt.Errorf("content: look at %v: %w", k, err)
+		}
+		s.enter(k, st.Size)
+	}
 	return nil
 }
 
@@ -148,23 +183,29 @@ func (s *Store) Mount(path string) error {
 	return nil
 }
 
-// Folder returns the mount point, empty if the store is not mounted. The name of each file there is
-// its digest.
-func (s *Store) Folder() string { return s.folder }
+// Folder returns where the files of a user are mounted, empty if the store is not. The name of each
+// file there is its digest.
+func (s *Store) Folder(user uint32) string {
+	if s.folder == "" {
+		return ""
+	}
+	return filepath.Join(s.folder, folder(user))
+}
 
-// Open opens the files with the given digests for reading. A file that the store lacks is nil. The
-// caller closes the others.
-func (s *Store) Open(digests []archive.Digest) []*os.File {
+// Open opens the files of a user with the given digests for reading. A file that the store lacks is
+// nil. The caller closes the others.
+func (s *Store) Open(user uint32, digests []archive.Digest) []*os.File {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	files := make([]*os.File, len(digests))
 	for i, digest := range digests {
-		f := s.files[digest]
+		k := key{user, digest}
+		f := s.files[k]
 		if f == nil {
 			continue
 		}
 		// A rank may hold a lease on the file, which must not block the node.
-		fd, err := unix.Openat(int(s.root.Fd()), digest.String(), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		fd, err := unix.Openat(int(s.root.Fd()), k.String(), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 		if err != nil {
 			continue // no descriptor is left, for example: the job transfers its own copy
 		}
@@ -175,10 +216,11 @@ func (s *Store) Open(digests []archive.Digest) []*os.File {
 	return files
 }
 
-// Add copies a file in a RAM disk into the store. A job may write to it during the copy, but a file
-// is only added if the copied data has the digest. If the store has the file, Add does nothing. The
-// caller keeps the file.
-func (s *Store) Add(digest archive.Digest, from *os.File) error {
+// Add copies a file in a RAM disk into the store, for jobs of the same user. A job may write to it
+// during the copy, but a file is only added if the copied data has the digest. If the store has the
+// file, Add does nothing. The caller keeps the file.
+func (s *Store) Add(user uint32, digest archive.Digest, from *os.File) error {
+	k := key{user, digest}
 	size, err := s.check(from)
 	if err != nil {
 		return err
@@ -186,7 +228,7 @@ func (s *Store) Add(digest archive.Digest, from *os.File) error {
 	s.adding.Lock()
 	defer s.adding.Unlock()
 	s.mu.Lock()
-	had := s.files[digest] != nil
+	had := s.files[k] != nil
 	s.mu.Unlock()
 	if had {
 		return nil
@@ -200,10 +242,14 @@ func (s *Store) Add(digest archive.Digest, from *os.File) error {
 	if err := s.makeRoom(pages(size)); err != nil {
 		return errors.Join(err, s.remove(partial))
 	}
-	if err := unix.Renameat(int(s.root.Fd()), partial, int(s.root.Fd()), digest.String()); err != nil {
-		return fmt.Errorf("content: name %v: %w", digest, err)
+	err = unix.Mkdirat(int(s.root.Fd()), folder(user), 0o700)
+	if err == nil || err == unix.EEXIST {
+		err = unix.Renameat(int(s.root.Fd()), partial, int(s.root.Fd()), k.String())
 	}
-	s.enter(digest, size)
+	if err != nil {
+		return errors.Join(fmt.Errorf("content: name %v: %w", k, err), s.remove(partial))
+	}
+	s.enter(k, size)
 	return nil
 }
 
@@ -212,7 +258,7 @@ const mostPending = 2 * archive.MaxContents
 
 // AddSoon is Add in the background, and closes the file. If mostPending files wait already, it only
 // closes the file. Otherwise it calls added with the result, on a goroutine of its own.
-func (s *Store) AddSoon(digest archive.Digest, from *os.File, added func(error)) {
+func (s *Store) AddSoon(user uint32, digest archive.Digest, from *os.File, added func(error)) {
 	if s.pending.Add(1) > mostPending {
 		s.pending.Add(-1)
 		from.Close()
@@ -221,7 +267,7 @@ func (s *Store) AddSoon(digest archive.Digest, from *os.File, added func(error))
 	go func() {
 		defer s.pending.Add(-1)
 		defer from.Close()
-		added(s.Add(digest, from))
+		added(s.Add(user, digest, from))
 	}()
 }
 
@@ -269,28 +315,24 @@ func (s *Store) makeRoom(size int64) error {
 	if s.used+size <= s.budget {
 		return nil
 	}
-	digests := make([]archive.Digest, 0, len(s.files))
-	for digest := range s.files {
-		digests = append(digests, digest)
-	}
-	slices.SortFunc(digests, func(a, b archive.Digest) int { return int(s.files[a].used) - int(s.files[b].used) })
-	for _, digest := range digests {
+	keys := slices.SortedFunc(maps.Keys(s.files), func(a, b key) int { return int(s.files[a].used) - int(s.files[b].used) })
+	for _, k := range keys {
 		if s.used+size <= s.budget {
 			return nil
 		}
-		if err := s.remove(digest.String()); err != nil {
+		if err := s.remove(k.String()); err != nil {
 			return err
 		}
-		s.used -= s.files[digest].size
-		delete(s.files, digest)
+		s.used -= s.files[k].size
+		delete(s.files, k)
 	}
 	return nil
 }
 
 // enter records a file. The caller holds mu, unless the store is not shared yet.
-func (s *Store) enter(digest archive.Digest, size int64) {
+func (s *Store) enter(k key, size int64) {
 	s.clock++
-	s.files[digest] = &file{size: pages(size), used: s.clock}
+	s.files[k] = &file{size: pages(size), used: s.clock}
 	s.used += pages(size)
 }
 

@@ -19,6 +19,9 @@ import (
 
 const budget = 64 << 10
 
+// user is the user of most tests.
+const user = 1000
+
 // open opens the store of a folder.
 func open(t testing.TB, folder string) *Store {
 	t.Helper()
@@ -54,11 +57,17 @@ func digestOf(data []byte) archive.Digest { return sha256.Sum256(data) }
 // data returns content number i.
 func data(i, size int) []byte { return bytes.Repeat([]byte{byte(i)}, size) }
 
-// has reports whether a store has data. It fails the test if the store has other data under its
-// digest.
+// has reports whether a store has data of the user. It fails the test if the store has other data
+// under its digest.
 func has(t testing.TB, s *Store, data []byte) bool {
 	t.Helper()
-	f := s.Open([]archive.Digest{digestOf(data)})[0]
+	return hasOf(t, s, user, data)
+}
+
+// hasOf is has for any user.
+func hasOf(t testing.TB, s *Store, user uint32, data []byte) bool {
+	t.Helper()
+	f := s.Open(user, []archive.Digest{digestOf(data)})[0]
 	if f == nil {
 		return false
 	}
@@ -69,13 +78,14 @@ func has(t testing.TB, s *Store, data []byte) bool {
 	return true
 }
 
-// A store behaves like a list of contents in the order of their last use, also after a restart,
-// which loses that order.
+// A store behaves like a list of the contents of each user, in the order of their last use, also
+// after a restart, which loses that order.
 func TestModel(t *testing.T) {
 	random := rand.New(rand.NewPCG(check.Seed(t), 0))
 	folder := t.TempDir()
 	s := open(t, folder)
 	type known struct {
+		user uint32
 		data []byte
 		size int64
 	}
@@ -86,20 +96,20 @@ func TestModel(t *testing.T) {
 		}
 		return n
 	}
-	find := func(data []byte) int {
+	find := func(user uint32, data []byte) int {
 		for i, k := range model {
-			if bytes.Equal(k.data, data) {
+			if k.user == user && bytes.Equal(k.data, data) {
 				return i
 			}
 		}
 		return -1
 	}
 	for range 2000 {
-		number := random.IntN(40)
+		number, user := random.IntN(40), uint32(random.IntN(2))
 		content := data(number, 1+number*2000)
-		switch at := find(content); random.IntN(8) {
+		switch at := find(user, content); random.IntN(8) {
 		case 0, 1, 2:
-			err := s.Add(digestOf(content), inMemory(t, content))
+			err := s.Add(user, digestOf(content), inMemory(t, content))
 			if len(content) > budget {
 				if !errors.Is(err, ErrRefused) {
 					t.Fatalf("%d bytes: %v", len(content), err)
@@ -113,14 +123,14 @@ func TestModel(t *testing.T) {
 				for size := pages(int64(len(content))); used()+size > budget; {
 					model = model[:len(model)-1]
 				}
-				model = append([]known{{content, pages(int64(len(content)))}}, model...)
+				model = append([]known{{user, content, pages(int64(len(content)))}}, model...)
 			}
 		case 3: // under a wrong name
 			if at >= 0 || len(content) > budget {
 				continue
 			}
 			wrong := inMemory(t, append(data(number, len(content)-1), 0xff))
-			if err := s.Add(digestOf(content), wrong); !errors.Is(err, ErrRefused) {
+			if err := s.Add(user, digestOf(content), wrong); !errors.Is(err, ErrRefused) {
 				t.Fatalf("a wrong content is added: %v", err)
 			}
 		case 4:
@@ -129,14 +139,14 @@ func TestModel(t *testing.T) {
 			}
 			s = open(t, folder)
 			for _, k := range model {
-				if !has(t, s, k.data) {
+				if !hasOf(t, s, k.user, k.data) {
 					t.Fatalf("%d bytes are gone after a restart", len(k.data))
 				}
 			}
 			model = reversed(model) // has counted as a use
 		default:
-			if got := has(t, s, content); got != (at >= 0) {
-				t.Fatalf("content %d: in the store %v, in the model at %d", number, got, at)
+			if got := hasOf(t, s, user, content); got != (at >= 0) {
+				t.Fatalf("content %d of user %d: in the store %v, in the model at %d", number, user, got, at)
 			}
 			if at >= 0 {
 				k := model[at]
@@ -161,13 +171,13 @@ func reversed[T any](list []T) []T {
 func TestOpenFileStays(t *testing.T) {
 	s := open(t, t.TempDir())
 	first := data(1, budget/2)
-	if err := s.Add(digestOf(first), inMemory(t, first)); err != nil {
+	if err := s.Add(user, digestOf(first), inMemory(t, first)); err != nil {
 		t.Fatal(err)
 	}
-	f := s.Open([]archive.Digest{digestOf(first)})[0]
+	f := s.Open(user, []archive.Digest{digestOf(first)})[0]
 	defer f.Close()
 	for i := 2; i < 5; i++ {
-		if err := s.Add(digestOf(data(i, budget/2)), inMemory(t, data(i, budget/2))); err != nil {
+		if err := s.Add(user, digestOf(data(i, budget/2)), inMemory(t, data(i, budget/2))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -212,7 +222,7 @@ func TestRefused(t *testing.T) {
 	}
 	defer zero.Close()
 	for name, f := range map[string]*os.File{"a folder": folder, "a pipe": r, "a device": zero, "a large file": inMemory(t, data(1, budget+1))} {
-		if err := s.Add(digestOf(nil), f); !errors.Is(err, ErrRefused) {
+		if err := s.Add(user, digestOf(nil), f); !errors.Is(err, ErrRefused) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -244,7 +254,7 @@ func TestAddSoon(t *testing.T) {
 		t.Fatal(err)
 	}
 	added := make(chan error, 1)
-	s.AddSoon(digestOf(content), f, func(err error) { added <- err })
+	s.AddSoon(user, digestOf(content), f, func(err error) { added <- err })
 	if err := <-added; err != nil || !has(t, s, content) {
 		t.Fatalf("not added: %v", err)
 	}
@@ -252,7 +262,7 @@ func TestAddSoon(t *testing.T) {
 	if f, err = os.Open("/dev/null"); err != nil {
 		t.Fatal(err)
 	}
-	s.AddSoon(digestOf(content), f, func(error) { t.Error("added although many wait") })
+	s.AddSoon(user, digestOf(content), f, func(error) { t.Error("added although many wait") })
 	if _, err := f.Stat(); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("a file that is not added stays open: %v", err)
 	}

@@ -11,6 +11,7 @@ type Mark struct {
 	NotRun string // why the block is not run; empty: it is
 	File   string // where a program goes, relative to the folder that the reader is in
 	On     string // the one substrate that the block is for; empty: all
+	Root   bool   // the block needs root
 	Vary   []Class
 }
 
@@ -56,10 +57,12 @@ func parseMark(line string) (Mark, error) {
 			m.File = rest
 		case word == "on" && (rest == "qemu" || rest == "hosted"):
 			m.On = rest
+		case word == "as" && rest == "root":
+			m.Root = true
 		case word == "vary" && rest != "":
 			m.Vary, err = parseClasses(rest)
 		default:
-			err = fmt.Errorf("the mark %q has the clause %q; there are file, on qemu, on hosted, vary and not run: REASON", line, clause)
+			err = fmt.Errorf("the mark %q has the clause %q; there are file, on qemu, on hosted, as root, vary and not run: REASON", line, clause)
 		}
 		if err != nil {
 			return m, err

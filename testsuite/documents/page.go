@@ -13,6 +13,7 @@
 //	<!-- example: file greet.c -->          the name of the file
 //	<!-- example: vary order, figures -->   what may differ in the output: see Class
 //	<!-- example: on qemu -->               only on nodes of this substrate
+//	<!-- example: as root -->               only where the reader is root
 //	<!-- example: not run: REASON -->       not an example, or one that no test can run
 //
 // A line "..." of an output stands for any lines.

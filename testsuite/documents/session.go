@@ -31,12 +31,12 @@ type Result struct {
 // errEnded reports a command that ended the shell with status 0, so that what follows was not run.
 var errEnded = errors.New("the shell has ended with status 0 before the page did")
 
-// Script returns the commands of those examples that are for a substrate. It writes the programs
-// into their files first.
+// Script returns the commands of those examples that are for a substrate and for this user. It
+// writes the programs into their files first.
 func (s Session) Script(examples []Example, substrate string) ([]Command, error) {
 	var all []Command
 	for _, e := range examples {
-		if e.Mark.NotRun != "" || e.Mark.On != "" && e.Mark.On != substrate {
+		if e.Mark.NotRun != "" || e.Mark.On != "" && e.Mark.On != substrate || e.Mark.Root && os.Getuid() != 0 {
 			continue
 		}
 		if e.Mark.File != "" {

@@ -63,7 +63,7 @@ func TestCodeIsShared(t *testing.T) {
 			if !strings.Contains(r.stdout, " "+shell+" ro,") || strings.Contains(r.stdout, "written") {
 				t.Fatalf("a program that can be changed: %v", r)
 			}
-			return strings.Contains(r.stdout, fmt.Sprintf(" /%x %s ", sha256.Sum256(text), shell))
+			return strings.Contains(r.stdout, fmt.Sprintf(" /%d/%x %s ", os.Getuid(), sha256.Sum256(text), shell))
 		}
 		if run() {
 			t.Error("the node has a program before any job has brought it")

@@ -81,7 +81,7 @@ func readPage(t *testing.T, substrate, page string) {
 		t.Fatal(err)
 	}
 	// docs/operating.md recommends this for a busy host; other tests run at the same time.
-	env := append(readersEnvironment(t), "MARGAY_DIR="+base, "MARGAY_STATE="+t.TempDir(), "UP_FLAGS=--boot-timeout 5m --dead-after 1m")
+	env := append(readersEnvironment(t), "MARGAY_DIR="+base, "MARGAY_USERS_DIR="+base, "MARGAY_STATE="+t.TempDir(), "UP_FLAGS=--boot-timeout 5m --dead-after 1m")
 	s := documents.Session{Dir: tree, Env: env, Scratch: t.TempDir(), Deadline: 8 * time.Minute}
 	s.Prelude = "substrate=" + substrate + "\n" + readersMargay
 	t.Cleanup(func() {

@@ -41,8 +41,11 @@ type App struct {
 	Began          time.Time // this command
 }
 
-// Dir returns the folder of the machine.
+// Dir returns the folder of the machine, which is this user's.
 func (a *App) Dir() (machine.Dir, error) {
+	if owner, _, is := strings.Cut(a.Machine, ":"); is {
+		return "", fmt.Errorf("machine %s: that is for %s alone, whose processes and files the machine is", a.Machine, owner)
+	}
 	d, err := machine.DirOf(a.Machine)
 	if err != nil && strings.Contains(a.Machine, "=") {
 		err = fmt.Errorf("%w; -m names the machine, a flag of several letters has two dashes: --m%s", err, a.Machine)
@@ -108,8 +111,12 @@ func (a *App) Detail(format string, args ...any) {
 	}
 }
 
-// Running returns the machine's folder. It is an error when the machine is not up.
+// Running returns the folder with the machine's socket: the machine's own, or the door of another
+// user's. It is an error when the machine is not up.
 func (a *App) Running() (machine.Dir, error) {
+	if d, is, err := machine.DoorOf(a.Machine); is {
+		return d, err
+	}
 	d, err := a.Dir()
 	if err != nil {
 		return "", err

@@ -83,6 +83,11 @@ func (a commands) backtrace(ctx context.Context, job uint32, ranks []uint32) (*t
 	if err != nil {
 		return nil, err
 	}
+	if jobs.Jobs[0].Hidden { // serve refuses, and says why
+		if _, err := command.Ask[*control.Stacks](ctx, a.App, &control.ReadStacks{Job: job}); err != nil {
+			return nil, err
+		}
+	}
 	t := newTraces(job)
 	nodes, err := t.choose(jobs, ranks)
 	if err != nil {

@@ -57,10 +57,10 @@ the table gives the reason.`,
 func (a commands) printJobs(jobs *control.Jobs) error {
 	t := a.Table("JOB", "USER", "RANKS", "NODES", "STATE", "TIME", "COMMAND")
 	for _, j := range jobs.Jobs {
-		t.Row(jobNumber(j), j.User, j.Ranks, nodeset.Ranges(j.Nodes), show.State{Text: State(j), Color: color(j)}, jobTime(j), j.Command)
+		t.Row(jobNumber(j), j.User, j.Ranks, nodeset.Ranges(j.Nodes), show.State{Text: State(j), Color: color(j)}, jobTime(j), commandOf(j.Command, j.Hidden))
 	}
 	for _, w := range jobs.Waiting {
-		command := w.Command
+		command := commandOf(w.Command, w.Hidden)
 		if w.Tasks > 1 {
 			command = fmt.Sprintf("%s (%d tasks of array %d)", command, w.Tasks, w.Array)
 		}
@@ -73,15 +73,24 @@ func (a commands) printJobs(jobs *control.Jobs) error {
 		if w.Why == "" {
 			continue
 		}
-		note := w.Command + ": " + w.Why
+		what := commandOf(w.Command, w.Hidden)
+		note := what + ": " + w.Why
 		if rest, ok := strings.CutPrefix(w.Why, "waiting "); ok {
-			note = w.Command + " waits " + rest
+			note = what + " waits " + rest
 		}
 		if _, err := fmt.Fprintln(a.Stdout, show.Fold(printable.Line(note), show.Width(a.Stdout), 4)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// commandOf is what a job runs, which another user does not see.
+func commandOf(command string, hidden bool) string {
+	if hidden {
+		return "(hidden)"
+	}
+	return command
 }
 
 // jobNumber is the number of a job, and of a task also its array and its number there.
@@ -114,7 +123,7 @@ func (a commands) used(ctx context.Context, j *control.JobSummary) map[uint32]*c
 }
 
 func (a commands) printRanks(j *control.JobSummary, samples map[uint32]*control.RankSample) error {
-	fmt.Fprintf(a.Stdout, "job %d of %s: %s, %s\n", j.Job, printable.Line(j.User), printable.Line(j.Command), State(j))
+	fmt.Fprintf(a.Stdout, "job %d of %s: %s, %s\n", j.Job, printable.Line(j.User), printable.Line(commandOf(j.Command, j.Hidden)), State(j))
 	if j.Error != "" {
 		fmt.Fprintln(a.Stdout, printable.Lines(j.Error))
 	}
@@ -127,7 +136,9 @@ func (a commands) printRanks(j *control.JobSummary, samples map[uint32]*control.
 	t := a.Table("RANK", "NODE", "CORE", "CPU TIME", "MAJOR FAULTS", "PREEMPTED", "STATE")
 	for _, r := range j.RankStates {
 		node, used := fmt.Sprintf("node%d", r.Node), r.GetExit().GetUsage()
-		if r.Ended {
+		if r.Ended && j.Hidden {
+			t.Row(r.Rank, node, r.Core, "-", "-", "-", show.State{Text: "ended", Color: show.Past})
+		} else if r.Ended {
 			t.Row(r.Rank, node, r.Core, launch.Computed(used), used.GetMajorFaults(), used.GetPreemptions(), rankEnd(r.Exit))
 		} else if now := samples[r.Rank]; now != nil {
 			t.Row(r.Rank, node, r.Core, time.Duration(now.CpuNs).Round(time.Millisecond), now.MajorFaults, now.Involuntary, running)

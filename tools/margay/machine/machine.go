@@ -28,7 +28,7 @@ func Commands(app *command.App) []*cobra.Command {
 func (a commands) machineCommand() *cobra.Command {
 	c := &cobra.Command{Use: "machine", Short: "Make, show and end machines"}
 	c.AddCommand(a.upCommand(), a.downCommand(), a.growCommand(), a.shrinkCommand(), a.statusCommand(), a.machineListCommand(), a.consoleCommand(),
-		a.logsCommand(), a.restartCommand(), a.coresCommand())
+		a.logsCommand(), a.auditCommand(), a.restartCommand(), a.coresCommand())
 	return c
 }
 
@@ -72,10 +72,13 @@ func (a commands) statusCommand() *cobra.Command {
 			if a.JSON {
 				return show.Message(a.Stdout, status)
 			}
-			_, err = fmt.Fprintf(a.Stdout, "machine %s (%s): %d of %d nodes up%s, %d of %d application cores free, %d jobs\n"+
-				"holder: process %d; serve: process %d, started %d times, last %s ago\nlogs: %s\n",
-				status.Machine, status.Substrate, status.Up, status.Nodes, out(status), status.FreeCores, status.Cores, status.Jobs,
-				pid, status.ServePid, status.ServeStarts, time.Since(time.Unix(0, status.SinceNs)).Round(time.Second), filepath.Dir(d.Log("serve")))
+			text := fmt.Sprintf("machine %s (%s): %d of %d nodes up%s, %d of %d application cores free, %d jobs\n",
+				status.Machine, status.Substrate, status.Up, status.Nodes, out(status), status.FreeCores, status.Cores, status.Jobs)
+			if pid != 0 { // it is this user's machine
+				text += fmt.Sprintf("holder: process %d; serve: process %d, started %d times, last %s ago\nlogs: %s\n",
+					pid, status.ServePid, status.ServeStarts, time.Since(time.Unix(0, status.SinceNs)).Round(time.Second), filepath.Dir(d.Log("serve")))
+			}
+			_, err = fmt.Fprint(a.Stdout, text+letsIn(status))
 			return err
 		},
 	})

@@ -27,6 +27,7 @@ func (a commands) upCommand() *cobra.Command {
 	var extensions []string
 	var where hostFlags
 	var metal metalFlags
+	var users userFlags
 	c := a.QuietFlag(&cobra.Command{
 		Use:   "up",
 		Short: "Make a machine and wait until its nodes are up",
@@ -45,11 +46,16 @@ is reliable. udp is encrypted datagrams that are sent again until they arrive: t
 loses messages only with a node kernel. With tcp-trusted and udp-trusted, ranks of different nodes send each other datagrams
 that are not encrypted, which is many times faster: take them only on a wire that nothing but the nodes can reach. auto is
 tcp-trusted on the substrates hosted and qemu, where the wire belongs to the machine, and tcp on hosts and metal. Files between nodes always travel over
-encrypted connections.`,
+encrypted connections.
+
+--users and --admins let other users of this host in: they name the machine OWNER:MACHINE (margay run -m alice:lab). Users run jobs
+and control these; of other jobs they see the number, the user, the nodes and the state. Administrators may do what you may with all jobs
+and nodes. margay machine audit lists what was refused.`,
 		Example: `  margay machine up --nodes 4 --cores 2
   margay machine up -m test --substrate hosted --nodes 16 --cores 1
   margay machine up --substrate hosts --hosts 'cn[01-16]' --launcher "ssh -p 2222"
   margay machine up --substrate metal --interface eth1 --range 10.8.0.0/24 --file machine.yaml
+  margay machine up -m lab --users bob,@students --admins carol --limit-cores 8
   margay machine up --substrate hosts    # in the shell of salloc, or in a script of sbatch
   margay machine up --extension ext/boot/minimum/minimum.o,cores=2 --extension ext/exit/account/account.o`,
 		Args: command.NoArguments,
@@ -78,6 +84,9 @@ encrypted connections.`,
 			if spec.Extensions, err = bootExtensions(extensions); err != nil {
 				return err
 			}
+			if spec.Access, err = users.policy(c); err != nil {
+				return err
+			}
 			return machine.Up(ctx, machine.UpOptions{
 				Spec:     spec,
 				Holder:   []string{"/proc/self/exe", "holder"},
@@ -96,6 +105,7 @@ encrypted connections.`,
 	f.StringVar(&spec.Substrate, "substrate", node.Virtual, "what nodes run on: qemu, hosted, hosts or metal")
 	where.define(f)
 	metal.define(f)
+	users.define(f)
 	f.StringVar(&spec.Fabric, "fabric", machine.FabricAuto, "how messages travel between nodes: auto, tcp, tcp-trusted, udp or udp-trusted")
 	f.IntVar(&spec.MemoryMiB, "memory", 512, "memory of each node, in MiB")
 	f.IntVar(&spec.HistoryMiB, "history", ledger.DefaultSize>>20, "size of the history of its jobs (margay history), in MiB, 4 to 1024; 0: none is kept")

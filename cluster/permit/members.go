@@ -1,0 +1,90 @@
+package permit
+
+import (
+	"fmt"
+	"os/user"
+	"strconv"
+	"strings"
+
+	"margay/internal/printable"
+)
+
+// mostMembers bounds a list of members.
+const mostMembers = 1000
+
+// ParseMembers reads a list of users and groups: names or numbers with commas between them, groups
+// after an @.
+func ParseMembers(text string) (Members, error) {
+	return parseMembers(text, userID, groupID)
+}
+
+// parseMembers is ParseMembers with functions that look up names.
+func parseMembers(text string, userID, groupID func(name string) (string, error)) (members Members, err error) {
+	for _, name := range strings.Split(text, ",") {
+		m := Member{Name: name}
+		lookUp, kind := userID, "user"
+		bare := name
+		if bare, m.Group = strings.CutPrefix(name, "@"); m.Group {
+			lookUp, kind = groupID, "group"
+		}
+		id := bare
+		if !isNumber(bare) {
+			if id, err = lookUp(bare); err != nil {
+				return nil, fmt.Errorf("there is no %s %q; its number can be given instead: %w", kind, bare, err)
+			}
+		}
+		number, err := strconv.ParseUint(id, 10, 32)
+		if err != nil || number == 1<<32-1 { // Linux has no such id
+			return nil, fmt.Errorf("%q is not the number of a %s", id, kind)
+		}
+		m.ID = uint32(number)
+		if members = append(members, m); len(members) > mostMembers {
+			return nil, fmt.Errorf("these are more than %d users and groups", mostMembers)
+		}
+	}
+	return members, nil
+}
+
+// isNumber reports whether a name consists of digits. No user or group has such a name (useradd
+// refuses them).
+func isNumber(name string) bool {
+	return name != "" && strings.Trim(name, "0123456789") == ""
+}
+
+func userID(name string) (string, error) {
+	u, err := user.Lookup(name)
+	if err != nil {
+		return "", err
+	}
+	return u.Uid, nil
+}
+
+func groupID(name string) (string, error) {
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return "", err
+	}
+	return g.Gid, nil
+}
+
+// String returns the list as it was given.
+func (m Members) String() string {
+	var names []string
+	for _, one := range m {
+		names = append(names, one.Name)
+	}
+	return strings.Join(names, ",")
+}
+
+// mostName bounds the name of a user, in bytes.
+const mostName = 64
+
+// NameOf returns the name of a user for people and for a line of /etc/passwd: userN if there is no
+// better one.
+func NameOf(uid uint32) string {
+	u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
+	if err != nil || u.Username == "" || len(u.Username) > mostName || strings.ContainsAny(u.Username, ":/") || printable.Line(u.Username) != u.Username {
+		return fmt.Sprint("user", uid)
+	}
+	return u.Username
+}

@@ -1,0 +1,244 @@
+// Package permit decides what the users of a machine may ask its serve for.
+//
+// A machine has one owner, whose processes it is made of. The owner may let others in: users, who
+// run jobs and control these, and administrators, who may do what the owner may. Everybody sees the
+// nodes, and that there is a job: its number, user, nodes and state. What a job runs, writes and
+// does is for its user, the administrators and the owner.
+//
+// One table (requests) says who may make which request. Serve asks it before it does anything for a
+// client, so a request that the table lacks is refused. Refusals are kept in an Audit.
+package permit
+
+import (
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"margay/cluster/control"
+)
+
+// Role is what a user is on a machine. Who has a role may do everything that a lower one may.
+type Role int
+
+const (
+	Stranger      Role = iota // may not connect
+	User                      // runs jobs
+	Administrator             // does what the owner does
+	Owner                     // the user whose processes the machine is made of, or root
+)
+
+func (r Role) String() string { return [...]string{"stranger", "user", "administrator", "owner"}[r] }
+
+// Caller is a user at the other end of a connection.
+type Caller struct {
+	UID  uint32
+	Name string // for people
+	Role Role
+}
+
+// Sees reports whether the caller may know what a user's job runs, writes and does.
+func (c Caller) Sees(user uint32) bool {
+	return c.Role >= Administrator || c.Role == User && c.UID == user
+}
+
+// who may make a request.
+type who int
+
+const (
+	everybody      who = iota + 1 // users, too; the answer has only what the caller may know
+	ofJob                         // users for their own jobs; without a job it is about the machine
+	ofJobs                        // users for their own jobs, of which it names any number
+	ofExtension                   // users for extensions of their own jobs: serve asks the node whose one is
+	administrators                // administrators and the owner
+)
+
+// request says who may make a request, and what it does to its object: a job or the machine.
+type request struct {
+	who  who
+	does string // after "may"
+}
+
+// requests has all requests of clients.
+var requests = map[protoreflect.Name]request{
+	"RunRequest":     {everybody, "add tasks to"},
+	"Withdraw":       {everybody, "withdraw jobs from"},
+	"ListNodes":      {everybody, "see"},
+	"ListJobs":       {everybody, "see"},
+	"Status":         {everybody, "see"},
+	"Noise":          {everybody, "measure"},
+	"ReadClock":      {everybody, "read the clocks of"},
+	"TakeSamples":    {everybody, "see"},
+	"ListExtensions": {everybody, "see"},
+	"ExtensionLog":   {everybody, "see"},
+
+	"Attach":          {ofJob, "attach to"},
+	"FileChunk":       {ofJob, "send files to"},
+	"Stdin":           {ofJob, "write to"},
+	"Resize":          {ofJob, "change the terminal of"},
+	"Ack":             {ofJob, "take the output of"},
+	"Signal":          {ofJob, "signal"},
+	"Kill":            {ofJob, "signal"},
+	"ReadFiles":       {ofJob, "read the files of"},
+	"FilesRead":       {ofJob, "read the files of"},
+	"ReadStacks":      {ofJob, "read the stacks of"},
+	"ReadEvents":      {ofJob, "record"},
+	"InsertExtension": {ofJob, "extend"},
+	"RemoveOutput":    {ofJobs, "remove the output of"},
+	"RemoveExtension": {ofExtension, "remove extensions from"},
+
+	"DrainNodes":    {administrators, "drain nodes of"},
+	"ResumeNodes":   {administrators, "resume nodes of"},
+	"EvictNodes":    {administrators, "evict nodes from"},
+	"RebootNodes":   {administrators, "reboot nodes of"},
+	"SwitchNodes":   {administrators, "switch nodes of"},
+	"GrowMachine":   {administrators, "grow"},
+	"ShrinkMachine": {administrators, "shrink"},
+	"SetDuties":     {administrators, "change the cores of"},
+	"RestartKernel": {administrators, "restart kernels of"},
+	"ReadAudit":     {administrators, "read the audit log of"},
+}
+
+// JobUser is the user of a job.
+type JobUser struct {
+	UID  uint32
+	Name string
+}
+
+// Jobs returns the user of a job, and whether there is such a job, ended ones included.
+type Jobs func(job uint32) (JobUser, bool)
+
+// Denial is a request that its caller may not make.
+type Denial struct {
+	Request string // as it is called in control.proto
+	Object  string // what it is about
+	text    string
+}
+
+func (d *Denial) Error() string { return d.text }
+
+// Failure is the answer to the request.
+func (d *Denial) Failure() *control.Failure {
+	return control.Failf(control.Code_CODE_REFUSED, "%s", d.text)
+}
+
+// Check returns an error unless the caller may make a request to a machine: a *Denial, or a
+// *control.Failure if the caller names a job that does not exist.
+func (c Caller) Check(machine string, m proto.Message, jobs Jobs) error {
+	if m == nil { // a frame without a message
+		return control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with nothing from a client")
+	}
+	name := m.ProtoReflect().Descriptor().Name()
+	r, known := requests[name]
+	if run, ok := m.(*control.RunRequest); ok && c.Role == User {
+		array := run.GetSpec().GetTask().GetArray()
+		if user, known := jobs(array); array != 0 && known && !c.Sees(user.UID) { // an array may outlive what is known of its first job
+			return c.DenyJob(machine, string(name), array, user)
+		}
+	}
+	switch {
+	case !known:
+		return control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with %s from a client", name)
+	case c.Role >= Administrator:
+		return nil
+	case c.Role == User && (r.who == everybody || r.who == ofExtension):
+		return nil
+	case c.Role == User && r.who != administrators:
+		if named := jobsOf(m); len(named) > 0 || r.who == ofJobs {
+			return c.checkJobs(machine, string(name), r, named, jobs)
+		}
+	}
+	return c.DenyMachine(machine, string(name))
+}
+
+// jobsOf returns the jobs that a request names.
+func jobsOf(m proto.Message) []uint32 {
+	switch m := m.(type) {
+	case interface{ GetJobs() []uint32 }:
+		return m.GetJobs()
+	case interface{ GetJob() uint32 }:
+		if job := m.GetJob(); job != 0 {
+			return []uint32{job}
+		}
+	}
+	return nil
+}
+
+// checkJobs returns an error unless all jobs are the caller's.
+func (c Caller) checkJobs(machine, name string, r request, named []uint32, jobs Jobs) error {
+	for _, job := range named {
+		user, known := jobs(job)
+		if !known {
+			return control.Failf(control.Code_CODE_NOT_FOUND, "there is no job %d", job)
+		}
+		if !c.Sees(user.UID) {
+			return c.DenyJob(machine, name, job, user)
+		}
+	}
+	return nil
+}
+
+// DenyJob denies a request about a job of another user.
+func (c Caller) DenyJob(machine, name string, job uint32, user JobUser) *Denial {
+	return &Denial{name, fmt.Sprint("job ", job), fmt.Sprintf("job %d is %s's: only %[2]s and the administrators of machine %s may %s it, and you are %s",
+		job, user.Name, machine, does(name), c.Name)}
+}
+
+// DenyMachine denies a request about the machine.
+func (c Caller) DenyMachine(machine, name string) *Denial {
+	return &Denial{name, "machine", fmt.Sprintf("only the owner and the administrators of machine %s may %s it, and you are %s", machine, does(name), c.Name)}
+}
+
+// does says what a request does, also one that is no request of a client's.
+func does(name string) string {
+	if r, ok := requests[protoreflect.Name(name)]; ok {
+		return r.does
+	}
+	return "ask so of"
+}
+
+// Policy says who may use a machine besides its owner. It is plain data. The zero value lets nobody
+// in.
+type Policy struct {
+	Users          Members `json:"users,omitempty"`
+	Administrators Members `json:"administrators,omitempty"`
+
+	// Limits on what the jobs of one user may have at a time; 0: none. They do not hold for
+	// administrators and the owner.
+	Cores int `json:"cores,omitempty"`
+	Jobs  int `json:"jobs,omitempty"`
+}
+
+// Open reports whether the policy lets anybody in.
+func (p Policy) Open() bool { return len(p.Users)+len(p.Administrators) > 0 }
+
+// Role returns the role of a user that is not the owner.
+func (p Policy) Role(peer control.Peer) Role {
+	switch {
+	case p.Administrators.have(peer):
+		return Administrator
+	case p.Users.have(peer):
+		return User
+	}
+	return Stranger
+}
+
+// Members are users and groups.
+type Members []Member
+
+// Member is a user, or all members of a group.
+type Member struct {
+	Name  string `json:"name"` // as it was given: groups begin with @
+	ID    uint32 `json:"id"`
+	Group bool   `json:"group,omitempty"`
+}
+
+func (m Members) have(peer control.Peer) bool {
+	return slices.ContainsFunc(m, func(one Member) bool {
+		if one.Group {
+			return slices.Contains(peer.GIDs, one.ID)
+		}
+		return one.ID == peer.UID
+	})
+}

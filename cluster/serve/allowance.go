@@ -1,0 +1,89 @@
+package serve
+
+import (
+	"strings"
+
+	"margay/cluster/control"
+)
+
+// mostQueued bounds the jobs of a user in the queue: each of them may be as large as a frame.
+const mostQueued = 1000
+
+// queueLimit refuses a job of a user who has too many in the queue. The caller holds Server.mu.
+func (s *Server) queueLimit(spec *control.JobSpec) error {
+	if !spec.Limited {
+		return nil
+	}
+	n := 0
+	for _, w := range s.queue {
+		if w.spec.Uid == spec.Uid {
+			n++
+		}
+	}
+	if n >= mostQueued {
+		return control.Failf(control.Code_CODE_NO_ROOM, "%s has %d jobs in the queue, the most that a user may have", spec.User, n)
+	}
+	return nil
+}
+
+// withinLimits refuses a job with which its user would have more than the users of the machine may:
+// as it will be in these places, or, without places, whatever they are. If the job waits in the
+// queue, others do not wait for it then. The caller holds Server.mu.
+func (s *Server) withinLimits(w *waiting, spec *control.JobSpec, places []*control.Place) error {
+	if !spec.Limited {
+		return nil
+	}
+	most, jobs, cores, needs := s.config.Access, 1, 0, seats(places)
+	for _, j := range s.jobs {
+		if j.spec.Uid == spec.Uid && j.spec.Limited && !j.announced {
+			jobs++
+			cores += seats(j.places) + seats(j.spare)
+		}
+	}
+	if most.Cores > 0 && needs > most.Cores {
+		return control.Failf(control.Code_CODE_REFUSED, "it needs %s, and a user of machine %s may have %s at a time", count(needs, "core"), s.config.Machine, s.config.limits())
+	}
+	if most.Jobs > 0 && jobs > most.Jobs || most.Cores > 0 && cores+max(1, needs) > most.Cores {
+		w.limit(s, true)
+		return control.Failf(control.Code_CODE_NO_ROOM, "%s has %s on %s, and a user of machine %s may have %s at a time", spec.User, count(jobs-1, "job"), count(cores, "core"), s.config.Machine, s.config.limits())
+	}
+	if places != nil {
+		w.limit(s, false)
+	}
+	return nil
+}
+
+// limit notes whether a waiting job waits for its own user. Those behind it need not wait for it
+// then. w may be nil. The caller holds Server.mu.
+func (w *waiting) limit(s *Server, limited bool) {
+	if w == nil || w.limited == limited {
+		return
+	}
+	if w.limited = limited; limited {
+		s.roomChanged()
+	}
+}
+
+// seats returns how many cores places have.
+func seats(places []*control.Place) int {
+	type seat struct{ node, core uint32 }
+	all := make(map[seat]bool)
+	for _, p := range places {
+		for _, core := range coresOf(p) {
+			all[seat{p.Node, core}] = true
+		}
+	}
+	return len(all)
+}
+
+// limits says what a user may have.
+func (c *Config) limits() string {
+	var parts []string
+	if c.Access.Cores > 0 {
+		parts = append(parts, count(c.Access.Cores, "core"))
+	}
+	if c.Access.Jobs > 0 {
+		parts = append(parts, count(c.Access.Jobs, "job"))
+	}
+	return strings.Join(parts, " and ")
+}
