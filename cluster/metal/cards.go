@@ -14,16 +14,16 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// How long a guest that is silent keeps its place: one that has never fetched its script, as anybody
-// can send requests, and one that has, and asks every few seconds.
+// How long a silent guest keeps its place: one that has never fetched its script, since every
+// station can send requests, and one that has, and asks every few seconds.
 const (
 	strangerTime = time.Minute
 	guestTime    = 5 * time.Minute
 )
 
-// Cards is what is known of network cards: which node has which, for as long as the node is in the
-// machine, and which guests there are. Its size is bounded by the plan, whatever is sent. It is a
-// state machine without input and output, and not safe for concurrent use.
+// Cards has the network cards: the card of each node, for as long as the node is in the machine,
+// and the cards of guests. The plan bounds its size, whatever is sent. It is a state machine
+// without input and output, and not safe for concurrent use.
 type Cards struct {
 	plan   Plan
 	nodes  map[boot.MAC]id.Node

@@ -36,9 +36,9 @@ type Entry struct {
 	Omitted uint64    `json:"omitted,omitempty"` // refusals of this user before, which have no line
 }
 
-// Audit is the log of refused requests: a file of lines, each in JSON, and the file before it. A
-// user who makes many such requests cannot push those of others out of it quickly: most of them are
-// only counted. It is safe for concurrent use.
+// Audit is the log of refused requests: a file of lines, each in JSON, and the file before it. Most
+// requests of a user that makes many of them are only counted, so the requests of other users are
+// not pushed out quickly. It is safe for concurrent use.
 type Audit struct {
 	path string
 
@@ -102,7 +102,7 @@ func short(text string) string { return strings.ToValidUTF8(text[:min(len(text),
 // teller returns the count of a user. The caller holds Audit.mu.
 func (a *Audit) teller(uid uint32) *teller {
 	if a.users[uid] == nil && len(a.users) >= auditUsers {
-		uid = 1<<32 - 1 // nobody: all others together
+		uid = 1<<32 - 1 // stands for all others
 	}
 	if a.users[uid] == nil {
 		a.users[uid] = &teller{limit: rate.NewLimiter(auditRate, auditBurst)}

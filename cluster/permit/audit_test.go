@@ -30,8 +30,8 @@ func read(t testing.TB, a *Audit) []Entry {
 
 var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// Refusals have a line each, also after a restart. One who makes too many has the others counted,
-// and takes nothing from the lines of others.
+// Refusals have a line each, also after a restart. If a user makes too many, the rest are counted,
+// and other users' lines stay.
 func TestAudit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	a := openAudit(t, path)

@@ -1,12 +1,13 @@
 // Package permit decides what the users of a machine may ask its serve for.
 //
-// A machine has one owner, whose processes it is made of. The owner may let others in: users, who
-// run jobs and control these, and administrators, who may do what the owner may. Everybody sees the
-// nodes, and that there is a job: its number, user, nodes and state. What a job runs, writes and
-// does is for its user, the administrators and the owner.
+// A machine consists of processes of one user, its owner. The owner may let others in. Users run
+// jobs and control their own; administrators have the rights of the owner. All of them see the
+// nodes and the existence of each job: its number, user, nodes and state. Its command, its output
+// and its samples are visible to its user, the administrators and the owner.
 //
-// One table (requests) says who may make which request. Serve asks it before it does anything for a
-// client, so a request that the table lacks is refused. Refusals are kept in an Audit.
+// One table (requests) has the role that each request takes. Serve looks it up before it does
+// anything for a client, so a request that the table lacks is refused. Refusals are kept in an
+// Audit.
 package permit
 
 import (
@@ -19,7 +20,7 @@ import (
 	"margay/cluster/control"
 )
 
-// Role is what a user is on a machine. Who has a role may do everything that a lower one may.
+// Role is what a user is on a machine. A role has all rights of the lower ones.
 type Role int
 
 const (
@@ -43,21 +44,21 @@ func (c Caller) Sees(user uint32) bool {
 	return c.Role >= Administrator || c.Role == User && c.UID == user
 }
 
-// who may make a request.
-type who int
+// rights are the callers that may make a request.
+type rights int
 
 const (
-	everybody      who = iota + 1 // users, too; the answer has only what the caller may know
-	ofJob                         // users for their own jobs; without a job it is about the machine
-	ofJobs                        // users for their own jobs, of which it names any number
-	ofExtension                   // users for extensions of their own jobs: serve asks the node whose one is
-	administrators                // administrators and the owner
+	everybody      rights = iota + 1 // users, too; the answer has only what the caller may know
+	ofJob                            // users for their own jobs; without a job it is about the machine
+	ofJobs                           // users for their own jobs; it names any number of them
+	ofExtension                      // users for extensions of their own jobs: serve asks the node whose one is
+	administrators                   // administrators and the owner
 )
 
-// request says who may make a request, and what it does to its object: a job or the machine.
+// request is the callers of a request, and its effect on its object: a job or the machine.
 type request struct {
-	who  who
-	does string // after "may"
+	needs rights
+	does  string // after "may"
 }
 
 // requests has all requests of clients.
@@ -68,6 +69,7 @@ var requests = map[protoreflect.Name]request{
 	"ListJobs":       {everybody, "see"},
 	"Status":         {everybody, "see"},
 	"Noise":          {everybody, "measure"},
+	"Leave":          {everybody, "leave jobs of"}, // it concerns the connection of the client alone
 	"ReadClock":      {everybody, "read the clocks of"},
 	"TakeSamples":    {everybody, "see"},
 	"ListExtensions": {everybody, "see"},
@@ -93,6 +95,7 @@ var requests = map[protoreflect.Name]request{
 	"EvictNodes":    {administrators, "evict nodes from"},
 	"RebootNodes":   {administrators, "reboot nodes of"},
 	"SwitchNodes":   {administrators, "switch nodes of"},
+	"ApproveGuests": {administrators, "add nodes to"},
 	"GrowMachine":   {administrators, "grow"},
 	"ShrinkMachine": {administrators, "shrink"},
 	"SetDuties":     {administrators, "change the cores of"},
@@ -133,7 +136,7 @@ func (c Caller) Check(machine string, m proto.Message, jobs Jobs) error {
 	r, known := requests[name]
 	if run, ok := m.(*control.RunRequest); ok && c.Role == User {
 		array := run.GetSpec().GetTask().GetArray()
-		if user, known := jobs(array); array != 0 && known && !c.Sees(user.UID) { // an array may outlive what is known of its first job
+		if user, known := jobs(array); array != 0 && known && !c.Sees(user.UID) { // an array may outlive its first job
 			return c.DenyJob(machine, string(name), array, user)
 		}
 	}
@@ -142,10 +145,10 @@ func (c Caller) Check(machine string, m proto.Message, jobs Jobs) error {
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with %s from a client", name)
 	case c.Role >= Administrator:
 		return nil
-	case c.Role == User && (r.who == everybody || r.who == ofExtension):
+	case c.Role == User && (r.needs == everybody || r.needs == ofExtension):
 		return nil
-	case c.Role == User && r.who != administrators:
-		if named := jobsOf(m); len(named) > 0 || r.who == ofJobs {
+	case c.Role == User && r.needs != administrators:
+		if named := jobsOf(m); len(named) > 0 || r.needs == ofJobs {
 			return c.checkJobs(machine, string(name), r, named, jobs)
 		}
 	}
@@ -190,7 +193,8 @@ func (c Caller) DenyMachine(machine, name string) *Denial {
 	return &Denial{name, "machine", fmt.Sprintf("only the owner and the administrators of machine %s may %s it, and you are %s", machine, does(name), c.Name)}
 }
 
-// does says what a request does, also one that is no request of a client's.
+// does returns the effect of a request. Messages that are not requests of clients have a general
+// one.
 func does(name string) string {
 	if r, ok := requests[protoreflect.Name(name)]; ok {
 		return r.does
@@ -198,8 +202,8 @@ func does(name string) string {
 	return "ask so of"
 }
 
-// Policy says who may use a machine besides its owner. It is plain data. The zero value lets nobody
-// in.
+// Policy is the users of a machine besides its owner. It is plain data. The zero value lets no
+// other user in.
 type Policy struct {
 	Users          Members `json:"users,omitempty"`
 	Administrators Members `json:"administrators,omitempty"`
@@ -210,7 +214,7 @@ type Policy struct {
 	Jobs  int `json:"jobs,omitempty"`
 }
 
-// Open reports whether the policy lets anybody in.
+// Open reports whether the policy lets any other user in.
 func (p Policy) Open() bool { return len(p.Users)+len(p.Administrators) > 0 }
 
 // Role returns the role of a user that is not the owner.

@@ -19,7 +19,7 @@ var others = strings.Fields(`
 	Register Registered Heartbeat LogLine Prepare Start Forget Loaded JobFault Rewind Finish Forgotten Prepared Started
 	Record StdinTaken FileTaken RunReply JobState Nodes Jobs NoiseReport MachineStatus OutputRemoved NodesDrained
 	Extensions ExtensionNotes Events Clock Samples Stacks DutiesSet FilesPiece
-	NodeExit NodeBoot NodeUp NodeStage RebootNode SwitchNode NodesAdded NodesLeaving NodesEvicted RemoveNode Roster Audit
+	NodeExit NodeBoot NodeUp NodeStage RebootNode SwitchNode NodesAdded NodesLeaving NodesEvicted RemoveNode Roster Audit Guests
 `)
 
 // Every message of the protocol is a request in the table, or known to be none.
@@ -35,7 +35,7 @@ func TestTableIsComplete(t *testing.T) {
 		if is == known[name] {
 			t.Errorf("%s is in the table: %v; in the list of messages that are no requests: %v", name, is, known[name])
 		}
-		if is && (r.who == 0 || r.does == "") {
+		if is && (r.needs == 0 || r.does == "") {
 			t.Errorf("the table does not say who may send %s, or what it does", name)
 		}
 		delete(known, name)
@@ -75,11 +75,11 @@ func TestRoles(t *testing.T) {
 	// What users may: about their own job, another user's, no such job, and the machine.
 	users := make(map[protoreflect.Name][4]string)
 	for names, may := range map[string][4]string{
-		"RunRequest Withdraw ListNodes ListJobs Status Noise ReadClock TakeSamples ListExtensions ExtensionLog": {yes, yes, yes, yes},
+		"RunRequest Withdraw Leave ListNodes ListJobs Status Noise ReadClock TakeSamples ListExtensions ExtensionLog": {yes, yes, yes, yes},
 		"RemoveExtension": {yes, yes, yes, yes}, // serve looks whose it is
 		"Attach FileChunk Stdin Resize Ack Signal Kill ReadFiles FilesRead ReadStacks ReadEvents InsertExtension": {yes, no, none, no},
 		"RemoveOutput": {yes, no, none, yes},
-		"DrainNodes ResumeNodes EvictNodes RebootNodes SwitchNodes GrowMachine ShrinkMachine SetDuties RestartKernel ReadAudit": {no, no, no, no},
+		"DrainNodes ResumeNodes EvictNodes RebootNodes SwitchNodes ApproveGuests GrowMachine ShrinkMachine SetDuties RestartKernel ReadAudit": {no, no, no, no},
 	} {
 		for _, name := range strings.Fields(names) {
 			users[protoreflect.Name(name)] = may
