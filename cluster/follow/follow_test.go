@@ -407,9 +407,11 @@ func TestNoRoom(t *testing.T) {
 // A user that may not record gets the reason, and following ends.
 func TestDenied(t *testing.T) {
 	p := play(t, 0, 1)
+	p.mu.Lock()
 	p.change = func(uint32, *control.Events) error {
 		return control.Failf(control.Code_CODE_REFUSED, "job 1 is another user's")
 	}
+	p.mu.Unlock()
 	err := Run(t.Context(), Options{Socket: p.socket, Nodes: []id.Node{0, 1}, Trace: trace.NewWriter(new(bytes.Buffer), time.Now()), Warn: p.warn},
 		make(chan struct{}), func() {})
 	if !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) {
