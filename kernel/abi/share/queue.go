@@ -58,6 +58,7 @@ type Reply struct {
 type Todo struct {
 	Replies []Reply
 	Send    []*Pending // to margay run, if there is a stream
+	Lost    bool       // data are lost that ranks take for written
 }
 
 // NewQueue returns an empty queue, as NewRequests does.
@@ -234,6 +235,7 @@ func (q *Queue) Expire(now time.Time) (todo Todo) {
 	for _, l := range q.late {
 		todo.fail(l.write.Folder, l.header)
 	}
+	todo.Lost = q.unwritten > 0
 	q.writes, q.waiting, q.late, q.unwritten = nil, nil, nil, 0
 	return todo
 }

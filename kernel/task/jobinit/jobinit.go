@@ -67,6 +67,7 @@ type initProcess struct {
 	mu    sync.Mutex
 	ranks map[id.Rank]*rank
 	pids  map[int]*rank // those still running
+	relay int           // the pid of the relay of shared folders; 0: there is none
 
 	device *os.File // of file systems in user space, opened with O_PATH; nil: there is none
 
@@ -412,6 +413,11 @@ func (in *initProcess) tellContent(digest archive.Digest, f *os.File) {
 func (in *initProcess) ended(pid int, status unix.WaitStatus, used *unix.Rusage) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	if in.relay != 0 && pid == in.relay {
+		// With it went writes that ranks take for done. Many would not notice that.
+		in.relay = 0
+		_ = unix.Kill(-1, unix.SIGKILL)
+	}
 	if r := in.pids[pid]; r != nil {
 		delete(in.pids, pid)
 		r.process.Close()

@@ -119,6 +119,7 @@ func mount(c Config, f task.SharedFolder) (*os.File, error) {
 type relay struct {
 	config  Config
 	devices []*os.File // by folder
+	end     func()     // ends the process
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -139,7 +140,7 @@ type stream struct {
 }
 
 func newRelay(c Config, now time.Time) *relay {
-	r := &relay{config: c, queue: share.NewQueue(patience, now)}
+	r := &relay{config: c, end: func() { os.Exit(1) }, queue: share.NewQueue(patience, now)}
 	r.changed.L = &r.mu
 	return r
 }
@@ -154,13 +155,19 @@ func (r *relay) await() {
 	r.timer = time.AfterFunc(patience, r.expire)
 }
 
-// expire fails the requests that have waited for a stream for too long.
+// expire fails the requests that have waited for a stream for too long. If data are lost that ranks
+// take for written, it ends the process, and the job's init then kills the ranks: many would not
+// notice that their close has failed.
 func (r *relay) expire() {
 	r.mu.Lock()
 	todo := r.queue.Expire(time.Now())
 	r.changed.Broadcast()
 	r.mu.Unlock()
 	r.reply(todo)
+	if todo.Lost {
+		fmt.Fprintf(os.Stderr, "margay: shared folders: margay run was away for %v, and data that ranks have written are lost\n", patience)
+		r.end()
+	}
 }
 
 // reply gives Linux the answers of todo. It may not wait for them any more.

@@ -228,6 +228,20 @@ func TestLost(t *testing.T) {
 	}
 }
 
+// TestLostWrite: if a write that has returned is lost, the relay ends.
+func TestLostWrite(t *testing.T) {
+	r, linux := start(t, time.Now().Add(-patience))
+	ended := false
+	r.end = func() { ended = true }
+	write(t, linux, part(2, 0, "lost"))
+	if errno := answer(t, linux, 2); errno != 0 {
+		t.Errorf("Write: %v", errno)
+	}
+	if r.expire(); !ended {
+		t.Error("the relay goes on")
+	}
+}
+
 // The window bounds the requests that the relay takes from Linux.
 func TestWindow(t *testing.T) {
 	r, linux := start(t, time.Now())
