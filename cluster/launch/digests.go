@@ -97,8 +97,8 @@ func (d *digests) of(file *File) (archive.Digest, error) {
 	if err != nil {
 		return archive.Digest{}, err
 	}
-	if before.Size != uint64(file.Size) || before.Changed == 0 { // it changes, or its file system has no such time
-		return digestOf(file)
+	if before.Size != uint64(file.Size) || !before.precise() {
+		return digestOf(file) // another file may have the same identity, or the file changes
 	}
 	if i := slices.IndexFunc(d.known, func(k known) bool { return k.File == before }); i >= 0 {
 		return d.known[i].Digest, nil
@@ -115,6 +115,11 @@ func (d *digests) of(file *File) (archive.Digest, error) {
 	}
 	return digest, nil
 }
+
+// precise reports whether the identity changes with the file. The times of an image, such as
+// squashfs, are whole seconds that its maker has chosen, often one for all files. The next image
+// that is mounted may have the same device and inodes.
+func (i identity) precise() bool { return i.Changed%uint64(time.Second) != 0 }
 
 // identify looks at a file.
 func identify(file *File) (identity, error) {

@@ -80,6 +80,15 @@ func TestDigests(t *testing.T) {
 	}
 }
 
+// A file whose file system has no time of its own for changes is read each time.
+func TestPreciseTimes(t *testing.T) {
+	for changed, precise := range map[uint64]bool{0: false, 1e9: false, 1_700_000_000e9: false, 1: true, 1_700_000_000e9 + 4e6: true} {
+		if i := (identity{Modified: 1, Changed: changed}); i.precise() != precise {
+			t.Errorf("time %d is precise: %v", changed, !precise)
+		}
+	}
+}
+
 // The list of digests has an end.
 func TestManyDigests(t *testing.T) {
 	file := codeFile(t, "one")
