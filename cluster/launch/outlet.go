@@ -118,10 +118,11 @@ func (o *outlet) goAhead() {
 	}
 	var first []piece
 	o.queue = slices.DeleteFunc(o.queue, func(p piece) bool {
-		if blocked(p) {
+		goes := blocked(p)
+		if goes {
 			first = append(first, p)
 		}
-		return blocked(p)
+		return goes
 	})
 	o.ahead = true
 	for _, p := range first {
