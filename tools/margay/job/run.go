@@ -390,10 +390,16 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 		}
 	}
 	if f.Detach || f.JobFile != "" {
-		o.Started = func(job uint32) error { return f.report(a, job) }
+		o.Started = func(job uint32) error {
+			others()
+			return f.report(a, job)
+		}
 	}
 	if f.Attach {
-		o.Held = func(ctx context.Context, job uint32) (bool, error) { return held(ctx, a, job) }
+		o.Held = func(ctx context.Context, job uint32) (bool, error) {
+			others()
+			return held(ctx, a, job)
+		}
 	}
 	if f.Timing != "" {
 		o.Timing = launch.NewTiming(a.Began)

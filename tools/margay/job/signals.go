@@ -41,7 +41,7 @@ var prompt = []os.Signal{
 const othersAfter = 50 * time.Millisecond
 
 // catchForwarded catches the signals that are passed on. others must be called before ranks can be
-// known to run, by their output: from then on none is lost.
+// known to run, by their output or the number of their job: from then on none is lost.
 func catchForwarded() (c *command.Catcher, others func(), stop func()) {
 	c = command.NewCatcher(signalRoom)
 	c.Catch(prompt...)
