@@ -764,7 +764,7 @@ static int receive_train(void)
 	if (all < 0)
 		return 0;
 	size_t each = all > 0 ? all : 1;
-	int n = 1, length;
+	int n = 0, length;
 	int64_t now = now_ns();
 	struct cmsghdr *c = CMSG_FIRSTHDR(&m);
 	if (c && c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO) {
@@ -774,7 +774,7 @@ static int receive_train(void)
 	}
 	for (size_t at = 0; at < (size_t)all; at += each, n++)
 		take_datagram(b + at, (size_t)all - at < each ? (size_t)all - at : each, &from, now);
-	return n;
+	return n > 0 ? n : 1; /* an empty one */
 }
 
 /* receive_datagrams takes a train, if one has come, and sends the datagrams that are due. It
