@@ -11,7 +11,7 @@ import (
 // neighbours is the set of nodes whose hardware addresses this node has entered in the table of
 // neighbours, which has no room to learn them all on a host of many nodes (package neighbour).
 // Before two ranks exchange datagrams, their node kernels have a connection, so each node that is
-// needed is entered.
+// needed is entered. Only the packets of a job's own network may go to others, which Linux learns.
 type neighbours struct {
 	mu      sync.Mutex
 	entered map[netip.Addr]bool

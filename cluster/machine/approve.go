@@ -60,6 +60,9 @@ func (h *holder) approve(ctx, served context.Context, m *control.ApproveGuests) 
 
 // sendGuests sends to serve which machines wait to be made nodes.
 func (h *holder) sendGuests() {
+	if h.keeps() == nil {
+		return // the substrate is being made; serve is not connected yet
+	}
 	nodes, ok := h.substrate.(*metalNodes)
 	if !ok {
 		return

@@ -43,6 +43,15 @@ func writeFile(path string, text []byte) error {
 	return errors.Join(err, f.Close())
 }
 
+// syncFile waits until a file of a machine is on the disk.
+func syncFile(path string) error {
+	f, err := openFile(path, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
 // readFile reads a whole file of a machine.
 func readFile(path string) ([]byte, error) {
 	f, err := openFile(path, os.O_RDONLY)

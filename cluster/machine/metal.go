@@ -153,14 +153,15 @@ func (m *MetalSpec) firstCards(o *UpOptions) (*metal.Cards, error) {
 	return cards, nil
 }
 
-// writeCards records the cards of nodes. A reader gets all of the last ones or of these.
+// writeCards records the cards of nodes. A reader gets all of the last ones or of these, also after
+// a crash of the host.
 func writeCards(path string, all []metal.Card) error {
 	text, err := json.MarshalIndent(all, "", "  ")
 	if err != nil {
 		return err
 	}
 	next := path + ".next"
-	if err := writeFile(next, append(text, '\n')); err != nil {
+	if err := errors.Join(writeFile(next, append(text, '\n')), syncFile(next)); err != nil {
 		return err
 	}
 	return os.Rename(next, path)
@@ -218,6 +219,7 @@ type metalNode struct {
 	term    uint32
 	began   bool      // it has begun to boot, so a start need not switch it on
 	probing bool      // it is being found out whether it is still up
+	warned  time.Time // when a request in its name was logged last
 	ended   chan exit // gets its end; nil: it does not run
 
 	switching sync.Mutex   // one action on its power at a time; held before metalNodes.mu
@@ -297,6 +299,9 @@ func (m *metalNodes) asks(now time.Time, q boot.Question) (refusal string) {
 	if q.MAC == m.ownCard {
 		return "this host looks for other DHCP servers"
 	}
+	if q.Kind == boot.Other { // as firmware that gives an address back
+		return "it asks for no address"
+	}
 	if q.Means == boot.Nothing {
 		return q.Why
 	}
@@ -317,7 +322,8 @@ func (m *metalNodes) asks(now time.Time, q boot.Question) (refusal string) {
 	case handed:
 		if !n.probing {
 			n.probing = true
-			m.running.Go(func() { m.probe(number, n) })
+			ended := n.ended
+			m.running.Go(func() { m.probe(number, n, ended) })
 		}
 		return fmt.Sprintf("node%d may still be up", number)
 	}
@@ -341,21 +347,30 @@ func (m *metalNodes) asksGuest(now time.Time, q boot.Question) (refusal string) 
 
 // probe finds out whether a node whose card asks for an address is still up. If it is not, it has
 // begun to boot again, which is the end of its last boot.
-func (m *metalNodes) probe(number id.Node, n *metalNode) {
+func (m *metalNodes) probe(number id.Node, n *metalNode, ended chan exit) {
 	address, _ := m.spec.Metal.Plan.Node(number)
 	alive := m.alive(address.Addr())
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n.probing = false
 	switch {
-	case n.phase != handed:
+	case n.phase != handed || n.ended != ended:
 	case alive:
+		now := time.Now()
+		if now.Sub(n.warned) < warnPause {
+			return
+		}
+		n.warned = now
 		m.events.log("node%d: a request for an address came from its network card, but it is still up: another machine may use the card's address", number)
 	default:
 		n.began = true
-		m.over(number, n, n.ended, exit{Reason: "it has begun to boot again"})
+		m.over(number, n, ended, exit{Reason: "it has begun to boot again"})
 	}
 }
+
+// warnPause bounds how often requests in the name of a node that is up are logged: any station can
+// send them.
+const warnPause = time.Minute
 
 // met handles a guest that waits.
 func (m *metalNodes) met(mac boot.MAC) {
@@ -458,6 +473,12 @@ func (m *metalNodes) findDriver(number id.Node, n *metalNode) (err error) {
 // switchOn switches a node on, or resets it if it is on: something else may run there.
 func (m *metalNodes) switchOn(number id.Node, n *metalNode, ended chan exit) {
 	err := m.switched(n, func(ctx context.Context) error {
+		m.mu.Lock()
+		over := n.ended != ended || n.phase == stopped
+		m.mu.Unlock()
+		if over { // it was stopped at once
+			return nil
+		}
 		action := power.SwitchOn
 		if state, err := power.Carry(ctx, n.driver, power.Look); err == nil && state == power.On {
 			action = power.Reset
@@ -536,11 +557,11 @@ func (m *metalNodes) join(number id.Node, mac boot.MAC) error {
 	if err := m.cards.Join(mac, number); err != nil {
 		return err
 	}
+	m.boot.services.Forget(mac) // a guest's place is free from now on
 	if err := writeCards(m.spec.Metal.Cards, m.cards.List()); err != nil {
 		m.cards.Leave(number)
 		return fmt.Errorf("record the network card of node%d: %w", number, err)
 	}
-	m.boot.services.Forget(mac)
 	m.node(number).began = waits
 	return nil
 }

@@ -88,6 +88,9 @@ func TestMetalByHand(t *testing.T) {
 	if _, _, err := p.start(3, 1); !errors.Is(err, errAsleep) {
 		t.Fatalf("start: %v", err)
 	}
+	if why := p.asks(time.Now(), boot.Question{Kind: boot.Other, MAC: cardOf(1), Means: boot.ByScript}); why == "" || p.nodes[3].phase != asleep {
+		t.Errorf("it begins to boot when it gives an address back: %q", why)
+	}
 	if why := p.ask(1); why == "" {
 		t.Error("it gets an answer before it is started")
 	}
@@ -200,6 +203,15 @@ func TestMetalGuest(t *testing.T) {
 	}
 	if why := p.ask(2); why != "" {
 		t.Errorf("after it has left it is no stranger: %s", why)
+	}
+	p.spec.Metal.Cards = filepath.Join(t.TempDir(), "missing", "cards.json")
+	if p.join(1, cardOf(2)) == nil {
+		t.Error("a card is not recorded, and its node joins")
+	}
+	for _, card := range []int{3, 2} {
+		if why := p.ask(card); why != "" {
+			t.Errorf("after a card was not recorded, a stranger gets no answer: %s", why)
+		}
 	}
 }
 
