@@ -20,8 +20,10 @@ type client struct {
 	questions chan struct{} // has a value for each request in later; nil: it may have any number
 
 	// Guarded by Server.mu.
-	jobs []*job // jobs whose client this is
-	left bool   // the connection has ended
+	jobs      []*job   // jobs whose client this is
+	left      bool     // the connection has ended
+	early     []func() // requests that wait in whenSettled; the first one may be being carried out
+	earlySize int      // bytes of them
 }
 
 // handle processes a frame from the client, if its user may ask for that.
@@ -37,7 +39,7 @@ func (c *client) handle(f *control.Frame) {
 	c.sign(f.Message())
 	switch m := f.Message().(type) {
 	case *control.RunRequest:
-		c.run(f, m)
+		c.whenSettled(m, func() { c.run(f, m) })
 	case *control.Attach:
 		c.attach(f, m)
 	case *control.FileChunk:
@@ -77,7 +79,7 @@ func (c *client) handle(f *control.Frame) {
 		}
 		s.mu.Unlock()
 	case *control.Withdraw:
-		s.withdraw(c.conn, m.Call)
+		c.whenSettled(m, func() { s.withdraw(c.conn, m.Call) })
 	case *control.Kill:
 		c.conn.Answer(f, &control.Done{}, s.kill(m))
 	case *control.ListNodes:
@@ -184,6 +186,68 @@ func (c *client) later(do func()) {
 	})
 }
 
+// whenSettled carries out a request as soon as serve knows the cores of the machine. Right after
+// its start it does not. Until then requests wait, in order, and the connection is read on for the
+// jobs that it has, unless the requests are as large as the largest frame.
+func (c *client) whenSettled(m proto.Message, do func()) {
+	s := c.server
+	s.mu.Lock()
+	if s.isSettled() && len(c.early) == 0 {
+		s.mu.Unlock()
+		do()
+		return
+	}
+	c.early = append(c.early, do)
+	c.earlySize += proto.Size(m)
+	first, full := len(c.early) == 1, c.earlySize > control.MaxFrame
+	s.mu.Unlock()
+	if first {
+		s.running.Go(func() {
+			if c.awaitSettled() {
+				c.doEarly()
+			}
+		})
+	}
+	if full {
+		c.awaitSettled()
+	}
+}
+
+func (s *Server) isSettled() bool {
+	select {
+	case <-s.settled:
+		return true
+	default:
+		return false
+	}
+}
+
+// awaitSettled reports false if the connection or serve ends first.
+func (c *client) awaitSettled() bool {
+	select {
+	case <-c.server.settled:
+		return true
+	case <-c.conn.Done():
+	case <-c.server.context.Done():
+	}
+	return false
+}
+
+// doEarly carries out the requests that have waited in whenSettled.
+func (c *client) doEarly() {
+	s := c.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(c.early) > 0 {
+		do := c.early[0]
+		s.mu.Unlock()
+		do()
+		s.mu.Lock()
+		c.early = c.early[1:]
+	}
+	c.early, c.earlySize = nil, 0
+}
+
 // relay forwards a client's question to a node, and the node's answer to the client.
 func (c *client) relay(f *control.Frame, node uint32, question proto.Message) {
 	var answer proto.Message
@@ -213,12 +277,6 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 	s := c.server
 	if m.Spec == nil {
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "RunRequest without a job"))
-		return
-	}
-	// Right after its start serve does not yet know which cores the machine has.
-	select {
-	case <-s.settled:
-	case <-c.conn.Done():
 		return
 	}
 	if len(m.Files) > control.FilesAhead {
