@@ -19,7 +19,7 @@ import (
 // Bounds of what a connection holds for a peer that is slower than its sender, in bytes.
 const (
 	queueLimit = 64 << 20 // more than this ends the connection
-	bulkLimit  = 1 << 20  // SendBulk waits while more than this is queued
+	bulkLimit  = 1 << 20  // SendBulk and Drained wait while more than this is queued
 )
 
 // readAhead is how much a connection reads at once, in bytes: the largest record of TLS. serve has
@@ -180,13 +180,17 @@ func (c *Conn) Send(body proto.Message) error { return c.send(NewFrame(body)) }
 
 // SendBulk is Send for a stream of bulk data: it first waits until little is queued.
 func (c *Conn) SendBulk(ctx context.Context, body proto.Message) error {
-	c.mu.Lock()
-	err := cond.Wait(ctx, &c.changed, func() bool { return c.queued <= bulkLimit || c.err != nil })
-	c.mu.Unlock()
-	if err != nil {
+	if err := c.Drained(ctx); err != nil {
 		return err
 	}
 	return c.Send(body)
+}
+
+// Drained waits until little is queued, or until the connection has ended.
+func (c *Conn) Drained(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return cond.Wait(ctx, &c.changed, func() bool { return c.queued <= bulkLimit || c.err != nil })
 }
 
 // Queued returns how many bytes wait to be written.

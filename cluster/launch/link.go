@@ -124,6 +124,9 @@ func (l *Link) dial(ctx context.Context, d *dialing) {
 	if d.trunk != nil {
 		l.trunk = d.trunk
 	}
+	if l.closed {
+		d.err = ErrClosed
+	}
 	close(d.done)
 }
 

@@ -56,6 +56,9 @@ func (s *Spec) completeAccess(uid int) error {
 		return fmt.Errorf("in the user namespaces of your %s nodes all other users are the same one, so they cannot be let in: become root, or use --substrate %s", s.Substrate, node.Virtual)
 	}
 	s.Door = client.Door(uint32(uid), s.Name)
+	if !filepath.IsAbs(s.Door) { // serve works in another folder
+		return fmt.Errorf("%s=%s is not an absolute path", client.DoorVariable, os.Getenv(client.DoorVariable))
+	}
 	if len(s.Door) > longestSocket {
 		return fmt.Errorf("%s is too long for a socket's name: set %s to a shorter path", s.Door, client.DoorVariable)
 	}

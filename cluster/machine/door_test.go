@@ -59,6 +59,11 @@ func TestCompleteAccess(t *testing.T) {
 			t.Errorf("%v: the door is %q", c.access, s.Door)
 		}
 	}
+	t.Setenv(client.DoorVariable, "doors")
+	s := Spec{Name: "lab", Substrate: node.Virtual, Access: users}
+	if err := s.completeAccess(1000); err == nil || !strings.Contains(err.Error(), "not an absolute path") {
+		t.Errorf("a folder of doors with a relative path: %v", err)
+	}
 }
 
 // A door takes connections beside the owner's socket, belongs to one machine at a time, and can be

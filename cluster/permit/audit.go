@@ -121,7 +121,7 @@ func (a *Audit) write(e Entry) error {
 		line = append([]byte{'\n'}, line...)
 	}
 	if a.size+int64(len(line)) > auditSize {
-		if err := os.Rename(a.path, a.old()); err != nil {
+		if err := os.Rename(a.path, a.old()); err != nil && !errors.Is(err, fs.ErrNotExist) { // open has failed after an earlier rename
 			return fmt.Errorf("audit log: %w", err)
 		}
 		a.file.Close()

@@ -95,6 +95,19 @@ func TestAuditRotates(t *testing.T) {
 	if len(entries) < auditSize/(2*mostText) || len(entries) >= lines {
 		t.Errorf("%d lines of %d are left", len(entries), lines)
 	}
+	// If there is no new file after the old one was moved, as without a free descriptor, a later
+	// line makes one.
+	a.file.Close()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	a.size = auditSize
+	if err := a.Refused(noon.Add(lines*time.Second), Caller{1001, "last", User}, "Kill", object); err != nil {
+		t.Error(err)
+	}
+	if entries = read(t, a); entries[len(entries)-1].User != "last" {
+		t.Errorf("the last line is %v", entries[len(entries)-1])
+	}
 	for _, path := range []string{path, a.old()} {
 		if info, err := os.Stat(path); err != nil || info.Size() > auditSize {
 			t.Errorf("%v, %v", info, err)

@@ -6,22 +6,29 @@ import (
 	"margay/cluster/control"
 )
 
-// mostQueued bounds the jobs of a user in the queue: each of them may be as large as a frame.
-const mostQueued = 1000
+// Bounds of what a user has in the queue. A request may be as large as a frame.
+const (
+	mostQueued     = 1000      // jobs
+	mostQueuedSize = 256 << 20 // bytes of their requests
+)
 
-// queueLimit refuses a job of a user who has too many in the queue. The caller holds Server.mu.
-func (s *Server) queueLimit(spec *control.JobSpec) error {
-	if !spec.Limited {
+// queueLimit refuses a job of a user who has too much in the queue. The caller holds Server.mu.
+func (s *Server) queueLimit(w *waiting) error {
+	if !w.spec.Limited {
 		return nil
 	}
-	n := 0
-	for _, w := range s.queue {
-		if w.spec.Uid == spec.Uid {
+	n, size := 0, w.size
+	for _, other := range s.queue {
+		if other.spec.Uid == w.spec.Uid {
 			n++
+			size += other.size
 		}
 	}
 	if n >= mostQueued {
-		return control.Failf(control.Code_CODE_NO_ROOM, "%s has %d jobs in the queue, the most that a user may have", spec.User, n)
+		return control.Failf(control.Code_CODE_NO_ROOM, "%s has %d jobs in the queue, the most that a user may have", w.spec.User, n)
+	}
+	if size > mostQueuedSize {
+		return control.Failf(control.Code_CODE_NO_ROOM, "%s would have requests of %d MiB in the queue, and a user may have %d MiB", w.spec.User, size>>20, mostQueuedSize>>20)
 	}
 	return nil
 }

@@ -244,3 +244,37 @@ func TestUserConnections(t *testing.T) {
 		m.as(7001)
 	})
 }
+
+// A user cannot have nodes asked any number of questions at a time.
+func TestUserQuestions(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1, letsIn(t))
+		node := m.played[0]
+		node.mute["TakeSamples"] = true
+		ann := m.as(7001)
+		for range mostQuestions + 3 {
+			ann.conn.Ask(&control.TakeSamples{Node: 0})
+		}
+		synctest.Wait()
+		if n := len(take[*control.TakeSamples](&node.recorder)); n != mostQuestions {
+			t.Errorf("a node is asked %d questions at a time", n)
+		}
+		must[*control.MachineStatus](m.as(7002), &control.Status{})
+	})
+}
+
+// The requests of a user in the queue have a bounded size.
+func TestQueuedSize(t *testing.T) {
+	large := func(uid uint32, limited bool) *waiting {
+		return &waiting{spec: &control.JobSpec{Uid: uid, User: "ann", Limited: limited}, size: mostQueuedSize/2 + 1}
+	}
+	s := &Server{queue: queue{large(1, true)}}
+	if err := s.queueLimit(large(1, true)); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NO_ROOM}) {
+		t.Errorf("too large requests: %v", err)
+	}
+	for _, w := range []*waiting{large(2, true), large(1, false)} {
+		if err := s.queueLimit(w); err != nil {
+			t.Errorf("%v: %v", w.spec, err)
+		}
+	}
+}

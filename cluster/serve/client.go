@@ -14,16 +14,24 @@ import (
 
 // client is a connection of the command line tool.
 type client struct {
-	server *Server
-	conn   *control.Conn
-	caller permit.Caller
-	jobs   []*job // jobs whose client this is; guarded by Server.mu
-	left   bool   // the connection has ended; guarded by Server.mu
+	server    *Server
+	conn      *control.Conn
+	caller    permit.Caller
+	questions chan struct{} // has a value for each request in later; nil: it may have any number
+
+	// Guarded by Server.mu.
+	jobs      []*job   // jobs whose client this is
+	left      bool     // the connection has ended
+	early     []func() // requests that wait in whenSettled; the first one may be being carried out
+	earlySize int      // bytes of them
 }
 
 // handle processes a frame from the client, if its user may ask for that.
 func (c *client) handle(f *control.Frame) {
 	s := c.server
+	if c.caller.Role == permit.User && f.Call != 0 && c.conn.Drained(s.context) != nil { // a user must take answers before there are more
+		return
+	}
 	if err := s.check(c.caller, f.Message()); err != nil {
 		c.conn.Answer(f, nil, err)
 		return
@@ -31,7 +39,7 @@ func (c *client) handle(f *control.Frame) {
 	c.sign(f.Message())
 	switch m := f.Message().(type) {
 	case *control.RunRequest:
-		c.run(f, m)
+		c.whenSettled(m, func() { c.run(f, m) })
 	case *control.Attach:
 		c.attach(f, m)
 	case *control.FileChunk:
@@ -57,7 +65,7 @@ func (c *client) handle(f *control.Frame) {
 		}
 		s.mu.Unlock()
 	case *control.ReadFiles:
-		s.running.Go(func() { c.readFiles(f, m) })
+		c.later(func() { c.readFiles(f, m) })
 	case *control.FilesRead:
 		s.mu.Lock()
 		if j := s.jobs[m.Job]; j != nil && j.client == c.conn {
@@ -71,7 +79,7 @@ func (c *client) handle(f *control.Frame) {
 		}
 		s.mu.Unlock()
 	case *control.Withdraw:
-		s.withdraw(c.conn, m.Call)
+		c.whenSettled(m, func() { s.withdraw(c.conn, m.Call) })
 	case *control.Kill:
 		c.conn.Answer(f, &control.Done{}, s.kill(m))
 	case *control.ListNodes:
@@ -80,7 +88,7 @@ func (c *client) handle(f *control.Frame) {
 		jobs, err := s.listJobs(m, c.caller)
 		c.conn.Answer(f, jobs, err)
 	case *control.RemoveOutput:
-		s.running.Go(func() {
+		c.later(func() {
 			removed, err := s.removeOutput(m, c.caller)
 			c.conn.Answer(f, removed, err)
 		})
@@ -96,69 +104,148 @@ func (c *client) handle(f *control.Frame) {
 		leaving, err := s.shrink(m)
 		c.conn.Answer(f, leaving, err)
 	case *control.GrowMachine:
-		s.running.Go(func() {
+		c.later(func() {
 			added, err := s.grow(m)
 			c.conn.Answer(f, added, err)
 		})
 	case *control.ApproveGuests:
-		s.running.Go(func() {
+		c.later(func() {
 			added, err := s.approve(m)
 			c.conn.Answer(f, added, err)
 		})
 	case *control.RebootNodes:
-		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.reboot(m)) })
+		c.later(func() { c.conn.Answer(f, &control.Done{}, s.reboot(m)) })
 	case *control.SwitchNodes:
-		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.switchNodes(m)) })
+		c.later(func() { c.conn.Answer(f, &control.Done{}, s.switchNodes(m)) })
 	case *control.Status:
 		c.conn.Answer(f, s.status(c.caller), nil)
 	case *control.Noise:
-		s.running.Go(func() {
+		c.later(func() {
 			report, err := s.noise(m)
 			c.conn.Answer(f, report, err)
 		})
 	case *control.ListExtensions:
-		s.running.Go(func() {
+		c.later(func() {
 			list, err := s.listExtensions(m)
 			s.veilExtensions(list, c.caller)
 			c.conn.Answer(f, list, err)
 		})
 	case *control.ExtensionLog:
-		s.running.Go(func() {
+		c.later(func() {
 			notes, err := s.extensionNotes(m)
 			s.veilNotes(notes, c.caller)
 			c.conn.Answer(f, notes, err)
 		})
 	case *control.InsertExtension:
-		s.running.Go(func() {
+		c.later(func() {
 			list, err := s.insertExtension(m)
 			c.conn.Answer(f, list, err)
 		})
 	case *control.ReadClock:
-		s.running.Go(func() { c.relay(f, m.Node, m) })
+		c.later(func() { c.relay(f, m.Node, m) })
 	case *control.ReadStacks:
-		s.running.Go(func() { c.readStacks(f, m) })
+		c.later(func() { c.readStacks(f, m) })
 	case *control.ReadEvents:
-		s.running.Go(func() { c.relay(f, m.Node, m) })
+		c.later(func() { c.relay(f, m.Node, m) })
 	case *control.TakeSamples:
-		s.running.Go(func() {
+		c.later(func() {
 			samples, err := s.takeSamples(m)
 			s.veilSamples(samples, c.caller)
 			c.conn.Answer(f, samples, err)
 		})
 	case *control.SetDuties:
-		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.setDuties(m)) })
+		c.later(func() { c.conn.Answer(f, &control.Done{}, s.setDuties(m)) })
 	case *control.RestartKernel:
-		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.restartKernel(m)) })
+		c.later(func() { c.conn.Answer(f, &control.Done{}, s.restartKernel(m)) })
 	case *control.RemoveExtension:
-		s.running.Go(func() { c.conn.Answer(f, &control.Done{}, s.removeExtensionFor(m, c.caller)) })
+		c.later(func() { c.conn.Answer(f, &control.Done{}, s.removeExtensionFor(m, c.caller)) })
 	case *control.ReadAudit:
-		s.running.Go(func() {
+		c.later(func() {
 			audit, err := s.readAudit()
 			c.conn.Answer(f, audit, err)
 		})
 	default:
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with %T from a client", m))
 	}
+}
+
+// mostQuestions is how many requests of one connection of a user are carried out at a time, besides
+// those that serve answers at once.
+const mostQuestions = 16
+
+// later carries out a request that takes time.
+func (c *client) later(do func()) {
+	if c.questions == nil {
+		c.server.running.Go(do)
+		return
+	}
+	c.questions <- struct{}{}
+	c.server.running.Go(func() {
+		defer func() { <-c.questions }()
+		do()
+	})
+}
+
+// whenSettled carries out a request as soon as serve knows the cores of the machine. Right after
+// its start it does not. Until then requests wait, in order, and the connection is read on for the
+// jobs that it has, unless the requests are as large as the largest frame.
+func (c *client) whenSettled(m proto.Message, do func()) {
+	s := c.server
+	s.mu.Lock()
+	if s.isSettled() && len(c.early) == 0 {
+		s.mu.Unlock()
+		do()
+		return
+	}
+	c.early = append(c.early, do)
+	c.earlySize += proto.Size(m)
+	first, full := len(c.early) == 1, c.earlySize > control.MaxFrame
+	s.mu.Unlock()
+	if first {
+		s.running.Go(func() {
+			if c.awaitSettled() {
+				c.doEarly()
+			}
+		})
+	}
+	if full {
+		c.awaitSettled()
+	}
+}
+
+func (s *Server) isSettled() bool {
+	select {
+	case <-s.settled:
+		return true
+	default:
+		return false
+	}
+}
+
+// awaitSettled reports false if the connection or serve ends first.
+func (c *client) awaitSettled() bool {
+	select {
+	case <-c.server.settled:
+		return true
+	case <-c.conn.Done():
+	case <-c.server.context.Done():
+	}
+	return false
+}
+
+// doEarly carries out the requests that have waited in whenSettled.
+func (c *client) doEarly() {
+	s := c.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(c.early) > 0 {
+		do := c.early[0]
+		s.mu.Unlock()
+		do()
+		s.mu.Lock()
+		c.early = c.early[1:]
+	}
+	c.early, c.earlySize = nil, 0
 }
 
 // relay forwards a client's question to a node, and the node's answer to the client.
@@ -192,12 +279,6 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "RunRequest without a job"))
 		return
 	}
-	// Right after its start serve does not yet know which cores the machine has.
-	select {
-	case <-s.settled:
-	case <-c.conn.Done():
-		return
-	}
 	if len(m.Files) > control.FilesAhead {
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "RunRequest with files of %d bytes, at most %d go along", len(m.Files), control.FilesAhead))
 		return
@@ -207,7 +288,7 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 	slices.Sort(m.Spec.Without)
 	asked := time.Now()
 	if m.Spec.WaitMs != 0 { // this goroutine must stay free to see the end of the connection
-		w := &waiting{spec: m.Spec, client: c.conn, call: f.Call, since: asked, withdrawn: make(chan struct{})}
+		w := &waiting{spec: m.Spec, client: c.conn, call: f.Call, size: proto.Size(m), since: asked, withdrawn: make(chan struct{})}
 		if err := s.join(w); err != nil {
 			c.created(f, m, asked, nil, err)
 			return
@@ -253,14 +334,14 @@ func (c *client) follow(j *job) {
 // attach makes the connection the client of a job that has lost its client, or replays a detached
 // job's output.
 func (c *client) attach(f *control.Frame, m *control.Attach) {
+	if m.Output {
+		c.later(func() { c.replay(f, m.Job) })
+		return
+	}
 	s := c.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	j := s.jobs[m.Job]
-	if m.Output {
-		s.running.Go(func() { c.replay(f, m.Job) })
-		return
-	}
 	if j == nil {
 		state, err := s.lastState(m.Job)
 		c.conn.Answer(f, fitState(state), err)
@@ -301,6 +382,7 @@ func (c *client) replay(f *control.Frame, job uint32) {
 // last chunk means that the client knows of this.
 func (c *client) fileChunk(m *control.FileChunk) {
 	s := c.server
+	c.pace(m.Job)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	j := s.jobs[m.Job]
@@ -317,9 +399,33 @@ func (c *client) fileChunk(m *control.FileChunk) {
 	}
 }
 
+// pace waits until the nodes of a job have taken what a user has sent them. A client of Margay
+// sends only as much as nodes can hold. One that a user has written may send more, and without pace
+// the nodes would lose their connections, and others their jobs.
+func (c *client) pace(job uint32) {
+	if c.caller.Role != permit.User {
+		return
+	}
+	s := c.server
+	var nodes []*control.Conn
+	s.mu.Lock()
+	if j := s.jobs[job]; j != nil && j.client == c.conn {
+		for _, m := range j.members {
+			if conn := s.nodes[m.Node].conn; conn != nil {
+				nodes = append(nodes, conn)
+			}
+		}
+	}
+	s.mu.Unlock()
+	for _, conn := range nodes {
+		_ = conn.Drained(s.context)
+	}
+}
+
 // stdin passes a chunk of standard input to the ranks that read it.
 func (c *client) stdin(m *control.Stdin) {
 	s := c.server
+	c.pace(m.Job)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	j := s.jobs[m.Job]

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/cluster/permit"
 	"margay/cluster/roster"
 	"margay/cluster/trust"
 )
@@ -53,7 +54,7 @@ func FuzzFrames(f *testing.F) {
 		if fromNode {
 			s.fromNode(conn, s.nodes[0], frame)
 		} else {
-			c := &client{server: s, conn: conn}
+			c := &client{server: s, conn: conn, caller: permit.Caller{UID: s.config.Owner + 1, Name: "x", Role: permit.Administrator}}
 			c.handle(frame)
 			c.gone()
 		}

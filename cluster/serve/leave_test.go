@@ -56,3 +56,34 @@ func TestLeave(t *testing.T) {
 		waits(t, waiting)
 	})
 }
+
+// While serve does not know yet which cores the machine has, a client of several jobs can attach to
+// those that go on. Its requests for others wait in order, also for what withdraws one.
+func TestRequestsRightAfterRestart(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		job := m.client().run(spec(1))
+		m.restart()
+		m.back(job, control.JobPhase_JOB_RUNNING, 0)
+		c := m.client()
+		answers := make(chan error, 1)
+		call, err := c.conn.AskThen(&control.RunRequest{Spec: patient(4)}, func(_ proto.Message, err error) { answers <- err })
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiting := c.begin(&control.RunRequest{Spec: patient(1)})
+		if state := must[*control.JobState](c, &control.Attach{Job: job}); state.Phase != control.JobPhase_JOB_RUNNING {
+			t.Errorf("it attaches to %v", state)
+		}
+		c.tell(&control.Withdraw{Call: call})
+		waits(t, waiting)
+		m.played[1].connect()
+		started(t, waiting)
+		if err := <-answers; !errors.Is(err, &control.Failure{Code: control.Code_CODE_KILLED}) {
+			t.Errorf("the request that is withdrawn: %v", err)
+		}
+		if s := c.summary(job); s.Phase != control.JobPhase_JOB_RUNNING {
+			t.Errorf("the job that goes on is %v", s)
+		}
+	})
+}

@@ -24,6 +24,7 @@ type waiting struct {
 	spec   *control.JobSpec
 	client *control.Conn
 	call   uint64 // of its request
+	size   int    // of the request, in bytes
 	since  time.Time
 	why    string // what the job waits for; empty: not known, as for tasks of arrays
 
@@ -201,7 +202,7 @@ func (s *Server) join(w *waiting) error {
 		}
 		return control.Failf(control.Code_CODE_NO_ROOM, "it would wait for ever: %s, when the whole machine is free", shape.lacks(whole))
 	}
-	if err := s.queueLimit(w.spec); err != nil {
+	if err := s.queueLimit(w); err != nil {
 		return err
 	}
 	s.queue = append(s.queue, w)

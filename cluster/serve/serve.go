@@ -331,6 +331,9 @@ func (s *Server) serveLocal(conn *control.Conn) error {
 		return s.serveHolder(conn)
 	}
 	c := &client{server: s, conn: conn, caller: caller}
+	if caller.Role == permit.User {
+		c.questions = make(chan struct{}, mostQuestions)
+	}
 	defer c.gone()
 	return conn.Serve(c.handle)
 }
