@@ -183,6 +183,11 @@ func part(unique, offset uint64, text string) []byte {
 func TestBehind(t *testing.T) {
 	r, linux := start(t, time.Now())
 	first := connect(t, r)
+	r.mu.Lock()
+	for r.stream == nil { // requests from before it are sent by another goroutine, in any order
+		r.changed.Wait()
+	}
+	r.mu.Unlock()
 	for i, text := range []string{"one", "two", "six"} {
 		write(t, linux, part(uint64(i), uint64(3*i), text))
 		if errno := answer(t, linux, uint64(i)); errno != 0 {
