@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -81,6 +82,7 @@ func TestOtherUsers(t *testing.T) {
 		}
 	}
 	want := "user64102 64102 Attach job 1, user64102 64102 Kill job 1, user64102 64102 ReadStacks job 1, user64102 64102 DrainNodes machine, user64104 64104 connect machine"
+	got = slices.Compact(got) // a command whose connection is refused before it has sent its first frame connects again
 	if r.code != 0 || strings.Join(got, ", ") != want {
 		t.Errorf("the audit log: %v", r)
 	}
