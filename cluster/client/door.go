@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"margay/cluster/site"
 )
 
 // A door is a folder with a second socket of a machine's serve. Other users reach it; the folder of
@@ -29,7 +31,7 @@ func Door(owner uint32, machine string) string {
 	default:
 		base = "/tmp" // every user must look in the same folder, whatever TMPDIR says
 	}
-	return filepath.Join(base, fmt.Sprint(doors, owner), machine, "serve.sock")
+	return site.Socket(filepath.Join(base, fmt.Sprint(doors, owner), machine))
 }
 
 // doorOwner returns the owner of a door by the path of its socket, and whether it is one.

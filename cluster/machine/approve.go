@@ -20,11 +20,8 @@ func (h *holder) approve(ctx, served context.Context, m *control.ApproveGuests) 
 	}
 	h.changing.Lock()
 	defer h.changing.Unlock()
-	if h.ending {
-		return nil, control.Failf(control.Code_CODE_DOWN, "%v", ErrDown)
-	}
-	if added := h.growths.find(m.Order); added != nil {
-		return &control.NodesAdded{Nodes: added}, nil
+	if added, err := h.repeated(m.Order); added != nil || err != nil {
+		return added, err
 	}
 	grown, added, err := h.roster.Grow(len(m.Macs))
 	if err != nil {
@@ -48,14 +45,10 @@ func (h *holder) approve(ctx, served context.Context, m *control.ApproveGuests) 
 		}
 		return nil, err
 	}
-	h.growths.add(m.Order, added)
 	h.log("machines become nodes: %v become %v", m.Macs, added)
-	h.announce(ctx)
-	for _, number := range added {
-		h.keep(served, id.Node(number), grown.Term(number))
-	}
+	answer := h.startAdded(ctx, served, m.Order, added)
 	h.sendGuests()
-	return &control.NodesAdded{Nodes: added}, nil
+	return answer, nil
 }
 
 // sendGuests sends to serve which machines wait to be made nodes.

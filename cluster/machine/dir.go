@@ -18,9 +18,6 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// DefaultName is the name of a machine that is given none.
-const DefaultName = site.DefaultName
-
 // Dir is the folder of one machine: it holds everything that the machine's processes share, and
 // nothing else. machine up makes it and machine down removes it. The holder keeps it locked for as
 // long as it lives.
@@ -28,9 +25,6 @@ type Dir string
 
 // longestSocket is the longest name of a socket that Linux accepts, in bytes.
 const longestSocket = 107
-
-// Base is site.Base.
-func Base() (string, error) { return site.Base() }
 
 // DirOf returns the folder of the machine called name.
 func DirOf(name string) (Dir, error) {
@@ -182,7 +176,7 @@ func (d Dir) check() error {
 
 // List returns the folders of all machines of this user, running or left behind.
 func List() ([]Dir, error) {
-	path, err := Base()
+	path, err := site.Base()
 	if err != nil {
 		return nil, err
 	}
@@ -295,7 +289,7 @@ func (d Dir) ReadSpec() (Spec, error) {
 
 // upCommand is the command that makes the machine.
 func (d Dir) upCommand() string {
-	if d.Name() == DefaultName {
+	if d.Name() == site.DefaultName {
 		return "margay machine up"
 	}
 	return "margay machine up -m " + d.Name()

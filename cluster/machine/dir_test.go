@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"margay/cluster/serve"
+	"margay/cluster/site"
 	"margay/internal/check"
 	"margay/kernel/abi/node"
 )
@@ -138,11 +139,11 @@ func TestNames(t *testing.T) {
 	}
 	t.Setenv("MARGAY_DIR", "")
 	t.Setenv("XDG_RUNTIME_DIR", "/run/user/7")
-	if dir, err := Base(); dir != "/run/user/7/margay" {
+	if dir, err := site.Base(); dir != "/run/user/7/margay" {
 		t.Errorf("machines are in %s, %v", dir, err)
 	}
 	t.Setenv("XDG_RUNTIME_DIR", "")
-	if dir, err := Base(); !strings.HasSuffix(dir, fmt.Sprint("/margay-", os.Getuid())) {
+	if dir, err := site.Base(); !strings.HasSuffix(dir, fmt.Sprint("/margay-", os.Getuid())) {
 		t.Errorf("machines are in %s, %v", dir, err)
 	}
 }

@@ -26,11 +26,8 @@ const announceWait = 5 * time.Second
 func (h *holder) grow(ctx, served context.Context, m *control.GrowMachine) (*control.NodesAdded, error) {
 	h.changing.Lock()
 	defer h.changing.Unlock()
-	if h.ending {
-		return nil, control.Failf(control.Code_CODE_DOWN, "%v", ErrDown)
-	}
-	if added := h.growths.find(m.Order); added != nil {
-		return &control.NodesAdded{Nodes: added}, nil
+	if added, err := h.repeated(m.Order); added != nil || err != nil {
+		return added, err
 	}
 	if h.spec.Substrate == node.Metal {
 		return nil, control.Failf(control.Code_CODE_REFUSED, "machines become nodes of it when they boot: margay node approve -m %s MAC", h.spec.Name)
@@ -46,13 +43,31 @@ func (h *holder) grow(ctx, served context.Context, m *control.GrowMachine) (*con
 	if err := h.record(grown); err != nil {
 		return nil, err
 	}
-	h.growths.add(m.Order, added)
 	h.log("%d nodes are added: %v", len(added), added)
+	return h.startAdded(ctx, served, m.Order, added), nil
+}
+
+// repeated returns the answer to an order that was carried out before, nil if it was not, and an
+// error if no nodes can be added any more. The caller holds h.changing.
+func (h *holder) repeated(order string) (*control.NodesAdded, error) {
+	if h.ending {
+		return nil, control.Failf(control.Code_CODE_DOWN, "%v", ErrDown)
+	}
+	if added := h.growths.find(order); added != nil {
+		return &control.NodesAdded{Nodes: added}, nil
+	}
+	return nil, nil
+}
+
+// startAdded starts the nodes that an order has added to the roster, and returns the answer to it.
+// The caller holds h.changing.
+func (h *holder) startAdded(ctx, served context.Context, order string, added []uint32) *control.NodesAdded {
+	h.growths.add(order, added)
 	h.announce(ctx)
 	for _, number := range added {
-		h.keep(served, id.Node(number), grown.Term(number))
+		h.keep(served, id.Node(number), h.roster.Term(number))
 	}
-	return &control.NodesAdded{Nodes: added}, nil
+	return &control.NodesAdded{Nodes: added}
 }
 
 // noMore stops the holder from adding nodes.

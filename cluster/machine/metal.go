@@ -27,7 +27,6 @@ import (
 	"margay/cluster/trust"
 	"margay/cluster/way"
 	"margay/initramfs"
-	"margay/initramfs/guestkernel"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 )
@@ -88,23 +87,12 @@ func prepareMetalBoot(ctx context.Context, d Dir, o *UpOptions) error {
 	if err != nil {
 		return err
 	}
-	profile, err := initramfs.ParseProfile(o.Spec.Profile)
-	if err != nil {
-		return err
-	}
-	o.Told("node image %.1f MB, Linux %s (%s)", float64(image.Manifest.Compressed)/1e6, image.Kernel.Version, image.Kernel.Source)
-	for _, lack := range image.Kernel.Lacks {
-		what := lack + ": " + guestkernel.Describe(lack)
-		o.Spec.Lacks = append(o.Spec.Lacks, what)
-		o.Told("this kernel lacks %s", what)
-	}
-	o.Spec.Kernel, o.Spec.Image = image.Kernel.Image, d.file(imageName)
-	if o.Spec.Cmdline, err = initramfs.Cmdline(image.Kernel, profile, initramfs.AllCores); err != nil {
+	if err := useImage(d, o, image, initramfs.AllCores, ""); err != nil {
 		return err
 	}
 	// A monitor shows the console if there is no serial port.
 	o.Spec.Cmdline = strings.TrimSpace("console=tty0 " + o.Spec.Cmdline + " " + o.Spec.KernelWords)
-	return initramfs.WriteNodeImage(image.Path, nil, o.Spec.Image)
+	return nil
 }
 
 // firstCards returns the cards of the machine file, and those that were approved for an earlier
@@ -420,15 +408,21 @@ func (m *metalNodes) hand(number id.Node) ([]byte, error) {
 
 // config returns the configuration of a node. The caller holds m.mu.
 func (m *metalNodes) config(number id.Node, term uint32) (node.Config, error) {
-	mac, ok := m.cards.MAC(number)
-	address, has := m.spec.Metal.Plan.Node(number)
-	if !ok || !has {
+	mac, address, ok := m.place(number)
+	if !ok {
 		return node.Config{}, fmt.Errorf("node%d has no network card or no address", number)
 	}
 	c := m.spec.bootConfig(number, term, m.cert)
 	c.MAC, c.Address = mac.String(), address.String()
 	c.Serve = netip.AddrPortFrom(m.spec.Metal.Plan.Server.Addr(), servePort).String()
 	return c, nil
+}
+
+// place returns the network card and the address of a node, if it has both. The caller holds m.mu.
+func (m *metalNodes) place(number id.Node) (boot.MAC, netip.Prefix, bool) {
+	mac, known := m.cards.MAC(number)
+	address, inside := m.spec.Metal.Plan.Node(number)
+	return mac, address, known && inside
 }
 
 // start implements substrate.
@@ -444,9 +438,8 @@ func (m *metalNodes) start(number id.Node, term uint32) (int, <-chan exit, error
 		n.phase = asleep
 		return 0, nil, errAsleep
 	}
-	mac, ok := m.cards.MAC(number)
-	address, has := m.spec.Metal.Plan.Node(number)
-	if !ok || !has {
+	mac, address, ok := m.place(number)
+	if !ok {
 		return 0, nil, errors.New("it has no network card or no address")
 	}
 	m.boot.services.Remove(number)

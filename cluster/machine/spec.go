@@ -32,6 +32,7 @@ import (
 	"margay/cluster/permit"
 	"margay/cluster/roster"
 	"margay/cluster/serve"
+	"margay/cluster/site"
 	"margay/cluster/trust"
 	"margay/initramfs"
 	"margay/kernel/abi/id"
@@ -123,7 +124,7 @@ const (
 // complete fills in defaults and checks the rest.
 func (s *Spec) complete() error {
 	if s.Name == "" {
-		s.Name = DefaultName
+		s.Name = site.DefaultName
 	}
 	if s.Substrate == "" {
 		s.Substrate = node.Virtual

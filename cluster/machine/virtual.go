@@ -75,23 +75,7 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 		return fmt.Errorf("the guest kernel %s lacks the module %s, by which a node that boots over the network gets its configuration: "+
 			"use another one, or --boot %s", image.Kernel.Version, initramfs.ItemsModule, BootKernel)
 	}
-	profile, err := initramfs.ParseProfile(o.Spec.Profile)
-	if err != nil {
-		return err
-	}
-	o.Told("node image %.1f MB, Linux %s (%s), QEMU %v",
-		float64(image.Manifest.Compressed)/1e6, image.Kernel.Version, image.Kernel.Source, found.Version())
-	for _, lack := range image.Kernel.Lacks {
-		what := lack + ": " + guestkernel.Describe(lack)
-		o.Spec.Lacks = append(o.Spec.Lacks, what)
-		o.Told("this kernel lacks %s", what)
-	}
-	o.Spec.Kernel = image.Kernel.Image
-	o.Spec.Image = d.file(imageName)
-	if o.Spec.Cmdline, err = initramfs.Cmdline(image.Kernel, profile, o.Spec.Cores+1); err != nil {
-		return err
-	}
-	if err := initramfs.WriteNodeImage(image.Path, nil, o.Spec.Image); err != nil {
+	if err := useImage(d, o, image, o.Spec.Cores+1, fmt.Sprintf(", QEMU %v", found.Version())); err != nil {
 		return err
 	}
 	if err := chooseAccel(ctx, found, o); err != nil || o.Spec.Accel != string(qemu.TCG) || o.Spec.Boot != BootKernel {
@@ -99,6 +83,26 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 	}
 	o.Spec.Direct, err = provision.DirectKernel(image.Kernel)
 	return err
+}
+
+// useImage copies a node image into the folder of the machine, and enters it in the spec, with its
+// kernel and a command line for nodes of cpus processors. The line about it ends with more.
+func useImage(d Dir, o *UpOptions, image provision.Image, cpus int, more string) error {
+	profile, err := initramfs.ParseProfile(o.Spec.Profile)
+	if err != nil {
+		return err
+	}
+	o.Told("node image %.1f MB, Linux %s (%s)%s", float64(image.Manifest.Compressed)/1e6, image.Kernel.Version, image.Kernel.Source, more)
+	for _, lack := range image.Kernel.Lacks {
+		what := lack + ": " + guestkernel.Describe(lack)
+		o.Spec.Lacks = append(o.Spec.Lacks, what)
+		o.Told("this kernel lacks %s", what)
+	}
+	o.Spec.Kernel, o.Spec.Image = image.Kernel.Image, d.file(imageName)
+	if o.Spec.Cmdline, err = initramfs.Cmdline(image.Kernel, profile, cpus); err != nil {
+		return err
+	}
+	return initramfs.WriteNodeImage(image.Path, nil, o.Spec.Image)
 }
 
 // chooseAccel tests KVM where it is wanted: the existence of /dev/kvm proves nothing.

@@ -47,17 +47,9 @@ func (c *client) handle(f *control.Frame) {
 	case *control.Stdin:
 		c.stdin(m)
 	case *control.Resize:
-		s.mu.Lock()
-		if j := s.jobs[m.Job]; j != nil && j.client == c.conn {
-			s.nodes[j.ranks[0].place.Node].send(m)
-		}
-		s.mu.Unlock()
+		c.own(m.Job, func(j *job) { s.nodes[j.ranks[0].place.Node].send(m) })
 	case *control.Ack:
-		s.mu.Lock()
-		if j := s.jobs[m.Job]; j != nil && j.client == c.conn {
-			s.ack(j, m.Node, m.Seq)
-		}
-		s.mu.Unlock()
+		c.own(m.Job, func(j *job) { s.ack(j, m.Node, m.Seq) })
 	case *control.Signal:
 		s.mu.Lock()
 		if j := s.jobs[m.Job]; j != nil {
@@ -67,17 +59,9 @@ func (c *client) handle(f *control.Frame) {
 	case *control.ReadFiles:
 		c.later(func() { c.readFiles(f, m) })
 	case *control.FilesRead:
-		s.mu.Lock()
-		if j := s.jobs[m.Job]; j != nil && j.client == c.conn {
-			s.stopCollecting(j)
-		}
-		s.mu.Unlock()
+		c.own(m.Job, s.stopCollecting)
 	case *control.Leave:
-		s.mu.Lock()
-		if j := s.jobs[m.Job]; j != nil && j.client == c.conn {
-			s.clientGone(j)
-		}
-		s.mu.Unlock()
+		c.own(m.Job, s.clientGone)
 	case *control.Withdraw:
 		c.whenSettled(m, func() { s.withdraw(c.conn, m.Call) })
 	case *control.Kill:
@@ -166,6 +150,15 @@ func (c *client) handle(f *control.Frame) {
 		})
 	default:
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with %T from a client", m))
+	}
+}
+
+// own does something to a job, with Server.mu held, if this connection is the job's client.
+func (c *client) own(number uint32, do func(*job)) {
+	c.server.mu.Lock()
+	defer c.server.mu.Unlock()
+	if j := c.server.jobs[number]; j != nil && j.client == c.conn {
+		do(j)
 	}
 }
 
@@ -402,21 +395,19 @@ func (c *client) fileChunk(m *control.FileChunk) {
 // pace waits until the nodes of a job have taken what a user has sent them. A client of Margay
 // sends only as much as nodes can hold. One that a user has written may send more, and without pace
 // the nodes would lose their connections, and others their jobs.
-func (c *client) pace(job uint32) {
+func (c *client) pace(number uint32) {
 	if c.caller.Role != permit.User {
 		return
 	}
 	s := c.server
 	var nodes []*control.Conn
-	s.mu.Lock()
-	if j := s.jobs[job]; j != nil && j.client == c.conn {
+	c.own(number, func(j *job) {
 		for _, m := range j.members {
 			if conn := s.nodes[m.Node].conn; conn != nil {
 				nodes = append(nodes, conn)
 			}
 		}
-	}
-	s.mu.Unlock()
+	})
 	for _, conn := range nodes {
 		_ = conn.Drained(s.context)
 	}
@@ -424,19 +415,14 @@ func (c *client) pace(job uint32) {
 
 // stdin passes a chunk of standard input to the ranks that read it.
 func (c *client) stdin(m *control.Stdin) {
-	s := c.server
 	c.pace(m.Job)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	j := s.jobs[m.Job]
-	if j == nil || j.client != c.conn {
-		return
-	}
-	for i, r := range j.ranks {
-		if j.reads(i) && (len(m.Only) == 0 || slices.Contains(m.Only, r.place.Node)) {
-			s.nodes[r.place.Node].send(&control.Stdin{Job: m.Job, Rank: uint32(i), Offset: m.Offset, Data: m.Data, Eof: m.Eof})
+	c.own(m.Job, func(j *job) {
+		for i, r := range j.ranks {
+			if j.reads(i) && (len(m.Only) == 0 || slices.Contains(m.Only, r.place.Node)) {
+				c.server.nodes[r.place.Node].send(&control.Stdin{Job: m.Job, Rank: uint32(i), Offset: m.Offset, Data: m.Data, Eof: m.Eof})
+			}
 		}
-	}
+	})
 }
 
 func (s *Server) kill(m *control.Kill) error {

@@ -135,13 +135,9 @@ func (m *Machine) options(ctx context.Context, s Spec) (o launch.Options, err er
 	if err := files.Describe(spec); err != nil {
 		return o, err
 	}
-	warnings := s.Warnings
-	if warnings == nil {
-		warnings = io.Discard
-	}
 	o = launch.Options{
 		Link: m.link, Spec: spec, Exec: &control.Exec{Argv: launch.Bytes(argv), Env: launch.Bytes(env)}, Files: files,
-		Stdin: s.Stdin, Stdout: orDiscard(s.Stdout), Stderr: orDiscard(s.Stderr), Status: &launch.Status{W: warnings},
+		Stdin: s.Stdin, Stdout: orDiscard(s.Stdout), Stderr: orDiscard(s.Stderr), Status: &launch.Status{W: orDiscard(s.Warnings)},
 	}
 	if s.Stdin != nil {
 		spec.Stdin = control.StdinMode_STDIN_FIRST

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/machine"
+	"margay/cluster/site"
 	"margay/kernel/abi/node"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
@@ -78,7 +79,7 @@ var stateColors = map[string]show.Color{"up": show.Good, "making": show.Passing,
 // reportNone reports which folder has no machine, and other folders in it. With --json an empty
 // folder needs no report: the list is empty.
 func (a commands) reportNone() error {
-	base, err := machine.Base()
+	base, err := site.Base()
 	if err != nil {
 		return err
 	}

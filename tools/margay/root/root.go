@@ -20,7 +20,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"margay/cluster/launch"
-	cluster "margay/cluster/machine"
 	"margay/cluster/site"
 	"margay/internal/printable"
 	"margay/tools/margay/bench"
@@ -108,7 +107,7 @@ SIGTERM or SIGHUP has ended dies of that signal itself, which shells show as 128
 	root.SetIn(a.Stdin)
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
-	root.PersistentFlags().StringVarP(&a.Machine, "machine", "m", cmp.Or(os.Getenv(site.MachineVariable), cluster.DefaultName), "the machine to use, or OWNER:MACHINE of another user (environment: MARGAY_MACHINE)")
+	root.PersistentFlags().StringVarP(&a.Machine, "machine", "m", cmp.Or(os.Getenv(site.MachineVariable), site.DefaultName), "the machine to use, or OWNER:MACHINE of another user (environment: MARGAY_MACHINE)")
 	first := groups[0](a)
 	root.AddCommand(first...)
 	if len(args) == 0 || !slices.ContainsFunc(first, func(c *cobra.Command) bool { return c.Name() == args[0] }) {
