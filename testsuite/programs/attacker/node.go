@@ -334,7 +334,7 @@ func victim([]string) error {
 		select {
 		case <-ended:
 			alive = false
-		case <-time.After(time.Millisecond):
+		case <-time.After(10 * time.Millisecond):
 		}
 	}
 	if err := job.Barrier(ctx); err != nil {
