@@ -1,0 +1,119 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// share WAIT_S TIME_S prints that it is there, waits, and computes for some time, all ranks in the
+// same time. Then it prints the processor time that it had in it.
+func share(args []string) error {
+	ctx, job, err := join()
+	if err != nil {
+		return err
+	}
+	if err := job.Finalize(ctx); err != nil { // which waits for the others
+		return err
+	}
+	fmt.Printf("waits %s\n", rank())
+	start := time.Now().Add(time.Duration(number(args, 0, 1)) * time.Second)
+	time.Sleep(time.Until(start))
+	before, err := processorTime()
+	if err != nil {
+		return err
+	}
+	for time.Since(start) < time.Duration(number(args, 1, 1))*time.Second {
+	}
+	after, err := processorTime()
+	fmt.Printf("rank %s had %d ms\n", rank(), (after - before).Milliseconds())
+	return err
+}
+
+func processorTime() (time.Duration, error) {
+	var ts unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts)
+	return time.Duration(ts.Nano()), err
+}
+
+// compute [SECONDS] computes for some time, in Go.
+func compute(args []string) error {
+	fmt.Println("computing")
+	end := time.Now().Add(time.Duration(number(args, 0, 1)) * time.Second)
+	sum := uint64(0)
+	for i := uint64(0); time.Now().Before(end); {
+		for range 1_000_000 {
+			i++
+			sum = sum*6364136223846793005 + i
+		}
+	}
+	fmt.Println("computed", sum)
+	return nil
+}
+
+// touch MIB [wait] touches so much memory, prints how much of the process's is in huge pages, and
+// keeps it until its end.
+func touch(args []string) error {
+	memory, err := unix.Mmap(-1, 0, number(args, 0, 16)<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return err
+	}
+	for i := 0; i < len(memory); i += 4096 {
+		memory[i] = 1
+	}
+	text, err := os.ReadFile("/proc/self/smaps_rollup")
+	_, rest, _ := strings.Cut(string(text), "AnonHugePages:")
+	huge, _, _ := strings.Cut(rest, "kB")
+	fmt.Printf("rank %s has %s KiB in huge pages\n", rank(), strings.TrimSpace(huge))
+	if len(args) > 1 {
+		time.Sleep(time.Hour)
+	}
+	return err
+}
+
+// affinity prints the CPUs that the process may use.
+func affinity([]string) error {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return err
+	}
+	var cpus []int
+	for c := range 1024 {
+		if set.IsSet(c) {
+			cpus = append(cpus, c)
+		}
+	}
+	fmt.Printf("rank %s may use %v\n", rank(), cpus)
+	return nil
+}
+
+// threads N has N threads at once in each rank.
+func threads(args []string) error {
+	ctx, job, err := join()
+	if err != nil {
+		return err
+	}
+	n := number(args, 0, 10)
+	var made sync.WaitGroup
+	made.Add(n)
+	end := make(chan struct{})
+	for range n {
+		go func() {
+			runtime.LockOSThread()
+			made.Done()
+			<-end
+		}()
+	}
+	made.Wait()
+	defer close(end)
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	fmt.Println("rank", job.Rank(), "has its threads, as user", os.Getuid())
+	return job.Finalize(ctx)
+}
