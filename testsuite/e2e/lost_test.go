@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
 	"margay/cluster/control"
 	"margay/kernel/abi/wire"
 )
