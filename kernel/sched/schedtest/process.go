@@ -177,7 +177,7 @@ func (p *Process) move(cpu id.CPU) {
 				moved = true
 				err = unix.SchedSetaffinity(thread.ID, &want)
 			}
-			if err != nil {
+			if err != nil && err != unix.ESRCH { // the thread has ended
 				p.t.Fatal(err)
 			}
 		}
@@ -267,6 +267,17 @@ func (p *Process) Ran() time.Duration {
 		p.ran = cpu
 	}
 	return p.ran
+}
+
+// runnable reports whether a thread of the process computes or waits for a CPU.
+func (p *Process) runnable() bool {
+	for _, thread := range sched.Threads(p.Task.PID) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", thread.Process, thread.ID))
+		if _, rest, _ := bytes.Cut(stat, []byte(") ")); err != nil || rest[0] == 'R' {
+			return true
+		}
+	}
+	return false
 }
 
 // Group puts a process into a control group of its own, in a machine that has no others.
