@@ -25,12 +25,12 @@ import (
 	"margay/kernel/task"
 )
 
-// histories returns how many random histories TestModel plays: MARGAY_HISTORIES, or 200.
+// histories returns how many random histories TestModel plays: MARGAY_HISTORIES, or 100.
 func histories(t *testing.T) uint64 {
 	t.Helper()
 	text := os.Getenv("MARGAY_HISTORIES")
 	if text == "" {
-		return 200
+		return 100
 	}
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil || n == 0 {

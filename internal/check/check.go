@@ -31,6 +31,14 @@ func AwaitFor(t testing.TB, within time.Duration, what string, ok func() bool) {
 	}
 }
 
+// Rounds returns how often a test repeats something: few times, or many under MARGAY_SOAK.
+func Rounds(few, many int) int {
+	if os.Getenv("MARGAY_SOAK") != "" {
+		return many
+	}
+	return few
+}
+
 // Seed returns the seed of a random test: MARGAY_SEED, or a new one that is logged.
 func Seed(t testing.TB) uint64 {
 	t.Helper()

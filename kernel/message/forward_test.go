@@ -213,7 +213,7 @@ func TestForwardToDeaf(t *testing.T) {
 	}
 	for _, pair := range [][2]int{{1, 3}, {1, 4}, {4, 2}, {3, 2}, {2, 0}, {2, 4}, {3, 4}} {
 		from, to := apps[pair[0]], apps[pair[1]]
-		for i := range uint64(600) {
+		for i := range uint64(300) {
 			check.Await(t, "room in the ring", func() bool { return from.post(pair[1], 1, uint64(pair[1]), numbered(i, 1000)) })
 			if r, ok := to.next(10 * time.Second); !ok || binary.LittleEndian.Uint64(r.Payload) != i {
 				t.Fatalf("from rank %d to rank %d: message %d came as %v", pair[0], pair[1], i, ok)
@@ -282,7 +282,7 @@ func TestForwardAndRestart(t *testing.T) {
 		a, b := j.join(0), j.join(2)
 		j.join(1) // a rank that does not join ends the job after a minute, which a busy host may need
 		for round := range 3 {
-			for i := range uint64(400) {
+			for i := range uint64(150) {
 				check.Await(t, "room in the ring", func() bool { return a.post(1, 1, 2, numbered(i, 1000)) })
 				if r, ok := b.next(2 * time.Minute); !ok || binary.LittleEndian.Uint64(r.Payload) != i {
 					t.Fatalf("round %d: message %d came as %v", round, i, ok)

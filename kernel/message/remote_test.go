@@ -77,7 +77,7 @@ func TestRemote(t *testing.T) {
 			a, b := j.join(0), j.join(target)
 			const size = 8192
 			memory, reference := b.window(3, target, size), make([]byte, size)
-			for token := range uint32(1000) {
+			for token := range uint32(check.Rounds(250, 1000)) {
 				r := wire.Remote{Token: token, Kind: wire.RemoteKind(1 + random.IntN(4)), Window: 3}
 				var payload, want []byte
 				switch r.Kind {

@@ -112,7 +112,7 @@ func byHandlerAround(ranks int) extensiontest.Program {
 // taken for one that exceeds its window. When all messages are read, the messages through each
 // window equal those sent and those taken.
 func TestHonestNodesKeepToWindows(t *testing.T) {
-	const nodes, perNode, rounds = 3, 2, 6
+	const nodes, perNode = 3, 2
 	random := rand.New(rand.NewPCG(check.Seed(t), 1))
 	j := open(t, nodes, perNode)
 	j.insertEverywhere(byHandlerAround(nodes * perNode))
@@ -120,7 +120,7 @@ func TestHonestNodesKeepToWindows(t *testing.T) {
 	for rank := range nodes * perNode {
 		apps = append(apps, j.join(rank))
 	}
-	for round := range rounds {
+	for round := range check.Rounds(3, 6) {
 		var ranks, breaks sync.WaitGroup
 		over := make(chan struct{})
 		favourite := random.IntN(len(apps))

@@ -10,10 +10,10 @@ import (
 	"margay/testsuite/guest"
 )
 
-// The kernel of a guest agrees with the reference on random programs. The programs are loaded
-// slowly.
+// The kernel of a guest agrees with the reference on all facts and on random programs. The programs
+// are loaded slowly.
 func TestKernelAgrees(t *testing.T) {
-	inGuest(t, "margay/nimble/engine/linux", "^TestManyRandom$", initramfs.Isolated)
+	inGuest(t, "margay/nimble/engine/linux", "^(TestAllFacts|TestManyRandom)$", initramfs.Isolated)
 }
 
 // Shares of a core are measured by time, which the load of the host disturbs.

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/internal/check"
 	"margay/kernel/abi/id"
 	"margay/kernel/fabric"
 )
@@ -67,7 +68,7 @@ func (s Suite) nodes(t testing.TB, n int) (ts []fabric.Transport, rs []*Recorder
 
 func (s Suite) framesInOrder(t *testing.T) {
 	ts, rs, _, _ := s.nodes(t, 2)
-	const n = 5000
+	n := check.Rounds(1500, 5000)
 	var senders sync.WaitGroup
 	for from := range 2 { // both begin at the same moment
 		senders.Go(func() {
@@ -223,7 +224,7 @@ func (s Suite) closeInUse(t *testing.T) {
 // Two nodes that use their connection for the first time at the same moment agree on one, and lose
 // nothing.
 func (s Suite) bothFirst(t *testing.T) {
-	for range 50 {
+	for range check.Rounds(15, 50) {
 		ts, rs, _, _ := s.nodes(t, 2)
 		var both sync.WaitGroup
 		for from := range 2 {
@@ -250,7 +251,7 @@ func (s Suite) bothFirst(t *testing.T) {
 // Three nodes begin with each other at the same moment, again and again: everything arrives once
 // and in order.
 func (s Suite) allAtOnce(t *testing.T) {
-	for round := range 20 {
+	for round := range check.Rounds(6, 20) {
 		ts, rs, _, _ := s.nodes(t, 3)
 		var all sync.WaitGroup
 		for from := range 3 {

@@ -13,6 +13,6 @@ import (
 // starved one.
 func TestTime(t *testing.T) {
 	c := config()
-	c.Group, c.Count, c.Watchdog, c.StarvationLimit = schedtest.Group, false, 31*time.Second, nil
+	c.Group, c.Count, c.Hold, c.StarvationLimit = schedtest.Group, false, 31*time.Second, nil
 	schedtest.Run(t, c)
 }

@@ -104,17 +104,11 @@ var _ sched.Enforcer = (*Enforcer)(nil)
 // several. New attaches the skeleton at once, while a booting node has little to do: attaching
 // patches Linux's code, which emulated machines do not always survive while all cores are busy.
 // Without tasks it does nothing.
-func New(log func(format string, args ...any)) (*Enforcer, error) { return open(log, watchdog) }
-
-// watchdog is how long a thread may wait before Linux ejects the skeleton: the longest time that
-// Linux accepts.
-const watchdog = 30 * time.Second
-
-func open(log func(format string, args ...any), watchdog time.Duration) (*Enforcer, error) {
+func New(log func(format string, args ...any)) (*Enforcer, error) {
 	if err := available(); err != nil {
 		return nil, fmt.Errorf("sched_ext: %w", err)
 	}
-	s, err := load(watchdog)
+	s, err := load()
 	if err != nil {
 		return nil, fmt.Errorf("sched_ext: %w", err)
 	}
@@ -130,6 +124,10 @@ func open(log func(format string, args ...any), watchdog time.Duration) (*Enforc
 	e.running.Go(e.recount)
 	return e, nil
 }
+
+// watchdog is how long a thread may wait before Linux ejects the skeleton: the longest time that
+// Linux accepts.
+const watchdog = 30 * time.Second
 
 // Name implements sched.Enforcer.
 func (e *Enforcer) Name() string { return "sched_ext" }

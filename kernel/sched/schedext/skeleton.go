@@ -92,7 +92,7 @@ type skeleton struct {
 const maxCPUs = 512
 
 // load loads the skeleton into Linux, which will eject it if a thread waits longer than watchdog.
-func load(watchdog time.Duration) (*skeleton, error) {
+func load() (*skeleton, error) {
 	spec, err := readSpec()
 	if err != nil {
 		return nil, err

@@ -41,18 +41,20 @@ func Main() {
 		return
 	}
 	runtime.LockOSThread()
-	fmt.Print("r")
-	switch kind {
-	case Spin:
-		spin(forever)
-	case SpinThreads:
+	if kind == SpinThreads {
+		second := make(chan bool)
 		go func() {
 			runtime.LockOSThread()
+			second <- true
 			spin(forever)
 		}()
-		spin(forever)
-	case Wait:
+		<-second
+	}
+	fmt.Print("r")
+	if kind == Wait {
 		wait()
+	} else {
+		spin(forever)
 	}
 	os.Exit(0)
 }
@@ -113,7 +115,8 @@ type Process struct {
 	t        testing.TB
 }
 
-// Start starts a process on a CPU. It ends with the test.
+// Start starts a process for a CPU. It ends with the test. It begins on another CPU and moves when
+// it is ready: beside real-time tasks Linux would leave it a twentieth of the CPU.
 func Start(t testing.TB, kind Kind, cpu id.CPU) *Process {
 	t.Helper()
 	p := &Process{t: t, cmd: exec.Command("/proc/self/exe")}
@@ -129,8 +132,10 @@ func Start(t testing.TB, kind Kind, cpu id.CPU) *Process {
 		// The thread stays until the process has ended: it is the parent.
 		runtime.LockOSThread()
 		var set unix.CPUSet
-		set.Set(int(cpu))
-		err := unix.SchedSetaffinity(0, &set)
+		err := unix.SchedGetaffinity(0, &set)
+		if set.Clear(int(cpu)); err == nil && set.Count() > 0 {
+			err = unix.SchedSetaffinity(0, &set)
+		}
 		if err == nil {
 			err = p.cmd.Start()
 		}
@@ -154,7 +159,29 @@ func Start(t testing.TB, kind Kind, cpu id.CPU) *Process {
 	if !p.Answered(patience) {
 		t.Fatal("the process does not start")
 	}
+	p.move(cpu)
 	return p
+}
+
+// move moves all threads of the process to a CPU.
+func (p *Process) move(cpu id.CPU) {
+	p.t.Helper()
+	var want unix.CPUSet
+	want.Set(int(cpu))
+	for moved := true; moved; { // again, because a thread may make one before it is moved
+		moved = false
+		for _, thread := range sched.Threads(p.Task.PID) {
+			var set unix.CPUSet
+			err := unix.SchedGetaffinity(thread.ID, &set)
+			if err == nil && set != want {
+				moved = true
+				err = unix.SchedSetaffinity(thread.ID, &want)
+			}
+			if err != nil && err != unix.ESRCH { // the thread has ended
+				p.t.Fatal(err)
+			}
+		}
+	}
 }
 
 func pipe(t testing.TB) [2]*os.File {
@@ -240,6 +267,17 @@ func (p *Process) Ran() time.Duration {
 		p.ran = cpu
 	}
 	return p.ran
+}
+
+// runnable reports whether a thread of the process computes or waits for a CPU.
+func (p *Process) runnable() bool {
+	for _, thread := range sched.Threads(p.Task.PID) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", thread.Process, thread.ID))
+		if _, rest, _ := bytes.Cut(stat, []byte(") ")); err != nil || rest[0] == 'R' {
+			return true
+		}
+	}
+	return false
 }
 
 // Group puts a process into a control group of its own, in a machine that has no others.

@@ -29,9 +29,9 @@ type Config struct {
 	// Policies are objects for slot sched: weighted (3:1), roundrobin, infinite and message-first.
 	Weighted, RoundRobin, Infinite, MessageFirst []byte
 
-	// Watchdog is how long the longest test runs: longer than anything that looks for starving
-	// tasks.
-	Watchdog time.Duration
+	// Hold is how long a task is held: longer than the limit of waiting. Linux's own watchdog looks
+	// at runnable threads only, and a held task must have none.
+	Hold time.Duration
 	// StarvationLimit sets the core's limit of waiting, for the tests of the starvation limit. nil:
 	// they take as long as on a node.
 	StarvationLimit func(sched.Enforcer, time.Duration)
@@ -479,7 +479,8 @@ func testInfinite(r *rig) {
 	r.start(Spin, Spin)
 	r.await("one is held", patience, func() bool { return slices.ContainsFunc(r.info().Tasks, held) })
 	rescues := r.info().Rescues
-	running := r.holds(r.config.Watchdog)
+	running := r.holds(r.config.Hold)
+	r.await("no thread of the held one is runnable", patience, func() bool { return !r.tasks[1-running].runnable() })
 	if i := r.info(); i.Rescues != rescues || i.Running != running || !held(i.Tasks[1-running]) || len(r.manager.List()) != 1 {
 		r.Errorf("core %+v", i)
 	}
@@ -578,13 +579,16 @@ func testEnd(r *rig) {
 func testLetGo(r *rig) {
 	r.insert(r.config.Infinite)
 	r.start(Spin, Spin, Spin)
-	running := r.holds(200 * time.Millisecond)
+	running := r.holds(100 * time.Millisecond)
 	r.enforcer.Remove(r.tasks[(running+1)%3].Task.ID)
 	if err := r.enforcer.Close(); err != nil {
 		r.Fatal(err)
 	}
 	for i := range r.tasks {
-		r.computes(i, 100*time.Millisecond)
+		r.computes(i, 20*time.Millisecond)
+	}
+	for _, p := range r.tasks {
+		p.Kill()
 	}
 	r.enforcer = r.config.Open(r) // for the end of the test, and the next one
 }
@@ -631,7 +635,7 @@ func (r *rig) unharmed(says string) {
 	}
 	r.await("turns", patience, func() bool { return r.info().Why == "turns" })
 	for i := range r.tasks {
-		r.computes(i, 100*time.Millisecond)
+		r.computes(i, 20*time.Millisecond)
 	}
 }
 
@@ -652,7 +656,7 @@ func testThreads(r *rig) {
 func testReopened(r *rig) {
 	r.insert(r.config.Infinite)
 	r.start(Spin, Spin)
-	r.holds(200 * time.Millisecond)
+	r.holds(100 * time.Millisecond)
 	first := r.enforcer
 	r.config.Abandon(first)
 	r.enforcer = r.config.Open(r)
@@ -665,7 +669,7 @@ func testReopened(r *rig) {
 	r.ratio(1, 1)
 	r.policies()
 	r.await("one is held", patience, func() bool { return slices.ContainsFunc(r.info().Tasks, held) })
-	r.holds(200 * time.Millisecond)
+	r.holds(100 * time.Millisecond)
 	if err := first.Close(); err != nil {
 		r.Error(err)
 	}

@@ -17,16 +17,12 @@ import (
 // Accelerated counts the runs of an engine that may refuse programs.
 type Accelerated struct{ Accepted, Refused int }
 
-// TestAccelerator runs the programs of all facts on an engine that may refuse
+// TestAccelerator runs the programs of facts on an engine that may refuse
 // programs; without faults, only facts that end without a fault. A program that it
 // accepts must not fault, and must leave r0 and memory as the oracle does; fuel
 // and time do not matter. Every reason to refuse a program is logged.
-func TestAccelerator(t *testing.T, oracle, e engine.Engine, faults bool) (a Accelerated) {
+func TestAccelerator(t *testing.T, oracle, e engine.Engine, facts []Fact, faults bool) (a Accelerated) {
 	t.Helper()
-	facts, err := Facts()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, f := range facts {
 		f.Runs = slices.DeleteFunc(f.Runs, func(r Run) bool {
 			// An address differs in the kernel.

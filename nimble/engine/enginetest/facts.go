@@ -7,6 +7,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"testing"
 
 	"margay/nimble/isa"
 	"margay/nimble/object"
@@ -64,6 +65,29 @@ func Facts() ([]Fact, error) {
 		facts = append(facts, some...)
 	}
 	return facts, nil
+}
+
+// OfEachForm returns a random one of the facts whose programs differ only in registers and
+// immediates, for each form of a program.
+func OfEachForm(t *testing.T, facts []Fact) (some []Fact) {
+	t.Helper()
+	all := make(map[string][]Fact)
+	var forms []string // in order
+	for _, f := range facts {
+		form := fmt.Sprint(f.Trusted, len(f.Spec.Maps))
+		for _, i := range f.Spec.Instructions {
+			form += fmt.Sprint(" ", i.Op(), i.Off)
+		}
+		if all[form] == nil {
+			forms = append(forms, form)
+		}
+		all[form] = append(all[form], f)
+	}
+	r := Seeded(t)
+	for _, form := range forms {
+		some = append(some, all[form][r.IntN(len(all[form]))])
+	}
+	return some
 }
 
 // parser reads one file.

@@ -26,17 +26,33 @@ func newEngine(t *testing.T) engine.Engine {
 	return e
 }
 
-// TestFacts compares the kernel with portable on the facts that it accepts.
+// TestFacts compares the kernel with portable on the facts that it accepts, one of each form:
+// loading a program takes an emulated kernel a twentieth of a second. TestAllFacts has the others.
 func TestFacts(t *testing.T) {
-	a := enginetest.TestAccelerator(t, portable.New(), newEngine(t), true)
-	t.Logf("%+v", a)
-	if a.Accepted < 2000 || a.Refused < 100 {
+	testFacts(t, enginetest.OfEachForm(t, allFacts(t)), 400, 100)
+}
+
+func allFacts(t *testing.T) []enginetest.Fact {
+	t.Helper()
+	facts, err := enginetest.Facts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return facts
+}
+
+// testFacts demands that so many runs are at least accepted and refused.
+func testFacts(t *testing.T, facts []enginetest.Fact, accepted, refused int) {
+	t.Helper()
+	a := enginetest.TestAccelerator(t, portable.New(), newEngine(t), facts, true)
+	t.Logf("%d facts, %+v", len(facts), a)
+	if a.Accepted < accepted || a.Refused < refused {
 		t.Errorf("%+v", a)
 	}
 }
 
 // TestRandom compares the kernel with portable on random programs.
-func TestRandom(t *testing.T) { testRandom(t, 100) }
+func TestRandom(t *testing.T) { testRandom(t, 50) }
 
 func testRandom(t *testing.T, programs int) {
 	t.Helper()

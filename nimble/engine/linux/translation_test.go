@@ -89,7 +89,11 @@ func (c *translatedCode) Close() error {
 // TestTranslation compares translated programs with portable, except programs
 // that only the kernel's verifier refuses.
 func TestTranslation(t *testing.T) {
-	a := enginetest.TestAccelerator(t, portable.New(), translated{}, false)
+	facts, err := enginetest.Facts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := enginetest.TestAccelerator(t, portable.New(), translated{}, facts, false)
 	if a.Accepted < 1000 {
 		t.Errorf("only %+v", a)
 	}
