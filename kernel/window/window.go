@@ -1,8 +1,8 @@
 // Package window carries out one-sided operations on the windows of a node's ranks that ranks of
 // other nodes ask for by datagrams (package onesided). It has a socket and a thread for each job.
 // So a rank that asks without end takes processor time from its node, and holds up no other job.
-// The thread blocks in Linux until there is a datagram. After a request it polls for a moment if the
-// CPU of the window's rank is free, because waking it would take longer than to carry out a request.
+// The thread blocks in Linux until there is a datagram. After a request it polls for a moment if
+// the CPU of the window's rank is free: waking the thread would take longer than a request.
 //
 // A request must come from the address and port of its rank, with the key of the window's rank's
 // end of their mirrored channels (package channel). All else is dropped.
