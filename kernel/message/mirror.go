@@ -25,13 +25,16 @@ type mirroring struct {
 	seen  []uint64 // by member: the number of the path that it obeys
 	open  []bool   // by member: it allows them to its ranks
 	asked []bool   // by member: it was asked which messages are settled, and has not answered
+	about []uint64 // by member: messages sent to it before it was asked last
 	owed  []bool   // by member: it has asked that, and was not answered
 	tends bool     // there is a goroutine that tends them
 }
 
 func (j *Job) newMirroring() mirroring {
 	n := len(j.config.Members)
-	return mirroring{seen: make([]uint64, n), open: make([]bool, n), asked: make([]bool, n), owed: make([]bool, n)}
+	return mirroring{
+		seen: make([]uint64, n), open: make([]bool, n), asked: make([]bool, n), about: make([]uint64, n), owed: make([]bool, n),
+	}
 }
 
 // on returns whether a rank is on a member.
@@ -178,10 +181,13 @@ func (r *rank) passedFar() {
 // set. The caller holds Job.sending.
 func (j *Job) askSettled(member int, again bool) {
 	j.mu.Lock()
-	asked := j.mirroring.asked[member]
+	ask := again || !j.mirroring.asked[member]
 	j.mirroring.asked[member] = true
+	if ask {
+		j.mirroring.about[member] = j.counters.flow.Sent[member]
+	}
 	j.mu.Unlock()
-	if !asked || again {
+	if ask {
 		j.sendMessages(member, j.newFrame(frame.Settle, 0))
 	}
 }
@@ -225,18 +231,21 @@ func (j *Job) settleOwed() {
 	}
 }
 
-// settled handles a member's answer. If it has come too early for the last messages, the member is
-// asked again.
+// settled handles a member's answer. If messages have been sent since the question, it asks again.
+// It does not if there are others that are not settled: these may be held for long.
 func (j *Job) settled(member int, number uint64) {
 	unsettled := j.channels.SettledFar(j.on(member), number)
 	j.mu.Lock()
-	j.mirroring.asked[member] = unsettled
-	j.mu.Unlock()
-	if unsettled {
-		j.send(member, j.newFrame(frame.Settle, 0))
-	} else {
-		j.rouseAll() // a rank may wait for that
+	j.mirroring.asked[member] = false
+	if unsettled && number >= j.mirroring.about[member] && !j.closed {
+		j.running.Go(func() {
+			j.sending.Lock()
+			defer j.sending.Unlock()
+			j.askSettled(member, false)
+		})
 	}
+	j.mu.Unlock()
+	j.rouseAll() // a rank may wait for that
 }
 
 // meet describes a local rank's end of mirrored channels to the node of the other rank. It makes
