@@ -64,33 +64,6 @@ func segment(length int) []byte {
 	return b
 }
 
-// Receiver receives trains from a socket. It is not safe for concurrent use.
-type Receiver struct {
-	socket          int
-	buffer, control []byte
-}
-
-// NewReceiver returns a receiver. The socket stays the caller's. Where Linux does not receive
-// trains, each datagram comes alone.
-func NewReceiver(socket int) *Receiver {
-	_ = unix.SetsockoptInt(socket, unix.SOL_UDP, unix.UDP_GRO, 1)
-	return &Receiver{socket, make([]byte, Longest), make([]byte, unix.CmsgSpace(4))}
-}
-
-// Receive waits for the next train, unless flags say otherwise (recvmsg(2)), and returns its
-// datagrams, which are valid until the next call, and where they come from.
-func (r *Receiver) Receive(flags int) (datagrams iter.Seq[[]byte], from *unix.SockaddrInet4, err error) {
-	n, c, _, name, err := unix.Recvmsg(r.socket, r.buffer, r.control, flags)
-	if err != nil {
-		return nil, nil, err
-	}
-	from, ok := name.(*unix.SockaddrInet4)
-	if !ok {
-		n, from = 0, new(unix.SockaddrInet4)
-	}
-	return Split(r.buffer[:n], r.control[:c]), from, nil
-}
-
 // Split returns the datagrams of a train that was received with control data.
 func Split(b, control []byte) iter.Seq[[]byte] { return split(b, length(control)) }
 

@@ -356,16 +356,22 @@ func (t *Table) SpokeFar(local int, rank id.Rank, position, number uint64) bool 
 	return f.out.Closed().Load() == 0
 }
 
-// SettledFar notes that the first number messages to the node of some ranks are settled.
-func (t *Table) SettledFar(is func(id.Rank) bool, number uint64) {
+// SettledFar notes that the first number messages to the node of some ranks are settled. It reports
+// whether mirrored channels to some of these ranks could be used once later ones are settled, too.
+func (t *Table) SettledFar(is func(id.Rank) bool, number uint64) (unsettled bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, f := range t.fars {
-		if is(f.Rank) && f.number != 0 && f.number <= number {
+		switch {
+		case !is(f.Rank) || f.number == 0:
+		case f.number <= number:
 			f.out.Settled().Store(f.position)
 			f.number = 0
+		default:
+			unsettled = unsettled || f.out.Closed().Load() == 0
 		}
 	}
+	return unsettled
 }
 
 // UnsettledFar returns the ranks of other nodes that could use mirrored channels once all messages

@@ -108,3 +108,39 @@ func TestShare(t *testing.T) {
 	table.Ended(0)
 	is("the rank has ended", 1)
 }
+
+// An answer says which messages are settled. If others could use a mirrored channel once later ones
+// are, too, it is asked for again.
+func TestSettledFar(t *testing.T) {
+	host := netip.MustParseAddr("127.0.0.1")
+	table, _ := openWith(t, 1, &Remote{Self: host, Addresses: slices.Repeat([]netip.Addr{host}, 20), Largest: mirror.Least})
+	every := func(id.Rank) bool { return true }
+	only := func(rank id.Rank) func(id.Rank) bool { return func(r id.Rank) bool { return r == rank } }
+	for _, rank := range []id.Rank{5, 6} {
+		table.Meet(0, rank)
+	}
+	table.Pause(every, false)
+	f := table.farOf(0, 5)
+	if !table.SpokeFar(0, 5, 800, 3) {
+		t.Fatal("it does not matter whether a message is settled")
+	}
+	for _, k := range []struct {
+		when      string
+		is        func(id.Rank) bool
+		number    uint64
+		paused    bool
+		unsettled bool
+		settled   uint64
+	}{
+		{"too early", every, 2, false, true, 0},
+		{"too early, and paused", every, 2, true, false, 0},
+		{"of another node", only(6), 9, false, false, 0},
+		{"the message", every, 3, false, false, 800},
+		{"again", every, 2, false, false, 800},
+	} {
+		table.Pause(only(5), k.paused)
+		if got := table.SettledFar(k.is, k.number); got != k.unsettled || f.out.Settled().Load() != k.settled {
+			t.Errorf("%s: unsettled %t, settled up to %d", k.when, got, f.out.Settled().Load())
+		}
+	}
+}

@@ -25,12 +25,16 @@ type mirroring struct {
 	seen  []uint64 // by member: the number of the path that it obeys
 	open  []bool   // by member: it allows them to its ranks
 	asked []bool   // by member: it was asked which messages are settled, and has not answered
+	about []uint64 // by member: messages sent to it before it was asked last
+	owed  []bool   // by member: it has asked that, and was not answered
 	tends bool     // there is a goroutine that tends them
 }
 
 func (j *Job) newMirroring() mirroring {
 	n := len(j.config.Members)
-	return mirroring{seen: make([]uint64, n), open: make([]bool, n), asked: make([]bool, n)}
+	return mirroring{
+		seen: make([]uint64, n), open: make([]bool, n), asked: make([]bool, n), about: make([]uint64, n), owed: make([]bool, n),
+	}
 }
 
 // on returns whether a rank is on a member.
@@ -177,34 +181,71 @@ func (r *rank) passedFar() {
 // set. The caller holds Job.sending.
 func (j *Job) askSettled(member int, again bool) {
 	j.mu.Lock()
-	asked := j.mirroring.asked[member]
+	ask := again || !j.mirroring.asked[member]
 	j.mirroring.asked[member] = true
+	if ask {
+		j.mirroring.about[member] = j.counters.flow.Sent[member]
+	}
 	j.mu.Unlock()
-	if !asked || again {
+	if ask {
 		j.sendMessages(member, j.newFrame(frame.Settle, 0))
 	}
 }
 
-// settle answers a member that asks which of its messages are settled. It does not answer while
-// messages wait for room in a ring.
+// settle answers a member that asks which of its messages are settled, as soon as no messages wait
+// for room in a ring.
 func (j *Job) settle(member int) {
+	j.mu.Lock()
+	j.mirroring.owed[member] = true
+	j.mu.Unlock()
+	j.settleOwed()
+}
+
+// settleOwed answers the members that have asked which of their messages are settled, unless
+// messages wait for room in a ring. A message is in its ring, or waits there, before it is counted.
+func (j *Job) settleOwed() {
+	var numbers map[int]uint64 // by member
+	j.mu.Lock()
+	for member, owed := range j.mirroring.owed {
+		if owed && numbers == nil {
+			numbers = make(map[int]uint64)
+		}
+		if owed {
+			numbers[member] = j.flow.Settled(member)
+		}
+	}
+	j.mu.Unlock()
+	if numbers == nil {
+		return
+	}
 	for _, r := range j.local {
 		if n, _ := r.endpoint.Overflow(); n > 0 {
 			return
 		}
 	}
-	j.mu.Lock()
-	number := j.flow.Settled(member)
-	j.mu.Unlock()
-	j.send(member, j.newFrame(frame.Settled, number))
+	for member, number := range numbers {
+		j.mu.Lock()
+		j.mirroring.owed[member] = false
+		j.mu.Unlock()
+		j.send(member, j.newFrame(frame.Settled, number))
+	}
 }
 
-// settled handles a member's answer.
+// settled handles a member's answer. If messages have been sent since the question, it asks again.
+// It does not if there are others that are not settled: these may be held for long.
 func (j *Job) settled(member int, number uint64) {
-	j.channels.SettledFar(j.on(member), number)
+	unsettled := j.channels.SettledFar(j.on(member), number)
 	j.mu.Lock()
 	j.mirroring.asked[member] = false
+	if unsettled && number >= j.mirroring.about[member] && !j.closed {
+		j.running.Go(func() {
+			j.sending.Lock()
+			defer j.sending.Unlock()
+			j.askSettled(member, false)
+		})
+	}
 	j.mu.Unlock()
+	j.rouseAll() // a rank may wait for that
 }
 
 // meet describes a local rank's end of mirrored channels to the node of the other rank. It makes

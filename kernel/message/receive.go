@@ -80,6 +80,7 @@ func (b *returns) send() {
 	if a.Quiesced {
 		j.advance()
 	}
+	j.settleOwed()
 }
 
 // credits handles credits from a member.

@@ -19,6 +19,10 @@ func (j *Job) windowConfig() window.Config {
 			return m.Bytes()
 		},
 		Changed: func(rank id.Rank) { j.local[rank].endpoint.RouseSleeper() },
+		Idle: func(rank id.Rank) bool {
+			area := j.local[rank].endpoint.Area()
+			return area.Path().Load()&wire.PathSpin != 0 && area.ReceiveWaiting().Load() != 0
+		},
 	}
 }
 

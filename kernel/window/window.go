@@ -1,7 +1,8 @@
 // Package window carries out one-sided operations on the windows of a node's ranks that ranks of
 // other nodes ask for by datagrams (package onesided). It has a socket and a thread for each job.
 // So a rank that asks without end takes processor time from its node, and holds up no other job.
-// The thread blocks in Linux until there is a datagram.
+// The thread blocks in Linux until there is a datagram. After a request it polls for a moment if
+// the CPU of the window's rank is free: waking the thread would take longer than a request.
 //
 // A request must come from the address and port of its rank, with the key of the window's rank's
 // end of their mirrored channels (package channel). All else is dropped.
@@ -12,6 +13,7 @@ package window
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"os"
 	"runtime"
@@ -43,6 +45,9 @@ const receiveTimeout = 3600
 // wakeEach is how often a thread is woken that must end.
 const wakeEach = 5 * time.Millisecond
 
+// spinTime is how long the thread polls after a request.
+const spinTime = 50 * time.Microsecond
+
 // Config is what a server needs. All fields are required.
 type Config struct {
 	Self   netip.Addr // of this node, IPv4
@@ -52,6 +57,8 @@ type Config struct {
 	Memory func(rank id.Rank, window uint8) []byte
 	// Changed is called when an event of a rank may have been counted. It must not wait.
 	Changed func(rank id.Rank)
+	// Idle reports whether a rank leaves its CPU to others. It must not wait.
+	Idle func(rank id.Rank) bool
 	// Fault is called when the job cannot continue. It must not wait.
 	Fault func(format string, args ...any)
 }
@@ -84,6 +91,8 @@ type Server struct {
 	buffer  []byte
 	answers [][]byte
 	changed []id.Rank
+	last    *client // that has sent a request since the thread blocked last; nil: there was none
+	polls   bool    // other goroutines can run while the thread polls
 }
 
 // client is a Client with the state of its requests.
@@ -161,7 +170,7 @@ func newServer(c Config, socket *os.File, port uint16) (*Server, error) {
 	}
 	return &Server{
 		config: c, socket: socket, port: port, receiver: train.NewReceiver(fd), sender: train.NewSender(fd),
-		clients: make(map[onesided.Pair]*client), buffer: make([]byte, 0, onesided.Outstanding*onesided.Most),
+		clients: make(map[onesided.Pair]*client), buffer: make([]byte, 0, onesided.Outstanding*onesided.Most), polls: runtime.GOMAXPROCS(0) > 1,
 	}, nil
 }
 
@@ -209,7 +218,7 @@ func (s *Server) serve() {
 	runtime.LockOSThread() // it ends with this goroutine
 	s.id.Store(int64(unix.Gettid()))
 	for !s.over.Load() {
-		datagrams, from, err := s.receiver.Receive(0)
+		datagrams, from, err := s.receive()
 		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
 			continue
 		}
@@ -228,6 +237,17 @@ func (s *Server) serve() {
 	}
 }
 
+// receive waits for requests. It polls before it blocks.
+func (s *Server) receive() (datagrams iter.Seq[[]byte], from *unix.SockaddrInet4, err error) {
+	for begin := time.Now(); s.polls && s.last != nil && s.config.Idle(s.last.Target) && time.Since(begin) < spinTime; {
+		if datagrams, from, err = s.receiver.Receive(unix.MSG_DONTWAIT); !errors.Is(err, unix.EAGAIN) {
+			return datagrams, from, err
+		}
+	}
+	s.last = nil
+	return s.receiver.Receive(0)
+}
+
 // take carries out a request, which may be anything.
 func (s *Server) take(b []byte, from *unix.SockaddrInet4) {
 	q, data, err := onesided.ParseRequest(b)
@@ -240,6 +260,7 @@ func (s *Server) take(b []byte, from *unix.SockaddrInet4) {
 	if c == nil || c.Key != q.Key || c.Address != netip.AddrPortFrom(netip.AddrFrom4(from.Addr), uint16(from.Port)) {
 		return
 	}
+	s.last = c
 	begin := len(s.buffer)
 	all, changed := c.journal.Carry(s.buffer, &q, data, c.ReplyKey, func(window uint8) []byte { return s.window(c, window) })
 	if changed && !slices.Contains(s.changed, c.Target) {

@@ -20,6 +20,7 @@ struct channel {
 	uint64_t count;  /* messages */
 	uint64_t kernel; /* position of the send ring behind the last message to that rank */
 	int through;     /* that message may not be settled */
+	int hasty;       /* messages that do not wait for that */
 	/* Of a consumer. */
 	uint64_t returned; /* position that the producer knows */
 };

@@ -46,7 +46,9 @@
 #define UPCALL_DEPTH 8           /* handlers that run at a time, each in the middle of another */
 #define FAMILIAR 256             /* datagrams from the one other end after which the socket is connected to it */
 #define TRAIN_BYTES 60000        /* of datagrams that are sent at a time, without headers */
-#define BATCH (WIRE_CHANNEL_RING / 4) /* bytes of a long message that are written before they are sent */
+#define CALM_MS 100              /* that a message waits at most until it can take a mirrored channel */
+#define HASTY 64                 /* messages behind one that has waited in vain that do not wait */
+#define BATCH (WIRE_CHANNEL_RING / 2) /* bytes of a long message that are written before they are sent */
 
 static struct {
 	int socket; /* for requests */
@@ -575,7 +577,7 @@ static int takes_channel(struct channel *c, int handler)
 	_Atomic uint64_t *settled = c->local < 0 ? channel_word64(c, WIRE_CHANNEL_SETTLED) : word64(WIRE_SETTLED);
 	if (c->through && atomic_load(settled) < c->kernel)
 		return 0;
-	c->through = 0;
+	c->through = c->hasty = 0;
 	return 1;
 }
 
@@ -1806,6 +1808,28 @@ int margay_in_room(int rank, int handler, size_t length)
  * passed the node kernel all do: its extensions may have kept the first one from the rank. */
 static int takes_channel_long(const struct long_message *m) { return !m->passes && takes_channel(self.to[m->rank], WIRE_HANDLER_PIECE); }
 
+/* is_calm reports whether messages to a rank of another node take a mirrored channel, or could not
+ * take one even if those that passed the node kernels were settled. */
+static int is_calm(int n, uint64_t arg)
+{
+	struct channel *c = (struct channel *)(uintptr_t)arg;
+	(void)n;
+	return !may_pass_by(c) || takes_channel(c, WIRE_HANDLER_PIECE);
+}
+
+/* calm_down waits a moment, at most until a deadline, until the messages to a rank of another node
+ * that passed the node kernels are settled. Otherwise a rank that sends without a pause would send
+ * through them forever. */
+static void calm_down(int rank, int64_t deadline)
+{
+	struct channel *c = self.to[rank];
+	int left = margay_in_left(deadline);
+	if (!c || c->local >= 0 || is_calm(0, (uintptr_t)c) || (c->hasty && c->hasty--))
+		return;
+	if (wait_until(is_calm, (uintptr_t)c, left >= 0 && left < CALM_MS ? left : CALM_MS) < 0)
+		c->hasty = HASTY;
+}
+
 /* push_long sends some pieces of a long message, and reports whether there was room for any. */
 static int push_long(struct long_message *m)
 {
@@ -1835,18 +1859,27 @@ static int push_long(struct long_message *m)
 	return m->sent > begin;
 }
 
-/* has_long_room is has_room for the next piece of a long message. */
+/* long_room returns for how large a record a long message must wait for room, twice: for the next
+ * piece, or where that is a datagram for a batch, because a train takes hardly longer. */
+static size_t long_room(const struct long_message *m, const struct channel *c)
+{
+	size_t rest = m->length - m->sent, batch = rest < BATCH / 2 ? rest : BATCH / 2;
+	return c->local < 0 && batch > c->limit ? batch : c->limit;
+}
+
+/* has_long_room is has_room for the next pieces of a long message. */
 static int has_long_room(int n, uint64_t arg)
 {
 	const struct long_message *m = (const struct long_message *)(uintptr_t)arg;
 	struct channel *c = self.to[m->rank];
 	(void)n;
-	return takes_channel_long(m) ? channel_wait(c, c->limit) : ring_wait(MARGAY_MAX_PAYLOAD);
+	return takes_channel_long(m) ? channel_wait(c, long_room(m, c)) : ring_wait(MARGAY_MAX_PAYLOAD);
 }
 
 /* send_long sends a message in pieces. */
 static int send_long(struct long_message *m)
 {
+	calm_down(m->rank, -1);
 	while (m->sent < m->length) {
 		int sent = push_long(m);
 		if (sent < 0 || (sent == 0 && wait_until(has_long_room, (uintptr_t)m, -1) < 0))
@@ -1876,6 +1909,7 @@ int margay_in_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const vo
 		int sent = margay_in_post(rank, handler, arg0, arg1, payload, length);
 		if (sent != 0)
 			return sent < 0 ? -1 : 0;
+		calm_down(rank, deadline);
 		struct posted m = {rank, handler, length};
 		if (wait_until(has_room, (uintptr_t)&m, margay_in_left(deadline)) < 0)
 			return -1;

@@ -3,6 +3,7 @@ package margay
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"margay/kernel/abi/wire"
 )
@@ -27,6 +28,7 @@ func (j *Job) Send(ctx context.Context, rank, handler int, args [2]uint64, paylo
 // sendLong sends a message in pieces.
 func (j *Job) sendLong(ctx context.Context, l *wire.Long) error {
 	defer j.announce() // another goroutine may wait for its turn
+	j.calmDown(ctx, int(l.Peer))
 	for {
 		full, err := j.pushLong(l)
 		if err != nil || l.Done() {
@@ -45,6 +47,32 @@ func (j *Job) sendLong(ctx context.Context, l *wire.Long) error {
 			j.out.GiveUp(l)
 			return err
 		}
+	}
+}
+
+// calmTime is how long a message waits at most until it can take a mirrored channel.
+const calmTime = 100 * time.Millisecond
+
+// calmDown waits a moment until the messages to a rank of another node that passed the node kernels
+// are settled, so that those behind them can take a mirrored channel.
+func (j *Job) calmDown(ctx context.Context, rank int) {
+	j.sending.Lock()
+	wait := j.out.Calm(uint32(rank))
+	j.sending.Unlock()
+	if !wait {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, calmTime)
+	defer cancel()
+	err := j.wait(ctx, func(int) bool {
+		j.sending.Lock()
+		defer j.sending.Unlock()
+		return !j.out.Unsettled(uint32(rank))
+	})
+	if err != nil {
+		j.sending.Lock()
+		defer j.sending.Unlock()
+		j.out.Haste(uint32(rank))
 	}
 }
 
@@ -83,6 +111,7 @@ func (j *Job) send(ctx context.Context, rank, handler int, args [2]uint64, paylo
 		if ok || err != nil {
 			return err
 		}
+		j.calmDown(ctx, rank)
 		if err = j.wait(ctx, func(int) bool { return !j.awaitsRoom(rank, uint16(handler), len(payload)) }); err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@ package ranktest
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -300,6 +301,37 @@ func mirrors(t *testing.T, seed uint64, program Program) {
 	}
 	f.shares(&c)
 	f.settles(c.message())
+}
+
+// farFlood: a rank that sends without a pause, first through its node kernel, waits until its
+// messages can take the mirrored channel.
+func farFlood(t *testing.T, seed uint64, program Program) {
+	const n = 20000
+	f := startFar(t, seed, program, "flood", fmt.Sprint(n))
+	got := 0
+	f.Await("messages", func() bool {
+		for range 300 {
+			f.carry()
+			r, ok := f.take()
+			if !ok {
+				continue
+			}
+			if r.Args != [2]uint64{uint64(got), ^uint64(got)} || !bytes.Equal(r.Payload, payload(got)) {
+				t.Fatalf("message %d comes as %+v", got, r)
+			}
+			if got++; got == n {
+				return true
+			}
+		}
+		f.ring() // as node kernels do for a rank that may wait for messages to be settled
+		return false
+	})
+	if direct := f.theirOut.Count().Load(); direct < n/2 {
+		t.Errorf("%d of %d messages have taken the mirrored channel", direct, n)
+	}
+	f.Await("barrier", func() bool { f.poll(); return f.area.Entered().Load() == 1 })
+	f.Barrier(1)
+	f.Ended(0)
 }
 
 // sleeps: a rank that sleeps sends again what was lost, without a node kernel, whether a datagram

@@ -507,6 +507,7 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 	t.Run("last to a barrier", func(t *testing.T) { lastToMeet(t, program) })
 	t.Run("closed channel", func(t *testing.T) { closedChannel(t, program) })
 	t.Run("mirrored channels", func(t *testing.T) { mirrors(t, seed, program) })
+	t.Run("flood of another node", func(t *testing.T) { farFlood(t, seed, program) })
 	t.Run("leaders", func(t *testing.T) { leaders(t, seed, program) })
 	t.Run("leader that has ended", func(t *testing.T) { boundLeader(t, seed, program) })
 	t.Run("leader that stops waiting", func(t *testing.T) { overdueLeader(t, seed, program) })

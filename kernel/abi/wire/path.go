@@ -50,6 +50,7 @@ type outlet struct {
 	limit   int            // bytes of the longest payload of a record
 	kernel  uint64         // position of the send ring behind the last message to it
 	through bool           // that message may not be settled
+	hasty   int            // messages that do not wait for that
 	settled *atomic.Uint64 // position of the send ring before which all messages to it are settled
 	spoken  uint64         // position of the channel behind the last message but Notes
 }
@@ -61,16 +62,16 @@ func NewOutlet(a *Area, b *Board, h Header) *Outlet {
 
 // Open adds the channel to a rank, which is a local rank of the job.
 func (o *Outlet) Open(c *Channel, rank, local int) {
-	o.open(c, rank, local, ChannelPayload, o.area.Settled())
+	o.add(c, rank, local, ChannelPayload, o.area.Settled())
 }
 
 // OpenMirror adds the mirrored channel to a rank of another node, whose datagrams carry at most so
 // many bytes of records.
 func (o *Outlet) OpenMirror(c *Channel, rank, most int) {
-	o.open(c, rank, mirrored, min(ChannelPayload, most&^7-ChannelHeader), c.Settled())
+	o.add(c, rank, mirrored, min(ChannelPayload, most&^7-ChannelHeader), c.Settled())
 }
 
-func (o *Outlet) open(c *Channel, rank, local, limit int, settled *atomic.Uint64) {
+func (o *Outlet) add(c *Channel, rank, local, limit int, settled *atomic.Uint64) {
 	o.to[rank] = &outlet{ChannelProducer: c.Producer(), local: local, limit: limit, kernel: o.send.Position(), through: true, settled: settled}
 }
 
@@ -83,14 +84,46 @@ func (o *Outlet) direct(to *outlet, handler uint16) bool {
 	if handler == HandlerBarrier {
 		return to.Closed().Load() != ChannelEnded
 	}
-	if o.area.Path().Load()&PathDirect == 0 || to.Closed().Load() != 0 || to.local == mirrored && handler == HandlerRemote {
+	if !o.open(to) || to.local == mirrored && handler == HandlerRemote {
 		return false
 	}
 	if to.through && to.settled.Load() < to.kernel {
 		return false
 	}
-	to.through = false
+	to.through, to.hasty = false, 0
 	return true
+}
+
+// hasty is how many messages behind one that has waited in vain do not wait.
+const hasty = 64
+
+// Unsettled reports whether messages to a rank of another node could take a mirrored channel if
+// those that passed the node kernels were settled. A rank that sends without a pause should wait
+// for that: otherwise it would send through the node kernels forever.
+func (o *Outlet) Unsettled(rank uint32) bool {
+	to := o.to[rank]
+	return to != nil && to.local == mirrored && o.open(to) && !o.direct(to, HandlerPiece)
+}
+
+// Calm is Unsettled for a message that would wait. After Haste, some do not.
+func (o *Outlet) Calm(rank uint32) (wait bool) {
+	if !o.Unsettled(rank) {
+		return false
+	}
+	to := o.to[rank]
+	if to.hasty == 0 {
+		return true
+	}
+	to.hasty--
+	return false
+}
+
+// Haste notes that a message to a rank has waited in vain.
+func (o *Outlet) Haste(rank uint32) { o.to[rank].hasty = hasty }
+
+// open reports whether messages may take a channel when those before them are settled.
+func (o *Outlet) open(to *outlet) bool {
+	return o.area.Path().Load()&PathDirect != 0 && to.Closed().Load() == 0
 }
 
 // Push sends a message of at most MaxPayload bytes to the rank r.Peer. It reports whether there was

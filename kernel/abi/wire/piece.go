@@ -101,7 +101,7 @@ func (l *Long) next(limit int, first *[]byte) (r Record, n int) {
 
 // batch is how many bytes of a long message are written before they are sent, where that takes a
 // system call.
-const batch = ChannelRing / 4
+const batch = ChannelRing / 2
 
 // PushLong sends pieces of a message while there is room, but not many before a process must be
 // woken. It reports whether there was no room, and which process to wake. While another message to
@@ -146,13 +146,22 @@ func (o *Outlet) limit(to *outlet, direct bool) int {
 	return MaxPayload
 }
 
-// WaitLong is Wait for the next piece of a message.
+// room returns for how large a payload the message must wait for room, twice: for the next piece,
+// or where that is a datagram for a batch, because a train takes hardly longer.
+func (l *Long) room(to *outlet) int {
+	if to.local != mirrored {
+		return to.limit
+	}
+	return max(to.limit, min(batch/2, len(l.Payload)-l.sent))
+}
+
+// WaitLong is Wait for the next pieces of a message.
 func (o *Outlet) WaitLong(l *Long) (wait bool) {
 	if other := o.longs[l.Peer]; other != nil && other != l {
 		return true
 	}
 	if to := o.to[l.Peer]; o.directLong(to, l) {
-		return to.Wait(to.limit)
+		return to.Wait(l.room(to))
 	}
 	return o.send.Wait(MaxPayload)
 }

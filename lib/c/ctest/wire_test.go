@@ -85,15 +85,15 @@ var same = map[string]string{
 
 // goOnly are the numbers that C has no use for.
 var goOnly = []string{
-	"HeaderSize",        // the header gives the offset of the data behind it
-	"ringMask",          // follows from RingSize
-	"channelMask",       // from ChannelRing
-	"MirrorSize",        // the file says it
-	"ChannelPaused",     // it is not 0
-	"NoOffset",          // UINT64_MAX
-	"mirrored",          // in C, channels have it otherwise
-	"barrierEnded",      // the node kernel alone writes and reads it
-	"batch", "mostIdle", // each side may choose its own
+	"HeaderSize",                 // the header gives the offset of the data behind it
+	"ringMask",                   // follows from RingSize
+	"channelMask",                // from ChannelRing
+	"MirrorSize",                 // the file says it
+	"ChannelPaused",              // it is not 0
+	"NoOffset",                   // UINT64_MAX
+	"mirrored",                   // in C, channels have it otherwise
+	"barrierEnded",               // the node kernel alone writes and reads it
+	"batch", "mostIdle", "hasty", // each side may choose its own
 	"WakeNobody", "WakeKernel", "WakeMirror",
 	"FD",            // the environment says it
 	"MaxObject",     // the node kernel sees to it
