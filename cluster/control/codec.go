@@ -8,7 +8,8 @@ import (
 )
 
 // coded is a message with a codec of its own (control.codec.go). The codec encodes as protobuf
-// does, byte for byte. It leaves unknown fields, unusual encodings of lists, and errors to protobuf.
+// does, byte for byte. It leaves unknown fields, unusual encodings of lists, and errors to
+// protobuf.
 type coded interface {
 	proto.Message
 	size() int // encoded, in bytes
