@@ -180,6 +180,11 @@ func TestDamagedCache(t *testing.T) {
 	if found := parseCache(good).paths("libone.so"); !slices.Equal(found, []string{"/lib/libone.so"}) {
 		t.Fatalf("%v", found)
 	}
+	for _, name := range []string{"", "libone", "one.so", "/lib/libone.so\x00", "libone.so\x00"} {
+		if found := parseCache(good).paths(name); len(found) > 0 {
+			t.Errorf("%q: %v", name, found)
+		}
+	}
 	bad := func(change func(data []byte) []byte) []byte { return change(slices.Clone(good)) }
 	for name, data := range map[string][]byte{
 		"empty":          nil,
