@@ -165,10 +165,13 @@ func parsePacked[T any](p *parser, to *[]T, value func(uint64) T) {
 	}
 }
 
+// How numbers of a list are encoded: as they are, or with a sign (sint32).
+
 func number[T integer](v T) uint64      { return uint64(v) }
 func numberValue[T integer](v uint64) T { return T(v) }
 func signed(v int32) uint64             { return protowire.EncodeZigZag(int64(v)) }
 func signedValue(v uint64) int32        { return int32(protowire.DecodeZigZag(v & (1<<32 - 1))) }
+
 func sizeInts[T integer](field protowire.Number, list []T) int {
 	return sizePacked(field, list, number[T])
 }
@@ -176,11 +179,15 @@ func sizeInts[T integer](field protowire.Number, list []T) int {
 func encodeInts[T integer](e *encoder, field protowire.Number, list []T) {
 	encodePacked(e, field, list, number[T])
 }
-func parseInts[T integer](p *parser, to *[]T)              { parsePacked(p, to, numberValue[T]) }
+
+func parseInts[T integer](p *parser, to *[]T) { parsePacked(p, to, numberValue[T]) }
+
 func sizeSigneds(field protowire.Number, list []int32) int { return sizePacked(field, list, signed) }
+
 func encodeSigneds(e *encoder, field protowire.Number, list []int32) {
 	encodePacked(e, field, list, signed)
 }
+
 func parseSigneds(p *parser, to *[]int32) { parsePacked(p, to, signedValue) }
 
 func sizeText(field protowire.Number, text string) int {
