@@ -347,8 +347,10 @@ func (n *Node) remove(number id.Job) {
 	}
 }
 
-// restPause is how long a node has no job before it gives memory back.
-const restPause = time.Second
+// restPause is how long a node has no job before it gives memory back. It is longer than between
+// jobs that follow each other at some distance: the collection takes 2 ms of a processor, and the
+// next job would get the memory from Linux again.
+const restPause = 10 * time.Second
 
 // rest gives the memory back that the node kernel has needed for jobs, unless it has one: a host
 // may have a thousand node kernels, and Go's runtime would keep most of the memory.

@@ -39,6 +39,11 @@ type identity struct {
 	Device, Inode, Size, Modified, Changed uint64 // times in nanoseconds
 }
 
+// fields are the fields in the order of the file.
+func (i *identity) fields() [identityFields]*uint64 {
+	return [...]*uint64{&i.Device, &i.Inode, &i.Size, &i.Modified, &i.Changed}
+}
+
 const (
 	settled     = time.Minute
 	mostDigests = 512
@@ -47,8 +52,12 @@ const (
 // digestsMagic begins the file of digests, and names its format.
 const digestsMagic = "margayd1"
 
-// knownSize is the size of a digest in the file.
-const knownSize = 5*8 + 32
+// identityFields is the number of fields of an identity, and knownSize the size of a digest in the
+// file.
+const (
+	identityFields = 5
+	knownSize      = identityFields*8 + len(archive.Digest{})
+)
 
 // readDigests reads the digests that are kept at path. A file that another user could have written
 // has none.
@@ -80,9 +89,10 @@ func parseDigests(text []byte) (list []known) {
 	}
 	for text = text[len(digestsMagic):]; len(text) > 0; text = text[knownSize:] {
 		var k known
-		if _, err := binary.Decode(text, binary.LittleEndian, &k); err != nil {
-			return nil
+		for i, field := range k.File.fields() {
+			*field = binary.LittleEndian.Uint64(text[8*i:])
 		}
+		copy(k.Digest[:], text[8*identityFields:knownSize])
 		list = append(list, k)
 	}
 	return list
@@ -137,7 +147,10 @@ func (d *digests) keep() {
 	}
 	text := []byte(digestsMagic)
 	for _, k := range d.known {
-		text, _ = binary.Append(text, binary.LittleEndian, k) // it has a fixed size
+		for _, field := range k.File.fields() {
+			text = binary.LittleEndian.AppendUint64(text, *field)
+		}
+		text = append(text, k.Digest[:]...)
 	}
 	f, err := os.CreateTemp(filepath.Dir(d.path), ".digests-")
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"strings"
 
 	"margay/cluster/launch/regular"
 )
@@ -31,10 +30,10 @@ func readConfig(path string) ([]byte, error) {
 
 // readCache reads the cache of the GNU loader. It is empty when there is none that this loader
 // would use.
-func readCache(path string) map[string][]string {
+func readCache(path string) *cache {
 	data, err := readConfig(path)
 	if err != nil {
-		return map[string][]string{}
+		return new(cache)
 	}
 	return parseCache(data)
 }
@@ -49,46 +48,59 @@ const (
 	cacheAlign = 8
 	endianMask = 3
 	endianBig  = 3
-	kindMask   = 0xff
-	kindGNU    = 3 // a library for this C library; the other bits of flags are the machine, which the library itself says better
+	kindGNU    = 3 // the first byte of an entry's flags: a library for this C library; the other bytes are the machine, which the library itself says better
 )
 
-// cacheHeader follows the magic.
-type cacheHeader struct {
-	Entries, Strings uint32
-	Flags            uint8
-	_                [3]byte
-	_                [4]uint32
+// Where things are in the header, which the magic begins, and in an entry, in bytes. Key and value
+// are where in the cache the name of a library and its path begin.
+const (
+	cacheHeader  = 48
+	entriesAt    = 20
+	endianAt     = 28
+	cacheEntry   = 24
+	entryKeyAt   = 4
+	entryValueAt = 8
+	entryHwcapAt = 16 // what the processor must have; 0: nothing
+)
+
+// cache is the cache of the GNU loader. A program has few libraries, and a system has thousands, so
+// paths looks at all entries each time, and nothing is made of the others.
+type cache struct {
+	entries []byte
+	text    []byte // what keys and values refer to
 }
 
-// cacheEntry is one library. Key and Value are where in the cache its name and its path begin.
-type cacheEntry struct {
-	Flags, Key, Value, _ uint32
-	Hwcap                uint64 // what the processor must have; 0: nothing
-}
-
-// parseCache returns the paths of each library of a cache, in its order, without those for
-// particular processors.
-func parseCache(data []byte) map[string][]string {
-	paths := make(map[string][]string)
+// parseCache finds the entries of a cache.
+func parseCache(data []byte) *cache {
 	data = skipOld(data)
-	var h cacheHeader
-	rest, ok := bytes.CutPrefix(data, []byte(cacheMagic))
-	size, err := binary.Decode(rest, binary.LittleEndian, &h)
-	if !ok || err != nil || h.Flags&endianMask == endianBig {
-		return paths
+	if !bytes.HasPrefix(data, []byte(cacheMagic)) || len(data) < cacheHeader || data[endianAt]&endianMask == endianBig {
+		return new(cache)
 	}
-	rest, text := rest[size:], string(data)
-	for range h.Entries {
-		var e cacheEntry
-		size, err := binary.Decode(rest, binary.LittleEndian, &e)
-		if err != nil {
-			break
+	entries := data[cacheHeader:]
+	size := int64(binary.LittleEndian.Uint32(data[entriesAt:])) * cacheEntry
+	return &cache{entries[:min(size, int64(len(entries)))], data}
+}
+
+// size is how many entries paths looks at.
+func (c *cache) size() int { return len(c.entries) / cacheEntry }
+
+// paths returns the paths of a library, in the order of the cache, without those for particular
+// processors.
+func (c *cache) paths(name string) (paths []string) {
+	if name == "" || len(name) >= maxName {
+		return nil
+	}
+	for rest := c.entries; len(rest) >= cacheEntry; rest = rest[cacheEntry:] {
+		key := int64(binary.LittleEndian.Uint32(rest[entryKeyAt:]))
+		end := key + int64(len(name))
+		if end >= int64(len(c.text)) || c.text[end] != 0 || string(c.text[key:end]) != name {
+			continue
 		}
-		rest = rest[size:]
-		name, path := stringAt(text, e.Key), stringAt(text, e.Value)
-		if e.Flags&kindMask == kindGNU && e.Hwcap == 0 && name != "" && filepath.IsAbs(path) {
-			paths[name] = append(paths[name], path)
+		if rest[0] != kindGNU || binary.LittleEndian.Uint64(rest[entryHwcapAt:]) != 0 {
+			continue
+		}
+		if path := stringAt(c.text, binary.LittleEndian.Uint32(rest[entryValueAt:])); filepath.IsAbs(path) {
+			paths = append(paths, path)
 		}
 	}
 	return paths
@@ -107,14 +119,14 @@ func skipOld(data []byte) []byte {
 
 // stringAt returns the string that begins at an offset and ends with a NUL, as names of files do;
 // empty: there is none.
-func stringAt(text string, at uint32) string {
+func stringAt(text []byte, at uint32) string {
 	if int64(at) >= int64(len(text)) {
 		return ""
 	}
 	text = text[at:]
-	found, _, ended := strings.Cut(text[:min(maxName, len(text))], "\x00")
+	found, _, ended := bytes.Cut(text[:min(maxName, len(text))], []byte{0})
 	if !ended {
 		return ""
 	}
-	return found
+	return string(found)
 }

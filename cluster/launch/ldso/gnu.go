@@ -52,8 +52,9 @@ func (g gnu) indexed(name string, by *loaded) iter.Seq[string] {
 	if g.cache == nil {
 		g.cache = readCache(g.index())
 	}
+	g.work += g.cache.size()
 	return func(yield func(string) bool) {
-		for _, path := range g.cache[name] {
+		for _, path := range g.cache.paths(name) {
 			if by.noDefault && slices.Contains(g.system(), filepath.Dir(path)) {
 				continue
 			}

@@ -21,7 +21,7 @@ import (
 const (
 	maxLibraries = 4096
 	maxTried     = 1 << 18  // paths
-	maxWork      = 64 << 20 // bytes of files and paths that are read, made or looked through
+	maxWork      = 64 << 20 // bytes of files and paths that are read or made, and entries that are looked at
 )
 
 // maxKept is how many bytes of what was read are remembered for the next file.
@@ -33,10 +33,10 @@ type Search struct {
 	LibraryPath string // more folders with libraries, as in LD_LIBRARY_PATH
 	Preload     string // libraries that every program loads first, as in LD_PRELOAD
 
-	etc   string              // the folder of the loaders' configuration; empty: /etc
-	cache map[string][]string // what the cache of the GNU loader says; nil: not read yet
-	read  map[string]*object  // by path: files that were loaded, none that was passed over
-	kept  int                 // bytes in read
+	etc   string             // the folder of the loaders' configuration; empty: /etc
+	cache *cache             // what the cache of the GNU loader says; nil: not read yet
+	read  map[string]*object // by path: files that were loaded, none that was passed over
+	kept  int                // bytes in read
 }
 
 // Needs is what a file needs to be loaded. All paths are absolute and as the loader makes them: a

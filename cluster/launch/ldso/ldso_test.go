@@ -124,7 +124,7 @@ func TestCache(t *testing.T) {
 		{"libold.so", save(t, new(image).bytes(), dir, "far", "libold.so"), 0x302, 0},
 	}
 	save(t, new(image).bytes(), dir, "fast", "libfar.so")
-	for name, data := range map[string][]byte{"new": cache(nil, entries), "after an old one": cache([]byte("entryof12byt"), entries)} {
+	for name, data := range map[string][]byte{"new": cacheOf(nil, entries), "after an old one": cacheOf([]byte("entryof12byt"), entries)} {
 		save(t, data, dir, "etc", "ld.so.cache")
 		for library, want := range map[string]string{"libfar.so": far, "libnear.so": near, "libold.so": ""} {
 			program := save(t, (&image{interpreter: loader}).add(elf.DT_NEEDED, library).bytes(), dir, "program")
@@ -149,8 +149,8 @@ type cached struct {
 	hwcap      uint64
 }
 
-// cache makes a cache; old holds the entries for older loaders.
-func cache(old []byte, entries []cached) []byte {
+// cacheOf makes a cache; old holds the entries for older loaders.
+func cacheOf(old []byte, entries []cached) []byte {
 	var out, table bytes.Buffer
 	text := ""
 	at := func(word string) uint32 {
@@ -158,7 +158,8 @@ func cache(old []byte, entries []cached) []byte {
 		return uint32(len(cacheMagic) + 28 + 24*len(entries) + len(text) - len(word) - 1)
 	}
 	for _, e := range entries {
-		binary.Write(&table, binary.LittleEndian, cacheEntry{Flags: e.flags, Key: at(e.name), Value: at(e.path), Hwcap: e.hwcap})
+		binary.Write(&table, binary.LittleEndian, []uint32{e.flags, at(e.name), at(e.path), 0})
+		binary.Write(&table, binary.LittleEndian, e.hwcap)
 	}
 	if old != nil {
 		out.WriteString(oldMagic)
@@ -167,7 +168,7 @@ func cache(old []byte, entries []cached) []byte {
 		out.Write(make([]byte, -out.Len()&(cacheAlign-1)))
 	}
 	out.WriteString(cacheMagic)
-	binary.Write(&out, binary.LittleEndian, cacheHeader{Entries: uint32(len(entries)), Strings: uint32(len(text)), Flags: 2})
+	binary.Write(&out, binary.LittleEndian, []uint32{uint32(len(entries)), uint32(len(text)), 2, 0, 0, 0, 0})
 	out.Write(table.Bytes())
 	out.WriteString(text)
 	return out.Bytes()
@@ -175,9 +176,14 @@ func cache(old []byte, entries []cached) []byte {
 
 // A damaged cache is as none: the rest of the search goes on.
 func TestDamagedCache(t *testing.T) {
-	good := cache(nil, []cached{{"libone.so", "/lib/libone.so", 0x303, 0}})
-	if found := parseCache(good); !slices.Equal(found["libone.so"], []string{"/lib/libone.so"}) {
+	good := cacheOf(nil, []cached{{"libone.so", "/lib/libone.so", 0x303, 0}})
+	if found := parseCache(good).paths("libone.so"); !slices.Equal(found, []string{"/lib/libone.so"}) {
 		t.Fatalf("%v", found)
+	}
+	for _, name := range []string{"", "libone", "one.so", "/lib/libone.so\x00", "libone.so\x00"} {
+		if found := parseCache(good).paths(name); len(found) > 0 {
+			t.Errorf("%q: %v", name, found)
+		}
 	}
 	bad := func(change func(data []byte) []byte) []byte { return change(slices.Clone(good)) }
 	for name, data := range map[string][]byte{
@@ -190,11 +196,11 @@ func TestDamagedCache(t *testing.T) {
 		"many entries":   bad(func(d []byte) []byte { d[23] = 0xff; return d[:len(d)-1] }),
 		"name outside":   bad(func(d []byte) []byte { d[48+7] = 0xff; return d }),
 		"path outside":   bad(func(d []byte) []byte { d[48+11] = 0xff; return d }),
-		"relative path":  cache(nil, []cached{{"libone.so", "lib/libone.so", 0x303, 0}}),
+		"relative path":  cacheOf(nil, []cached{{"libone.so", "lib/libone.so", 0x303, 0}}),
 		"other order":    bad(func(d []byte) []byte { d[28] = endianBig; return d }),
 		"old, and short": append([]byte(oldMagic), 0xff, 0xff, 0xff, 0xff, 1),
 	} {
-		if found := parseCache(data); len(found) > 0 {
+		if found := parseCache(data).paths("libone.so"); len(found) > 0 {
 			t.Errorf("%s: %v", name, found)
 		}
 	}
@@ -363,14 +369,12 @@ func FuzzObject(f *testing.F) {
 
 // FuzzCache: paths of a cache are absolute, whatever it holds.
 func FuzzCache(f *testing.F) {
-	f.Add(cache(nil, []cached{{"libone.so", "/lib/libone.so", 0x303, 0}}))
-	f.Add(cache([]byte("entryof12byt"), []cached{{"libone.so", "/lib/libone.so", 0x303, 0}}))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		for name, paths := range parseCache(data) {
-			for _, path := range paths {
-				if name == "" || !filepath.IsAbs(path) || len(path) >= maxName {
-					t.Errorf("%q: %q", name, path)
-				}
+	f.Add(cacheOf(nil, []cached{{"libone.so", "/lib/libone.so", 0x303, 0}}), "libone.so")
+	f.Add(cacheOf([]byte("entryof12byt"), []cached{{"libone.so", "/lib/libone.so", 0x303, 0}}), "libone.so")
+	f.Fuzz(func(t *testing.T, data []byte, name string) {
+		for _, path := range parseCache(data).paths(name) {
+			if name == "" || !filepath.IsAbs(path) || len(path) >= maxName {
+				t.Errorf("%q: %q", name, path)
 			}
 		}
 	})

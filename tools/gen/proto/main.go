@@ -2,8 +2,9 @@
 //
 //	proto FILE.proto
 //
-// It writes FILE.pb.go beside the file. The compiler is a Go module pinned in tools/gen/go.mod, so
-// the result is the same on every machine, and protoc need not be installed.
+// It writes FILE.pb.go beside the file, and FILE.codec.go with codecs without reflection for the
+// messages that the file marks as frequent. The compiler is a Go module pinned in tools/gen/go.mod,
+// so the result is the same on every machine, and protoc need not be installed.
 package main
 
 import (
@@ -13,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"github.com/bufbuild/protocompile"
 	"github.com/bufbuild/protocompile/protoutil"
@@ -70,5 +72,9 @@ func run(ctx context.Context, path string) error {
 			return err
 		}
 	}
-	return nil
+	codec, err := generateCodec(request)
+	if err != nil || codec == nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, strings.TrimSuffix(name, ".proto")+".codec.go"), codec, 0o644)
 }
