@@ -10,10 +10,12 @@ import (
 	"os/exec"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"margay/cluster/launch"
 	"margay/cluster/wayback"
 	"margay/internal/nodeset"
 	"margay/tools/margay/command"
@@ -43,15 +45,15 @@ func openMPI(self, hostfile string, env []string) (set []string) {
 		return nil
 	}
 	for _, v := range []struct{ name, value string }{
-		{"plm_rsh_agent", self + " " + agentName},
-		{"plm_rsh_no_tree_spawn", "1"},        // a node has no agent
-		{"plm_rsh_num_concurrent", "1000000"}, // agents live as long as their daemons
-		{"orte_leave_session_attached", "1"},  // a daemon that leaves its session is left behind
-		{"orte_default_hostfile", hostfile},
-		{"hwloc_base_binding_policy", "none"}, // the CPUs of a hosted node may be shared
+		{"OMPI_MCA_plm_rsh_agent", self + " " + agentName},
+		{"OMPI_MCA_plm_rsh_no_tree_spawn", "1"},        // a node has no agent
+		{"OMPI_MCA_plm_rsh_num_concurrent", "1000000"}, // agents live as long as their daemons
+		{"OMPI_MCA_orte_leave_session_attached", "1"},  // a daemon that leaves its session is left behind
+		{"OMPI_MCA_orte_default_hostfile", hostfile},
+		{"OMPI_MCA_hwloc_base_binding_policy", "none"}, // the CPUs of a hosted node may be shared
+		{"HWLOC_HIDE_ERRORS", "2"},                     // a job has no /sys with them
 	} {
-		entry := "OMPI_MCA_" + v.name + "="
-		if !hasPrefix(env, entry) {
+		if entry := v.name + "="; !hasPrefix(env, entry) {
 			set = append(set, entry+v.value)
 		}
 	}
@@ -118,8 +120,13 @@ func (a commands) agent(ctx context.Context, host, words string) error {
 	toNode, fromHere := io.Pipe()
 	toHere, fromNode := io.Pipe()
 	carried := make(chan error, 1)
+	var connected atomic.Bool
+	dial := func() (net.Conn, error) {
+		connected.Store(true)
+		return dialAny(addresses)
+	}
 	go func() {
-		err := wayback.ServeClient(func() (net.Conn, error) { return dialAny(addresses) }, toHere, fromHere)
+		err := wayback.ServeClient(dial, toHere, fromHere)
 		toHere.CloseWithError(err) // the step's output has no reader then, which ends the step
 		carried <- err
 	}()
@@ -128,7 +135,11 @@ func (a commands) agent(ctx context.Context, host, words string) error {
 	err = job.Run(ctx, &app, f, []string{self, daemonName, words})
 	fromNode.Close()
 	toNode.Close()
-	return errors.Join(err, <-carried)
+	err = errors.Join(err, <-carried)
+	if err != nil && connected.Load() { // mpirun reports the end of its daemon, and may have ended first
+		return command.Failed(launch.ExitMargay, nil)
+	}
+	return err
 }
 
 // agentWait is how long a daemon waits for the cores of its node: the last mpirun may just be
