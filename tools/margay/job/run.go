@@ -482,7 +482,8 @@ func (f *Flags) interfaceOf(files *launch.Files) (control.MPI, error) {
 	case f.MPI == mpiPMI1, f.MPI == mpiAuto && files.PMI1:
 		return control.MPI_MPI_PMI1, nil
 	case f.MPI == mpiAuto && files.Parallel != "" && !f.Force:
-		return 0, fmt.Errorf("it is linked with an MPI or PMI (%s) that does not work here yet, MPICH does: each of the %d ranks would take itself for the only one and compute everything; --force runs it",
+		return 0, fmt.Errorf("it is linked with an MPI or PMI (%s) that does not work here yet, MPICH does: each of the %d ranks would take itself for the only one and compute everything; "+
+			"Open MPI's own mpirun runs it in an allocation (margay alloc); --force runs it",
 			files.Parallel, f.Ranks)
 	}
 	return control.MPI_MPI_NONE, nil
