@@ -230,7 +230,7 @@ const (
 	devicePause  = 10 * time.Millisecond
 )
 
-// addJobDevice makes the device. One of a joined network waits for that of an earlier step.
+// addJobDevice makes the device. In a joined network it waits until an earlier step's is gone.
 func addJobDevice(device *netlink.Vxlan, joined bool) error {
 	for end := time.Now().Add(deviceLeaves); ; {
 		err := netlink.LinkAdd(device)

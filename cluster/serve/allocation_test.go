@@ -199,8 +199,8 @@ func TestAllocationAfterRestart(t *testing.T) {
 	}
 }
 
-// A serve that is killed between the end of an allocation and that of its steps ends them when it
-// is back.
+// A serve that is killed after the end of an allocation, and before the end of its steps, ends them
+// when it is back.
 func TestStepWithoutAllocationAfterRestart(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
@@ -210,7 +210,7 @@ func TestStepWithoutAllocationAfterRestart(t *testing.T) {
 		s.Detach = true
 		step := other.run(s)
 		m.server.mu.Lock()
-		m.server.jobs[step].spec.Step = 0 // nobody ends it
+		m.server.jobs[step].spec.Step = 0 // its end is lost
 		m.server.mu.Unlock()
 		c.tell(&control.EndAllocation{Job: a})
 		c.ended()
@@ -343,8 +343,8 @@ func TestAllocationNetwork(t *testing.T) {
 	})
 }
 
-// In any order of events each core has one user: the free ones, those of jobs, and those of
-// allocations, which have their steps on them, are all cores; and all are free at last.
+// In any order of events each core is free, a job's or an allocation's, whose steps are on its
+// cores. In the end all are free.
 func TestAllocationModel(t *testing.T) {
 	seed := check.Seed(t)
 	for i := range uint64(20) {

@@ -8,7 +8,8 @@
 // connection ends when both sides have shut it. A connection that does not read holds up the
 // others.
 //
-// side.mu guards the table of connections, side.sending the writer. Neither is held for the other.
+// Locks: side.mu guards the table of connections, side.sending the writer. Neither is held for the
+// other.
 package wayback
 
 import (

@@ -66,7 +66,7 @@ func TestConnections(t *testing.T) {
 	sides.Wait()
 }
 
-// A connection that nobody answers ends. A side that breaks the rules is left.
+// A connection without an answer ends. A side that breaks the rules is left.
 func TestRefused(t *testing.T) {
 	for name, in := range map[string][]frame{
 		"data without a connection": {{data, 7, []byte("x")}, {kind: shut, number: 8}},

@@ -13,7 +13,7 @@ import (
 )
 
 // daemon plays the daemon of Open MPI: it says to mpirun, at the address in its words, where it is
-// and which nodes its network has, and ends when it is told to.
+// and how many nodes its network has, and ends after the answer.
 const daemon = `address=${1##*//}
 exec 3<>/dev/tcp/${address%:*}/${address##*:}
 echo $(hostname) $(grep -c ' node' /etc/hosts) >&3
@@ -22,8 +22,8 @@ echo "$line"
 `
 
 // A command has its cores for itself: jobs that it starts are steps with these cores, on the nodes
-// that it knows. A daemon that it starts as mpirun does reaches it. When it is killed, its steps are
-// ended, and the cores are free.
+// that it knows. A daemon that it starts as mpirun does reaches it. When it is killed, its steps
+// end, and the cores are free.
 func TestAllocation(t *testing.T) {
 	m := use(t, "hosted")
 	dir := t.TempDir()

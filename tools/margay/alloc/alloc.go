@@ -58,7 +58,7 @@ The command finds in its environment: MARGAY_ALLOCATION, the number of the job t
 the nodes, such as node0,node1; MARGAY_CORES, how many cores; MARGAY_HOSTFILE, a file with a line for each node and its cores
 ("node0 slots=2"), which exists as long as the allocation. MARGAY_ALLOCATION alone, with --allocation, is enough for another terminal.
 
-Open MPI's mpirun needs no flags in an allocation on hosted nodes: variables that begin with OMPI_MCA_ have it start its daemons there, as
+Open MPI's mpirun needs no flags in an allocation on hosted nodes: variables that begin with OMPI_MCA_ start its daemons there, as
 steps with all cores of a node, with the host's programs (--root host), the working directory (--files) and the allocation's network. One
 mpirun at a time can use a node.
 
@@ -177,8 +177,7 @@ const releaseTimeout = 30 * time.Second
 // run runs the command in an allocation, until both have ended.
 func (a commands) run(ctx context.Context, held *allocation.Allocation, path string, argv []string) error {
 	places := newPlaces(held.Places)
-	// These come from the terminal and are for the command, which gets them there. The others are for
-	// this command alone, so it passes them on.
+	// The command gets these from the terminal, too. Others are passed on.
 	ignored, stopIgnoring := command.Catch(1, unix.SIGINT, unix.SIGQUIT)
 	defer stopIgnoring()
 	passed, stopPassing := command.Catch(8, unix.SIGTERM, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2)
@@ -287,7 +286,7 @@ func (a commands) finish(ctx context.Context, held *allocation.Allocation, cmd *
 	return a.release(held, exit, command.Failed(code, nil))
 }
 
-// release gives the cores back, and returns err, or what went wrong with that.
+// release gives the cores back, and returns err, or else an error of its own.
 func (a commands) release(held *allocation.Allocation, exit *control.ExitStatus, err error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()

@@ -18,12 +18,12 @@ func (a commands) execCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "exec [flags] COMMAND [ARGUMENT...]",
 		Short: "Run a command on nodes of an allocation, one process on each",
-		Long: `Run a command on each node of an allocation, or on those of -w, as a step of the allocation: a job of one process on each node, with one
+		Long: `Run a command on each node of an allocation, or on the nodes of -w, as a step of the allocation: a job of one process on each node, with one
 core there, or as many as -c says. It ends with the allocation.
 
 Several steps run at a time as long as the allocation has free cores; --wait waits for them. The command is copied to the nodes, as with
 margay run. On hosted nodes, --root host gives it the programs of this host. Standard input goes to the process on the first node, output
-and standard error come back. When one process fails the others go on. The status is that of the lowest node where it failed.
+and standard error come back. When one process fails the others go on. The status comes from the lowest node where it failed.
 
 With --network the processes have the network of the allocation. Steps that have it reach each other under the names of the nodes; on each
 node one step at a time can have it.`,
@@ -79,7 +79,7 @@ func (a commands) nodesOf(ctx context.Context, f *job.Flags) ([]uint32, error) {
 		return nil, err
 	}
 	if len(jobs.Jobs) != 1 || !jobs.Jobs[0].Allocation {
-		return nil, fmt.Errorf("job %d is no allocation: margay alloc makes one", f.Step)
+		return nil, fmt.Errorf("job %d is not an allocation: margay alloc makes one", f.Step)
 	}
 	if jobs.Jobs[0].Phase == control.JobPhase_JOB_DONE {
 		return nil, fmt.Errorf("allocation %d has ended", f.Step)

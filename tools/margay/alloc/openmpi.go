@@ -28,9 +28,9 @@ import (
 // allocation, and in that another hidden command (daemonCommand), which runs the words.
 //
 // The daemon connects to mpirun, at an address that is one of its arguments. No job reaches that.
-// So the connection goes to the hidden command on the node, over the step's standard input and output to
-// the agent, and from there to mpirun (cluster/wayback). Daemons and ranks reach each other over
-// the network of the allocation.
+// So the connection goes to the hidden command on the node, over the step's standard input and
+// output to the agent, and from there to mpirun (cluster/wayback). Daemons and ranks reach each
+// other over the network of the allocation.
 
 // The hidden commands.
 const (
@@ -92,7 +92,7 @@ func (a commands) agent(ctx context.Context, host, words string) error {
 	}
 	node, err := nodeset.ParseNode(host)
 	if err != nil {
-		return fmt.Errorf("the host %s is no node of the allocation: %w", host, err)
+		return fmt.Errorf("the host %s is not a node of the allocation: %w", host, err)
 	}
 	addresses, err := mpirunAt(words)
 	if err != nil {

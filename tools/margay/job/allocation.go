@@ -29,7 +29,7 @@ func PlaceFlags(fs *pflag.FlagSet, f *Flags) {
 
 // AllocationFlag adds the flag that names an allocation.
 func AllocationFlag(fs *pflag.FlagSet, f *Flags) {
-	fs.StringVar(&f.Allocate, "allocation", "", "use cores of this allocation, the number of a `job`, or none (default: that of margay alloc around this command)")
+	fs.StringVar(&f.Allocate, "allocation", "", "use cores of this allocation, the number of a `job`, or none (default: the one around this command)")
 }
 
 // StepFlags adds the flags of margay run that margay exec has as well.

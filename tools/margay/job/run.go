@@ -83,9 +83,9 @@ type Flags struct {
 	Beside    string // the job whose nodes are used; empty: none
 	JobFile   string // that gets the number of the job
 	Messages  string // file for what margay writes to standard error
-	Allocate  string // the allocation whose cores are used, or none; empty: that of the environment
+	Allocate  string // the allocation whose cores are used, or none; empty: the one of the environment
 	Step      uint32 // the same as a number; 0: none
-	Joins     bool   // the network is that of the allocation
+	Joins     bool   // the network is the allocation's
 
 	image *image.Image // that Root names; nil: none
 }

@@ -2,8 +2,8 @@
 // line of it.
 //
 // It refuses unknown commands and suggests one to users of other systems, words errors of flags,
-// completes lines for shells and writes the manual pages. A group (alloc, machine, job,
-// observe, ext, nimble, bench, image) knows none of the others, but alloc and bench run jobs by job.
+// completes lines for shells and writes the manual pages. A group (alloc, machine, job, observe,
+// ext, nimble, bench, image) knows none of the others, but alloc and bench run jobs by job.
 package root
 
 import (
