@@ -2,11 +2,11 @@
 // for the jobs of a command.
 //
 // Ask gets the cores, over a connection to serve that an Allocation keeps. When serve is started
-// again, it connects anew, and the allocation goes on. serve ends the allocation when it has no
+// again, it connects again, and the allocation goes on. serve ends the allocation when it has no
 // client for a while, when its time is over, when it is killed or has lost a node, or when Release
 // says how its command has ended.
 //
-// Allocation.mu guards the connection and the end. It is held for nothing else.
+// Locks: Allocation.mu guards the connection and the end. It is held for nothing else.
 package allocation
 
 import (
@@ -58,7 +58,8 @@ type Allocation struct {
 	err   error               // why it is lost
 }
 
-// Ask gets an allocation, and waits for it if the spec says so, until ctx ends. Close must be called.
+// Ask gets an allocation, and waits for it if the spec says so, until ctx ends. Close must be
+// called.
 func Ask(ctx context.Context, o Options) (*Allocation, error) {
 	o.Spec.Allocation = true
 	a := &Allocation{options: o, signals: make(chan syscall.Signal, signalRoom), ended: make(chan struct{})}
@@ -221,7 +222,7 @@ func (a *Allocation) keep() {
 	}
 }
 
-// attach connects anew.
+// attach connects again.
 func (a *Allocation) attach() error {
 	attaching, cancel := context.WithTimeout(a.closing, reconnectTimeout)
 	defer cancel()

@@ -26,7 +26,7 @@ func (s *Server) checkStep(spec *control.JobSpec) error {
 		spec.Stdin != control.StdinMode_STDIN_NONE || len(spec.Out)+len(spec.Shared) > 0):
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "an allocation runs nothing on its nodes: it has no input, files, spares or tasks")
 	case spec.Joins && (spec.Step == 0 || !spec.Network):
-		return control.Failf(control.Code_CODE_BAD_REQUEST, "only a step with a network can have that of its allocation")
+		return control.Failf(control.Code_CODE_BAD_REQUEST, "only a step with a network can join its allocation's")
 	case spec.Step == 0:
 		return nil
 	case spec.Spares > 0 || spec.Launch != "":

@@ -259,7 +259,7 @@ func TestAllocationRefused(t *testing.T) {
 		for why, s := range map[string]*control.JobSpec{
 			"runs nothing on its nodes":               {Ranks: 1, Allocation: true, Detach: true},
 			"it has no input":                         {Ranks: 1, Allocation: true, Step: a},
-			"that of its allocation":                  {Ranks: 1, Step: a, Joins: true},
+			"can join its allocation's":               {Ranks: 1, Step: a, Joins: true},
 			"--spares is for jobs outside":            {Ranks: 1, Step: a, Spares: 1, Launch: "x"},
 			"node2 is not in allocation 1, which has": {Ranks: 1, Step: a, Only: []uint32{2}},
 			"-x leaves no node of allocation 1":       {Ranks: 1, Step: a, Without: []uint32{0, 1}},
