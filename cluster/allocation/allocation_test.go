@@ -84,7 +84,7 @@ func ask(socket string, notice func(string)) <-chan *Allocation {
 }
 
 // A client asks again when serve was started again before it had an answer, finds its allocation
-// again later, and says how its command has ended until a serve has heard it.
+// again later, and reports the end of its command again over another connection.
 func TestRestarts(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	s := play(t, socket)
