@@ -10,8 +10,8 @@ import (
 	"margay/cluster/control"
 )
 
-// A command in an allocation finds its nodes, and Open MPI its agent. The user's own variables stay,
-// those of an outer allocation do not.
+// A command in an allocation finds its nodes, and Open MPI its agent. The user's own variables
+// stay, but not an outer allocation's.
 func TestEnvironment(t *testing.T) {
 	p := newPlaces([]*control.Place{{Node: 0, Core: 1}, {Node: 0, Core: 2}, {Node: 3, Core: 1, More: []uint32{2, 3}}})
 	if p.count() != 5 || !slices.Equal(p.nodes(), []uint32{0, 3}) {
