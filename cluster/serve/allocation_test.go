@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -124,7 +125,7 @@ func TestAllocationEnds(t *testing.T) {
 	}{
 		"client gone": {func(_ *machine, holder, _ *playedClient, _ uint32) { holder.conn.Close() }, 125, "its margay alloc is gone", 4},
 		"left":        {func(_ *machine, holder, _ *playedClient, a uint32) { holder.tell(&control.Leave{Job: a}) }, 125, "its margay alloc is gone", 4},
-		"time":        {func(*machine, *playedClient, *playedClient, uint32) { time.Sleep(time.Hour) }, exitTimeLimit, "time limit", 4},
+		"time":        {func(*machine, *playedClient, *playedClient, uint32) { time.Sleep(time.Minute) }, exitTimeLimit, "time limit", 4},
 		"killed": {func(_ *machine, _, other *playedClient, a uint32) {
 			must[*control.Done](other, &control.Kill{Job: a, Force: true})
 		}, 137, "killed by its user", 4},
@@ -138,7 +139,7 @@ func TestAllocationEnds(t *testing.T) {
 				m := up(t, 2)
 				c, other := m.client(), m.client()
 				s := allocationSpec(4)
-				s.LimitMs = 30 * 60 * 1000
+				s.LimitMs = 50_000
 				a := c.holds(s)
 				step := other.run(stepSpec(a, 3))
 				end.do(m, c, other, a)
@@ -182,7 +183,7 @@ func TestAllocationAfterRestart(t *testing.T) {
 			if free := other.freeCores(); free != 1 {
 				t.Errorf("%d cores are free after the restart", free)
 			}
-			time.Sleep(time.Hour)
+			time.Sleep(time.Minute)
 			if !back {
 				if j := other.summary(a); j.Phase != control.JobPhase_JOB_DONE || other.summary(step).Phase != control.JobPhase_JOB_DONE || other.freeCores() != 4 {
 					t.Errorf("without a client it is %v", j)
@@ -346,8 +347,11 @@ func TestAllocationNetwork(t *testing.T) {
 // In any order of events each core is free, a job's or an allocation's, whose steps are on its
 // cores. In the end all are free.
 func TestAllocationModel(t *testing.T) {
-	seed := check.Seed(t)
-	for i := range uint64(20) {
+	seed, histories := check.Seed(t), uint64(4)
+	if os.Getenv("MARGAY_SOAK") != "" {
+		histories = 500
+	}
+	for i := range histories {
 		bubble(t, func(t *testing.T) {
 			m := up(t, 3)
 			c := m.client()
@@ -382,7 +386,7 @@ func TestAllocationModel(t *testing.T) {
 				must[*control.Done](c, &control.Kill{Job: job, Force: true})
 				synctest.Wait()
 			}
-			for range 60 {
+			for range 40 {
 				size := 1 + rng.Uint32N(3)
 				switch what := rng.IntN(8); what {
 				case 0, 1:

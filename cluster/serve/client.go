@@ -314,7 +314,7 @@ func (c *client) created(f *control.Frame, m *control.RunRequest, asked time.Tim
 	}
 	s.mu.Unlock()
 	if j.spec.Allocation {
-		s.config.Log("job %d: an allocation of %d cores for %s", j.number, seats(j.places), j.spec.Command)
+		s.config.Log("job %d: an allocation of %s for %s", j.number, count(seats(j.places), "core"), j.spec.Command)
 	} else {
 		s.config.Log("job %d: %d ranks of %s on %d nodes", j.number, len(j.places), j.spec.Command, len(j.members))
 	}

@@ -134,7 +134,7 @@ func (a commands) alloc(ctx context.Context, f *job.Flags, counted bool, argv []
 	if err == nil {
 		stop()
 		defer held.Close()
-		return a.run(ctx, held, path, argv)
+		return a.run(held, path, argv)
 	}
 	defer stop()
 	return command.Failed(launch.ExitStatus(err), err)
@@ -175,7 +175,7 @@ const (
 const releaseTimeout = 30 * time.Second
 
 // run runs the command in an allocation, until both have ended.
-func (a commands) run(ctx context.Context, held *allocation.Allocation, path string, argv []string) error {
+func (a commands) run(held *allocation.Allocation, path string, argv []string) error {
 	places := newPlaces(held.Places)
 	// The command gets these from the terminal, too. Others are passed on.
 	ignored, stopIgnoring := command.Catch(1, unix.SIGINT, unix.SIGQUIT)
@@ -219,12 +219,12 @@ func (a commands) run(ctx context.Context, held *allocation.Allocation, path str
 		case <-over:
 			over = nil
 			state, err := held.End()
-			a.Report("margay: allocation %d has ended before its command: %v", held.Job, cause(state, err))
+			a.Loss("allocation %d has ended before its command: %v", held.Job, cause(state, err))
 			endIt()
 		case <-next:
 			endIt()
 		case <-done:
-			return a.finish(ctx, held, cmd, time.Since(begun))
+			return a.finish(held, cmd, time.Since(begun))
 		}
 	}
 }
@@ -262,7 +262,7 @@ func below(w io.Writer) io.Writer {
 }
 
 // finish gives the cores back after the command has ended, and returns how.
-func (a commands) finish(ctx context.Context, held *allocation.Allocation, cmd *exec.Cmd, took time.Duration) error {
+func (a commands) finish(held *allocation.Allocation, cmd *exec.Cmd, took time.Duration) error {
 	select {
 	case <-held.Ended():
 		state, err := held.End()
@@ -298,7 +298,7 @@ func (a commands) release(held *allocation.Allocation, exit *control.ExitStatus,
 		return lost
 	}
 	if lost != nil {
-		a.Report("margay: %v", lost)
+		a.Loss("%v", lost)
 	}
 	return err
 }
