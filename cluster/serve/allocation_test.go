@@ -465,3 +465,27 @@ func TestAllocationModel(t *testing.T) {
 		})
 	}
 }
+
+// While nodes forget a step that has ended for its client, its cores look like its allocation's, and
+// the next step gets them when the nodes have forgotten it.
+func TestAllocationBeforeNodesForget(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		const slow = 5 * time.Second
+		m.played[0].slow = map[string]time.Duration{"Forget": slow}
+		c := m.client()
+		a := c.holds(allocationSpec(2))
+		step := c.run(stepSpec(a, 2))
+		lastWords(m.played[0], step, new(control.Unkept))
+		c.ackAll()
+		c.ended()
+		if free := c.freeCores(); free != 0 {
+			t.Errorf("%d cores are free", free)
+		}
+		took := time.Now()
+		next := must[*control.RunReply](c, &control.RunRequest{Spec: stepSpec(a, 2)})
+		if waited := time.Since(took); waited != slow || len(next.Places) != 2 {
+			t.Errorf("the next step has waited for %v, and is at %v", waited, next.Places)
+		}
+	})
+}
