@@ -466,8 +466,8 @@ func TestAllocationModel(t *testing.T) {
 	}
 }
 
-// While nodes forget a step that has ended for its client, its cores look like its allocation's, and
-// the next step gets them when the nodes have forgotten it.
+// While nodes forget a step that has ended for its client, its cores look like its allocation's.
+// The next step gets them when the nodes have forgotten it.
 func TestAllocationBeforeNodesForget(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)

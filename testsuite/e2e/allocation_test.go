@@ -41,7 +41,7 @@ func TestAllocation(t *testing.T) {
 	script := fmt.Sprintf(`margay exec --label=host hostname | sort
 margay run -n 5 hostname
 echo "status $?"
-margay open-mpi-agent node1 bash daemon '"1.0;tcp://%s;tcp6://[::1]:1"'
+margay mpi-agent node1 bash daemon '"1.0;tcp://%s;tcp6://[::1]:1"'
 margay run -n 4 /bin/sh -c 'echo runs; kill -STOP $$'
 `, mpirun.Addr())
 	change := func(c *exec.Cmd) {

@@ -34,8 +34,8 @@ import (
 
 // The hidden commands.
 const (
-	agentName  = "open-mpi-agent"
-	daemonName = "open-mpi-daemon"
+	agentName  = "mpi-agent"
+	daemonName = "mpi-daemon"
 )
 
 // openMPI returns the variables that have mpirun start its daemons by the program self. Those that
@@ -194,6 +194,9 @@ func (a commands) daemonCommand() *cobra.Command {
 
 // daemon runs words of mpirun in a shell. Their connections to mpirun come here first.
 func (a commands) daemon(words string) error {
+	if _, err := mpirunAt(words); err != nil {
+		return err
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
