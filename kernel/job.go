@@ -43,8 +43,9 @@ type JobSpec struct {
 	Memory   int64            // bytes for the job on this node; 0: the share of its cores
 	Pids     int              // processes and threads on this node; 0: DefaultPids
 
-	PMI     bool `json:",omitempty"` // its ranks find each other by PMI 1
-	Network bool `json:",omitempty"` // a network of its own, which it also gets with PMI on several nodes
+	PMI     bool    `json:",omitempty"` // its ranks find each other by PMI 1
+	Network bool    `json:",omitempty"` // a network of its own, which it also gets with PMI on several nodes
+	Joined  *Joined `json:",omitempty"` // the network that it has instead of its own; nil: none
 
 	HostRoot bool `json:",omitempty"` // the ranks see the programs and the configuration of the node's host
 

@@ -8,11 +8,14 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/layout"
 	"margay/kernel/abi/node"
 	"margay/kernel/nftables"
 )
@@ -56,8 +59,23 @@ func jobAddress(place int) (netip.Addr, net.HardwareAddr) {
 	return netip.AddrFrom4(a), net.HardwareAddr{0x02, 0x4d, 0x47, 0, a[2], a[3]}
 }
 
+// Joined is the network of an allocation, which the steps that ask for it have. Of those there is
+// one on a node at a time.
+type Joined struct {
+	Job    id.Job        // the allocation
+	Layout layout.Layout // has its nodes
+}
+
 // networked reports whether the job has a network.
 func (s JobSpec) networked() bool { return s.Network || s.PMI && s.Layout.Nodes() > 1 }
+
+// network returns the job whose number its network has, and the nodes in that.
+func (s JobSpec) network() (id.Job, layout.Layout) {
+	if s.Joined != nil {
+		return s.Joined.Job, s.Joined.Layout
+	}
+	return s.Job, s.Layout
+}
 
 // interfaces lists the interfaces of the job's network namespace.
 func (s JobSpec) interfaces() []string {
@@ -73,9 +91,10 @@ func (n *Node) hosts(s JobSpec) string {
 	if !s.networked() {
 		return text + fmt.Sprintf("127.0.0.1 %s\n", n.config.Boot.Hostname())
 	}
-	for place := range s.Layout.Nodes() {
+	_, nodes := s.network()
+	for place := range nodes.Nodes() {
 		address, _ := jobAddress(place)
-		text += fmt.Sprintf("%v %s\n", address, node.Config{Node: s.Layout.Node(place)}.Hostname())
+		text += fmt.Sprintf("%v %s\n", address, node.Config{Node: nodes.Node(place)}.Hostname())
 	}
 	return text
 }
@@ -93,10 +112,11 @@ func (n *Node) checkJobNetwork(s JobSpec) error {
 		return fmt.Errorf("a network for the job: %w: its packets are neither encrypted nor authenticated, and the wire between the nodes is not trusted "+
 			"(fabric %s; %s and %s trust it)", ErrLacks, fabric, node.TrustedTCP, node.TrustedUDP)
 	}
-	if s.Layout.Nodes() > mostJobNodes {
-		return fmt.Errorf("a network for the job: %w: it has %d nodes, at most %d can have addresses", ErrLacks, s.Layout.Nodes(), mostJobNodes)
+	_, nodes := s.network()
+	if nodes.Nodes() > mostJobNodes {
+		return fmt.Errorf("a network for the job: %w: it has %d nodes, at most %d can have addresses", ErrLacks, nodes.Nodes(), mostJobNodes)
 	}
-	if _, ok := s.Layout.PlaceOf(n.config.Boot.Node); !ok {
+	if _, ok := nodes.PlaceOf(n.config.Boot.Node); !ok {
 		return errors.New("a network for the job: its nodes do not include this one")
 	}
 	return nil
@@ -168,16 +188,17 @@ func (n *Node) makeJobDevice(s JobSpec, space *os.File) error {
 	if err != nil {
 		return err
 	}
-	place, _ := s.Layout.PlaceOf(n.config.Boot.Node)
+	number, nodes := s.network()
+	place, _ := nodes.PlaceOf(n.config.Boot.Node)
 	_, mac := jobAddress(place)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = jobInterface, wire.Attrs().MTU-vxlanHeaders, mac
 	attrs.Namespace = netlink.NsFd(space.Fd())
 	device := &netlink.Vxlan{
-		LinkAttrs: attrs, VxlanId: int(uint32(s.Job) % vxlanNumbers), SrcAddr: own.AsSlice(), Port: jobNetworkPort, PortLow: jobPortLow, PortHigh: jobPortHigh,
+		LinkAttrs: attrs, VxlanId: int(uint32(number) % vxlanNumbers), SrcAddr: own.AsSlice(), Port: jobNetworkPort, PortLow: jobPortLow, PortHigh: jobPortHigh,
 		NoAge: true,
 	}
-	if err := netlink.LinkAdd(device); err != nil {
+	if err := addJobDevice(device, s.Joined != nil); err != nil {
 		return fmt.Errorf("make its device: %w", lacking(err))
 	}
 	inside, err := netlink.NewHandleAt(netns.NsHandle(space.Fd()), unix.NETLINK_ROUTE)
@@ -192,15 +213,35 @@ func (n *Node) makeJobDevice(s JobSpec, space *os.File) error {
 	if err := setUpJobDevice(inside, link, place); err != nil {
 		return err
 	}
-	for at := range s.Layout.Nodes() {
+	for at := range nodes.Nodes() {
 		if at == place {
 			continue
 		}
-		if err := addJobNode(inside, link, at, s.Layout.Address(at).Addr().Unmap()); err != nil {
-			return fmt.Errorf("add node%d: %w", s.Layout.Node(at), err)
+		if err := addJobNode(inside, link, at, nodes.Address(at).Addr().Unmap()); err != nil {
+			return fmt.Errorf("add node%d: %w", nodes.Node(at), err)
 		}
 	}
 	return nil
+}
+
+// Linux removes the devices of a network namespace a moment after its last process has ended.
+const (
+	deviceLeaves = 2 * time.Second
+	devicePause  = 10 * time.Millisecond
+)
+
+// addJobDevice makes the device. In a joined network it waits until an earlier step's is gone.
+func addJobDevice(device *netlink.Vxlan, joined bool) error {
+	for end := time.Now().Add(deviceLeaves); ; {
+		err := netlink.LinkAdd(device)
+		switch {
+		case !joined || !errors.Is(err, unix.EEXIST):
+			return err
+		case time.Now().After(end):
+			return errors.New("another step has the network of the allocation on this node, and one can have it at a time")
+		}
+		time.Sleep(devicePause)
+	}
 }
 
 // lacking explains the error of a Linux without VXLAN.

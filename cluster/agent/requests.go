@@ -222,6 +222,13 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 	if s.Layout, err = layoutOf(m.Layout); err != nil {
 		return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "%v", err)
 	}
+	if m.NetworkJob != 0 {
+		joined := &kernel.Joined{Job: id.Job(m.NetworkJob)}
+		if joined.Layout, err = layoutOf(m.Network); err != nil {
+			return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "the network of its allocation: %v", err)
+		}
+		s.Joined = joined
+	}
 	begun := time.Now()
 	lacking, err := a.node.Prepare(ctx, s)
 	if err != nil {

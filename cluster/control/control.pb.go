@@ -742,6 +742,7 @@ type Frame struct {
 	//	*Frame_FilesRead
 	//	*Frame_ReadAudit
 	//	*Frame_Audit
+	//	*Frame_EndAllocation
 	Body          isFrame_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1572,6 +1573,15 @@ func (x *Frame) GetAudit() *Audit {
 	return nil
 }
 
+func (x *Frame) GetEndAllocation() *EndAllocation {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_EndAllocation); ok {
+			return x.EndAllocation
+		}
+	}
+	return nil
+}
+
 type isFrame_Body interface {
 	isFrame_Body()
 }
@@ -1931,6 +1941,10 @@ type Frame_Audit struct {
 	Audit *Audit `protobuf:"bytes,191,opt,name=audit,proto3,oneof"`
 }
 
+type Frame_EndAllocation struct {
+	EndAllocation *EndAllocation `protobuf:"bytes,300,opt,name=end_allocation,json=endAllocation,proto3,oneof"`
+}
+
 func (*Frame_Hello) isFrame_Body() {}
 
 func (*Frame_Welcome) isFrame_Body() {}
@@ -2102,6 +2116,8 @@ func (*Frame_FilesRead) isFrame_Body() {}
 func (*Frame_ReadAudit) isFrame_Body() {}
 
 func (*Frame_Audit) isFrame_Body() {}
+
+func (*Frame_EndAllocation) isFrame_Body() {}
 
 // Hello opens a connection.
 type Hello struct {
@@ -2935,8 +2951,10 @@ type Prepare struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
 	Spec          *JobSpec               `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
-	Layout        *Layout                `protobuf:"bytes,185,opt,name=layout,proto3" json:"layout,omitempty"` // where all its ranks are
-	Secret        []byte                 `protobuf:"bytes,5,opt,name=secret,proto3" json:"secret,omitempty"`   // of the job, known to its nodes only
+	Layout        *Layout                `protobuf:"bytes,185,opt,name=layout,proto3" json:"layout,omitempty"`                            // where all its ranks are
+	Network       *Layout                `protobuf:"bytes,300,opt,name=network,proto3" json:"network,omitempty"`                          // the nodes of the job's network, if it is that of its allocation; absent: those of the job
+	NetworkJob    uint32                 `protobuf:"varint,301,opt,name=network_job,json=networkJob,proto3" json:"network_job,omitempty"` // the allocation; 0: the job has a network of its own, or none
+	Secret        []byte                 `protobuf:"bytes,5,opt,name=secret,proto3" json:"secret,omitempty"`                              // of the job, known to its nodes only
 	Exec          *Exec                  `protobuf:"bytes,6,opt,name=exec,proto3" json:"exec,omitempty"`
 	Files         []byte                 `protobuf:"bytes,7,opt,name=files,proto3" json:"files,omitempty"` // RunRequest.files
 	unknownFields protoimpl.UnknownFields
@@ -2992,6 +3010,20 @@ func (x *Prepare) GetLayout() *Layout {
 		return x.Layout
 	}
 	return nil
+}
+
+func (x *Prepare) GetNetwork() *Layout {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
+func (x *Prepare) GetNetworkJob() uint32 {
+	if x != nil {
+		return x.NetworkJob
+	}
+	return 0
 }
 
 func (x *Prepare) GetSecret() []byte {
@@ -3055,6 +3087,9 @@ type JobSpec struct {
 	HostRoot      bool                   `protobuf:"varint,72,opt,name=host_root,json=hostRoot,proto3" json:"host_root,omitempty"`    // the ranks see the programs and the configuration of the node's host; only hosted nodes have one
 	Shared        []*SharedFolder        `protobuf:"bytes,90,rep,name=shared,proto3" json:"shared,omitempty"`                         // folders of its client that the ranks see
 	Limited       bool                   `protobuf:"varint,190,opt,name=limited,proto3" json:"limited,omitempty"`                     // the limits of the machine's users hold for it; serve fills it in
+	Allocation    bool                   `protobuf:"varint,300,opt,name=allocation,proto3" json:"allocation,omitempty"`               // it has nothing on its nodes: its cores are for its steps
+	Step          uint32                 `protobuf:"varint,301,opt,name=step,proto3" json:"step,omitempty"`                           // the job gets cores of this allocation, and ends with it; 0: it is no step
+	Joins         bool                   `protobuf:"varint,302,opt,name=joins,proto3" json:"joins,omitempty"`                         // with step and network: its network is that of the allocation, which other steps have too
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3348,6 +3383,27 @@ func (x *JobSpec) GetLimited() bool {
 	return false
 }
 
+func (x *JobSpec) GetAllocation() bool {
+	if x != nil {
+		return x.Allocation
+	}
+	return false
+}
+
+func (x *JobSpec) GetStep() uint32 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *JobSpec) GetJoins() bool {
+	if x != nil {
+		return x.Joins
+	}
+	return false
+}
+
 // SharedFolder is a folder at a job's client that the ranks see.
 type SharedFolder struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3500,6 +3556,59 @@ func (x *Withdraw) GetCall() uint64 {
 	return 0
 }
 
+// EndAllocation says how the command of an allocation has ended. serve ends the allocation's steps, and frees its cores.
+type EndAllocation struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Exit          *ExitStatus            `protobuf:"bytes,2,opt,name=exit,proto3" json:"exit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndAllocation) Reset() {
+	*x = EndAllocation{}
+	mi := &file_control_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndAllocation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndAllocation) ProtoMessage() {}
+
+func (x *EndAllocation) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndAllocation.ProtoReflect.Descriptor instead.
+func (*EndAllocation) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *EndAllocation) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *EndAllocation) GetExit() *ExitStatus {
+	if x != nil {
+		return x.Exit
+	}
+	return nil
+}
+
 // Leave says that its sender is no longer the client of a job, as the end of its connection does.
 type Leave struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3510,7 +3619,7 @@ type Leave struct {
 
 func (x *Leave) Reset() {
 	*x = Leave{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3522,7 +3631,7 @@ func (x *Leave) String() string {
 func (*Leave) ProtoMessage() {}
 
 func (x *Leave) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3535,7 +3644,7 @@ func (x *Leave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leave.ProtoReflect.Descriptor instead.
 func (*Leave) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Leave) GetJob() uint32 {
@@ -3556,7 +3665,7 @@ type Terminal struct {
 
 func (x *Terminal) Reset() {
 	*x = Terminal{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3568,7 +3677,7 @@ func (x *Terminal) String() string {
 func (*Terminal) ProtoMessage() {}
 
 func (x *Terminal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3581,7 +3690,7 @@ func (x *Terminal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminal.ProtoReflect.Descriptor instead.
 func (*Terminal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Terminal) GetRows() uint32 {
@@ -3611,7 +3720,7 @@ type Exec struct {
 
 func (x *Exec) Reset() {
 	*x = Exec{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3623,7 +3732,7 @@ func (x *Exec) String() string {
 func (*Exec) ProtoMessage() {}
 
 func (x *Exec) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3636,7 +3745,7 @@ func (x *Exec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exec.ProtoReflect.Descriptor instead.
 func (*Exec) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Exec) GetArgv() [][]byte {
@@ -3680,7 +3789,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3692,7 +3801,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3705,7 +3814,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Part) GetFirst() uint32 {
@@ -3749,7 +3858,7 @@ type Prepared struct {
 
 func (x *Prepared) Reset() {
 	*x = Prepared{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3761,7 +3870,7 @@ func (x *Prepared) String() string {
 func (*Prepared) ProtoMessage() {}
 
 func (x *Prepared) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3774,7 +3883,7 @@ func (x *Prepared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prepared.ProtoReflect.Descriptor instead.
 func (*Prepared) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Prepared) GetLacking() []uint32 {
@@ -3817,7 +3926,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3829,7 +3938,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3842,7 +3951,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Place) GetRank() uint32 {
@@ -3884,7 +3993,7 @@ type Layout struct {
 
 func (x *Layout) Reset() {
 	*x = Layout{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3896,7 +4005,7 @@ func (x *Layout) String() string {
 func (*Layout) ProtoMessage() {}
 
 func (x *Layout) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3909,7 +4018,7 @@ func (x *Layout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layout.ProtoReflect.Descriptor instead.
 func (*Layout) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Layout) GetRuns() []*LayoutRun {
@@ -3939,7 +4048,7 @@ type LayoutRun struct {
 
 func (x *LayoutRun) Reset() {
 	*x = LayoutRun{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3951,7 +4060,7 @@ func (x *LayoutRun) String() string {
 func (*LayoutRun) ProtoMessage() {}
 
 func (x *LayoutRun) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3964,7 +4073,7 @@ func (x *LayoutRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutRun.ProtoReflect.Descriptor instead.
 func (*LayoutRun) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LayoutRun) GetNode() uint32 {
@@ -4005,7 +4114,7 @@ type LayoutShare struct {
 
 func (x *LayoutShare) Reset() {
 	*x = LayoutShare{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4017,7 +4126,7 @@ func (x *LayoutShare) String() string {
 func (*LayoutShare) ProtoMessage() {}
 
 func (x *LayoutShare) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4030,7 +4139,7 @@ func (x *LayoutShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutShare.ProtoReflect.Descriptor instead.
 func (*LayoutShare) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LayoutShare) GetRanks() []*LayoutRank {
@@ -4049,7 +4158,7 @@ type LayoutRank struct {
 
 func (x *LayoutRank) Reset() {
 	*x = LayoutRank{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4061,7 +4170,7 @@ func (x *LayoutRank) String() string {
 func (*LayoutRank) ProtoMessage() {}
 
 func (x *LayoutRank) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4074,7 +4183,7 @@ func (x *LayoutRank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutRank.ProtoReflect.Descriptor instead.
 func (*LayoutRank) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LayoutRank) GetCores() []uint32 {
@@ -4094,7 +4203,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4106,7 +4215,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4119,7 +4228,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Member) GetNode() uint32 {
@@ -4146,7 +4255,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4158,7 +4267,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4171,7 +4280,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Start) GetJob() uint32 {
@@ -4190,7 +4299,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4202,7 +4311,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4215,7 +4324,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Started) GetStartNs() int64 {
@@ -4235,7 +4344,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4247,7 +4356,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4260,7 +4369,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Forget) GetJob() uint32 {
@@ -4279,7 +4388,7 @@ type Forgotten struct {
 
 func (x *Forgotten) Reset() {
 	*x = Forgotten{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4291,7 +4400,7 @@ func (x *Forgotten) String() string {
 func (*Forgotten) ProtoMessage() {}
 
 func (x *Forgotten) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4304,7 +4413,7 @@ func (x *Forgotten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgotten.ProtoReflect.Descriptor instead.
 func (*Forgotten) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Forgotten) GetUnkept() *Unkept {
@@ -4327,7 +4436,7 @@ type Unkept struct {
 
 func (x *Unkept) Reset() {
 	*x = Unkept{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4339,7 +4448,7 @@ func (x *Unkept) String() string {
 func (*Unkept) ProtoMessage() {}
 
 func (x *Unkept) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4352,7 +4461,7 @@ func (x *Unkept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unkept.ProtoReflect.Descriptor instead.
 func (*Unkept) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Unkept) GetNode() uint32 {
@@ -4395,7 +4504,7 @@ type Loaded struct {
 
 func (x *Loaded) Reset() {
 	*x = Loaded{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4407,7 +4516,7 @@ func (x *Loaded) String() string {
 func (*Loaded) ProtoMessage() {}
 
 func (x *Loaded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4420,7 +4529,7 @@ func (x *Loaded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loaded.ProtoReflect.Descriptor instead.
 func (*Loaded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Loaded) GetJob() uint32 {
@@ -4455,7 +4564,7 @@ type JobFault struct {
 
 func (x *JobFault) Reset() {
 	*x = JobFault{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4467,7 +4576,7 @@ func (x *JobFault) String() string {
 func (*JobFault) ProtoMessage() {}
 
 func (x *JobFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4480,7 +4589,7 @@ func (x *JobFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFault.ProtoReflect.Descriptor instead.
 func (*JobFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *JobFault) GetJob() uint32 {
@@ -4509,7 +4618,7 @@ type Rewind struct {
 
 func (x *Rewind) Reset() {
 	*x = Rewind{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4521,7 +4630,7 @@ func (x *Rewind) String() string {
 func (*Rewind) ProtoMessage() {}
 
 func (x *Rewind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4534,7 +4643,7 @@ func (x *Rewind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewind.ProtoReflect.Descriptor instead.
 func (*Rewind) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Rewind) GetJob() uint32 {
@@ -4561,7 +4670,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4573,7 +4682,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4586,7 +4695,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Finish) GetJob() uint32 {
@@ -4608,7 +4717,7 @@ type FileChunk struct {
 
 func (x *FileChunk) Reset() {
 	*x = FileChunk{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4620,7 +4729,7 @@ func (x *FileChunk) String() string {
 func (*FileChunk) ProtoMessage() {}
 
 func (x *FileChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4633,7 +4742,7 @@ func (x *FileChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChunk.ProtoReflect.Descriptor instead.
 func (*FileChunk) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *FileChunk) GetJob() uint32 {
@@ -4668,7 +4777,7 @@ type FileTaken struct {
 
 func (x *FileTaken) Reset() {
 	*x = FileTaken{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4680,7 +4789,7 @@ func (x *FileTaken) String() string {
 func (*FileTaken) ProtoMessage() {}
 
 func (x *FileTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4693,7 +4802,7 @@ func (x *FileTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileTaken.ProtoReflect.Descriptor instead.
 func (*FileTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *FileTaken) GetJob() uint32 {
@@ -4724,7 +4833,7 @@ type ReadFiles struct {
 
 func (x *ReadFiles) Reset() {
 	*x = ReadFiles{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4736,7 +4845,7 @@ func (x *ReadFiles) String() string {
 func (*ReadFiles) ProtoMessage() {}
 
 func (x *ReadFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4749,7 +4858,7 @@ func (x *ReadFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFiles.ProtoReflect.Descriptor instead.
 func (*ReadFiles) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ReadFiles) GetJob() uint32 {
@@ -4790,7 +4899,7 @@ type FilesPiece struct {
 
 func (x *FilesPiece) Reset() {
 	*x = FilesPiece{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4802,7 +4911,7 @@ func (x *FilesPiece) String() string {
 func (*FilesPiece) ProtoMessage() {}
 
 func (x *FilesPiece) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4815,7 +4924,7 @@ func (x *FilesPiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesPiece.ProtoReflect.Descriptor instead.
 func (*FilesPiece) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *FilesPiece) GetData() []byte {
@@ -4842,7 +4951,7 @@ type FilesRead struct {
 
 func (x *FilesRead) Reset() {
 	*x = FilesRead{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4854,7 +4963,7 @@ func (x *FilesRead) String() string {
 func (*FilesRead) ProtoMessage() {}
 
 func (x *FilesRead) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4867,7 +4976,7 @@ func (x *FilesRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesRead.ProtoReflect.Descriptor instead.
 func (*FilesRead) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FilesRead) GetJob() uint32 {
@@ -4897,7 +5006,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4909,7 +5018,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4922,7 +5031,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -5016,7 +5125,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5028,7 +5137,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5041,7 +5150,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -5099,7 +5208,7 @@ type RankFault struct {
 
 func (x *RankFault) Reset() {
 	*x = RankFault{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5111,7 +5220,7 @@ func (x *RankFault) String() string {
 func (*RankFault) ProtoMessage() {}
 
 func (x *RankFault) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5124,7 +5233,7 @@ func (x *RankFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankFault.ProtoReflect.Descriptor instead.
 func (*RankFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RankFault) GetCode() int32 {
@@ -5166,7 +5275,7 @@ type CodeFile struct {
 
 func (x *CodeFile) Reset() {
 	*x = CodeFile{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5178,7 +5287,7 @@ func (x *CodeFile) String() string {
 func (*CodeFile) ProtoMessage() {}
 
 func (x *CodeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5191,7 +5300,7 @@ func (x *CodeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CodeFile.ProtoReflect.Descriptor instead.
 func (*CodeFile) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CodeFile) GetPath() string {
@@ -5220,7 +5329,7 @@ type CodeStack struct {
 
 func (x *CodeStack) Reset() {
 	*x = CodeStack{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5232,7 +5341,7 @@ func (x *CodeStack) String() string {
 func (*CodeStack) ProtoMessage() {}
 
 func (x *CodeStack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5245,7 +5354,7 @@ func (x *CodeStack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CodeStack.ProtoReflect.Descriptor instead.
 func (*CodeStack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CodeStack) GetFiles() []int32 {
@@ -5282,7 +5391,7 @@ type ReadStacks struct {
 
 func (x *ReadStacks) Reset() {
 	*x = ReadStacks{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5294,7 +5403,7 @@ func (x *ReadStacks) String() string {
 func (*ReadStacks) ProtoMessage() {}
 
 func (x *ReadStacks) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5307,7 +5416,7 @@ func (x *ReadStacks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadStacks.ProtoReflect.Descriptor instead.
 func (*ReadStacks) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ReadStacks) GetJob() uint32 {
@@ -5353,7 +5462,7 @@ type GoLayout struct {
 
 func (x *GoLayout) Reset() {
 	*x = GoLayout{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5365,7 +5474,7 @@ func (x *GoLayout) String() string {
 func (*GoLayout) ProtoMessage() {}
 
 func (x *GoLayout) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5378,7 +5487,7 @@ func (x *GoLayout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoLayout.ProtoReflect.Descriptor instead.
 func (*GoLayout) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GoLayout) GetFile() *CodeFile {
@@ -5435,7 +5544,7 @@ type Stacks struct {
 
 func (x *Stacks) Reset() {
 	*x = Stacks{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5447,7 +5556,7 @@ func (x *Stacks) String() string {
 func (*Stacks) ProtoMessage() {}
 
 func (x *Stacks) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5460,7 +5569,7 @@ func (x *Stacks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stacks.ProtoReflect.Descriptor instead.
 func (*Stacks) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Stacks) GetFiles() []*CodeFile {
@@ -5505,7 +5614,7 @@ type StackGroup struct {
 
 func (x *StackGroup) Reset() {
 	*x = StackGroup{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5517,7 +5626,7 @@ func (x *StackGroup) String() string {
 func (*StackGroup) ProtoMessage() {}
 
 func (x *StackGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5530,7 +5639,7 @@ func (x *StackGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackGroup.ProtoReflect.Descriptor instead.
 func (*StackGroup) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StackGroup) GetStack() *CodeStack {
@@ -5578,7 +5687,7 @@ type UnreadRank struct {
 
 func (x *UnreadRank) Reset() {
 	*x = UnreadRank{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5590,7 +5699,7 @@ func (x *UnreadRank) String() string {
 func (*UnreadRank) ProtoMessage() {}
 
 func (x *UnreadRank) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5603,7 +5712,7 @@ func (x *UnreadRank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnreadRank.ProtoReflect.Descriptor instead.
 func (*UnreadRank) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *UnreadRank) GetRank() uint32 {
@@ -5635,7 +5744,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5647,7 +5756,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5660,7 +5769,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -5717,7 +5826,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5729,7 +5838,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5742,7 +5851,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -5781,7 +5890,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5793,7 +5902,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5806,7 +5915,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -5862,7 +5971,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5874,7 +5983,7 @@ func (x *StdinTaken) String() string {
 func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5887,7 +5996,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -5923,7 +6032,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5935,7 +6044,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5948,7 +6057,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -5983,7 +6092,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5995,7 +6104,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6008,7 +6117,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Resize) GetJob() uint32 {
@@ -6037,7 +6146,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6049,7 +6158,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6062,7 +6171,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -6098,7 +6207,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6110,7 +6219,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6123,7 +6232,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -6165,7 +6274,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6177,7 +6286,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6190,7 +6299,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -6217,7 +6326,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6229,7 +6338,7 @@ func (x *RemoveOutput) String() string {
 func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6242,7 +6351,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -6262,7 +6371,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6274,7 +6383,7 @@ func (x *OutputRemoved) String() string {
 func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6287,7 +6396,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -6322,7 +6431,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6334,7 +6443,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6347,7 +6456,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -6426,7 +6535,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6438,7 +6547,7 @@ func (x *PhaseTime) String() string {
 func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6451,7 +6560,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -6495,7 +6604,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6507,7 +6616,7 @@ func (x *RankState) String() string {
 func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6520,7 +6629,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -6566,7 +6675,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6578,7 +6687,7 @@ func (x *ListNodes) String() string {
 func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6591,7 +6700,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 type Nodes struct {
@@ -6604,7 +6713,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6616,7 +6725,7 @@ func (x *Nodes) String() string {
 func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6629,7 +6738,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -6658,7 +6767,7 @@ type Guests struct {
 
 func (x *Guests) Reset() {
 	*x = Guests{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6670,7 +6779,7 @@ func (x *Guests) String() string {
 func (*Guests) ProtoMessage() {}
 
 func (x *Guests) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6683,7 +6792,7 @@ func (x *Guests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guests.ProtoReflect.Descriptor instead.
 func (*Guests) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Guests) GetGuests() []*Guest {
@@ -6710,7 +6819,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6722,7 +6831,7 @@ func (x *Guest) String() string {
 func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6735,7 +6844,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Guest) GetMac() string {
@@ -6765,7 +6874,7 @@ type ApproveGuests struct {
 
 func (x *ApproveGuests) Reset() {
 	*x = ApproveGuests{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6777,7 +6886,7 @@ func (x *ApproveGuests) String() string {
 func (*ApproveGuests) ProtoMessage() {}
 
 func (x *ApproveGuests) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6790,7 +6899,7 @@ func (x *ApproveGuests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApproveGuests.ProtoReflect.Descriptor instead.
 func (*ApproveGuests) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ApproveGuests) GetMacs() []string {
@@ -6841,7 +6950,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6853,7 +6962,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6866,7 +6975,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -7016,7 +7125,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7028,7 +7137,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7041,7 +7150,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -7090,7 +7199,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7102,7 +7211,7 @@ func (x *CoreUse) String() string {
 func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7115,7 +7224,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -7152,7 +7261,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7164,7 +7273,7 @@ func (x *DrainNodes) String() string {
 func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7177,7 +7286,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -7210,7 +7319,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7222,7 +7331,7 @@ func (x *NodesDrained) String() string {
 func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7235,7 +7344,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -7255,7 +7364,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7267,7 +7376,7 @@ func (x *ResumeNodes) String() string {
 func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7280,7 +7389,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -7302,7 +7411,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7314,7 +7423,7 @@ func (x *RebootNodes) String() string {
 func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7327,7 +7436,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -7365,7 +7474,7 @@ type SwitchNodes struct {
 
 func (x *SwitchNodes) Reset() {
 	*x = SwitchNodes{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7377,7 +7486,7 @@ func (x *SwitchNodes) String() string {
 func (*SwitchNodes) ProtoMessage() {}
 
 func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7390,7 +7499,7 @@ func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNodes.ProtoReflect.Descriptor instead.
 func (*SwitchNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *SwitchNodes) GetNodes() []uint32 {
@@ -7434,7 +7543,7 @@ type EvictNodes struct {
 
 func (x *EvictNodes) Reset() {
 	*x = EvictNodes{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7446,7 +7555,7 @@ func (x *EvictNodes) String() string {
 func (*EvictNodes) ProtoMessage() {}
 
 func (x *EvictNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7459,7 +7568,7 @@ func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictNodes.ProtoReflect.Descriptor instead.
 func (*EvictNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *EvictNodes) GetNodes() []uint32 {
@@ -7492,7 +7601,7 @@ type NodesEvicted struct {
 
 func (x *NodesEvicted) Reset() {
 	*x = NodesEvicted{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7504,7 +7613,7 @@ func (x *NodesEvicted) String() string {
 func (*NodesEvicted) ProtoMessage() {}
 
 func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7517,7 +7626,7 @@ func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesEvicted.ProtoReflect.Descriptor instead.
 func (*NodesEvicted) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *NodesEvicted) GetJobs() []uint32 {
@@ -7540,7 +7649,7 @@ type GrowMachine struct {
 
 func (x *GrowMachine) Reset() {
 	*x = GrowMachine{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7552,7 +7661,7 @@ func (x *GrowMachine) String() string {
 func (*GrowMachine) ProtoMessage() {}
 
 func (x *GrowMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7565,7 +7674,7 @@ func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowMachine.ProtoReflect.Descriptor instead.
 func (*GrowMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *GrowMachine) GetCount() uint32 {
@@ -7598,7 +7707,7 @@ type NodesAdded struct {
 
 func (x *NodesAdded) Reset() {
 	*x = NodesAdded{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7610,7 +7719,7 @@ func (x *NodesAdded) String() string {
 func (*NodesAdded) ProtoMessage() {}
 
 func (x *NodesAdded) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7623,7 +7732,7 @@ func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesAdded.ProtoReflect.Descriptor instead.
 func (*NodesAdded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *NodesAdded) GetNodes() []uint32 {
@@ -7646,7 +7755,7 @@ type ShrinkMachine struct {
 
 func (x *ShrinkMachine) Reset() {
 	*x = ShrinkMachine{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7658,7 +7767,7 @@ func (x *ShrinkMachine) String() string {
 func (*ShrinkMachine) ProtoMessage() {}
 
 func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7671,7 +7780,7 @@ func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShrinkMachine.ProtoReflect.Descriptor instead.
 func (*ShrinkMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ShrinkMachine) GetNodes() []uint32 {
@@ -7706,7 +7815,7 @@ type NodesLeaving struct {
 
 func (x *NodesLeaving) Reset() {
 	*x = NodesLeaving{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7718,7 +7827,7 @@ func (x *NodesLeaving) String() string {
 func (*NodesLeaving) ProtoMessage() {}
 
 func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7731,7 +7840,7 @@ func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesLeaving.ProtoReflect.Descriptor instead.
 func (*NodesLeaving) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *NodesLeaving) GetNodes() []uint32 {
@@ -7766,7 +7875,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7778,7 +7887,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7791,7 +7900,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *RemoveNode) GetNode() uint32 {
@@ -7819,7 +7928,7 @@ type Roster struct {
 
 func (x *Roster) Reset() {
 	*x = Roster{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7831,7 +7940,7 @@ func (x *Roster) String() string {
 func (*Roster) ProtoMessage() {}
 
 func (x *Roster) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7844,7 +7953,7 @@ func (x *Roster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Roster.ProtoReflect.Descriptor instead.
 func (*Roster) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Roster) GetNodes() []uint32 {
@@ -7871,7 +7980,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7883,7 +7992,7 @@ func (x *ListJobs) String() string {
 func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7896,7 +8005,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -7923,7 +8032,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7935,7 +8044,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7948,7 +8057,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -7982,7 +8091,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7994,7 +8103,7 @@ func (x *WaitingJob) String() string {
 func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8007,7 +8116,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -8087,13 +8196,15 @@ type JobSummary struct {
 	Task          *Task                  `protobuf:"bytes,70,opt,name=task,proto3" json:"task,omitempty"`                                   // as JobSpec.task
 	Uid           uint32                 `protobuf:"varint,190,opt,name=uid,proto3" json:"uid,omitempty"`                                   // of its user
 	Hidden        bool                   `protobuf:"varint,191,opt,name=hidden,proto3" json:"hidden,omitempty"`                             // it is another user's: what it runs and how its ranks ended is left out
+	Allocation    bool                   `protobuf:"varint,300,opt,name=allocation,proto3" json:"allocation,omitempty"`                     // as JobSpec.allocation
+	Step          uint32                 `protobuf:"varint,301,opt,name=step,proto3" json:"step,omitempty"`                                 // as JobSpec.step
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8105,7 +8216,7 @@ func (x *JobSummary) String() string {
 func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8118,7 +8229,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -8254,6 +8365,20 @@ func (x *JobSummary) GetHidden() bool {
 	return false
 }
 
+func (x *JobSummary) GetAllocation() bool {
+	if x != nil {
+		return x.Allocation
+	}
+	return false
+}
+
+func (x *JobSummary) GetStep() uint32 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
 // StoredJob is how serve records a job.
 type StoredJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -8273,7 +8398,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8285,7 +8410,7 @@ func (x *StoredJob) String() string {
 func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8298,7 +8423,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -8384,7 +8509,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8396,7 +8521,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8409,7 +8534,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -8451,7 +8576,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8463,7 +8588,7 @@ func (x *Noise) String() string {
 func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8476,7 +8601,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -8502,7 +8627,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8514,7 +8639,7 @@ func (x *NoiseReport) String() string {
 func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8527,7 +8652,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -8550,7 +8675,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8562,7 +8687,7 @@ func (x *CoreNoise) String() string {
 func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8575,7 +8700,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -8623,7 +8748,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8635,7 +8760,7 @@ func (x *InterruptRow) String() string {
 func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8648,7 +8773,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -8673,7 +8798,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8685,7 +8810,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8698,7 +8823,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 type MachineStatus struct {
@@ -8728,7 +8853,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8740,7 +8865,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8753,7 +8878,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -8898,7 +9023,7 @@ type ReadAudit struct {
 
 func (x *ReadAudit) Reset() {
 	*x = ReadAudit{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8910,7 +9035,7 @@ func (x *ReadAudit) String() string {
 func (*ReadAudit) ProtoMessage() {}
 
 func (x *ReadAudit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8923,7 +9048,7 @@ func (x *ReadAudit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadAudit.ProtoReflect.Descriptor instead.
 func (*ReadAudit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 type Audit struct {
@@ -8935,7 +9060,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8947,7 +9072,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8960,7 +9085,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *Audit) GetLines() []*AuditLine {
@@ -8985,7 +9110,7 @@ type AuditLine struct {
 
 func (x *AuditLine) Reset() {
 	*x = AuditLine{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8997,7 +9122,7 @@ func (x *AuditLine) String() string {
 func (*AuditLine) ProtoMessage() {}
 
 func (x *AuditLine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9010,7 +9135,7 @@ func (x *AuditLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLine.ProtoReflect.Descriptor instead.
 func (*AuditLine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *AuditLine) GetTimeNs() int64 {
@@ -9065,7 +9190,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9077,7 +9202,7 @@ func (x *ListExtensions) String() string {
 func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9090,7 +9215,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -9109,7 +9234,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9121,7 +9246,7 @@ func (x *Extensions) String() string {
 func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9134,7 +9259,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -9169,7 +9294,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9181,7 +9306,7 @@ func (x *ExtensionState) String() string {
 func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9194,7 +9319,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -9333,7 +9458,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9345,7 +9470,7 @@ func (x *InsertExtension) String() string {
 func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9358,7 +9483,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -9421,7 +9546,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9433,7 +9558,7 @@ func (x *ExtensionSetting) String() string {
 func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9446,7 +9571,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -9474,7 +9599,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9486,7 +9611,7 @@ func (x *ExtensionLog) String() string {
 func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9499,7 +9624,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -9525,7 +9650,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9537,7 +9662,7 @@ func (x *ExtensionNotes) String() string {
 func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9550,7 +9675,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -9575,7 +9700,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9587,7 +9712,7 @@ func (x *ExtensionNote) String() string {
 func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9600,7 +9725,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{109}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -9665,7 +9790,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9677,7 +9802,7 @@ func (x *MachineExtension) String() string {
 func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9690,7 +9815,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{110}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -9732,7 +9857,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9744,7 +9869,7 @@ func (x *RemoveExtension) String() string {
 func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9757,7 +9882,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{111}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -9789,7 +9914,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9801,7 +9926,7 @@ func (x *ReadEvents) String() string {
 func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9814,7 +9939,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{112}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -9875,7 +10000,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9887,7 +10012,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9900,7 +10025,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{113}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -9969,7 +10094,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9981,7 +10106,7 @@ func (x *ReadClock) String() string {
 func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9994,7 +10119,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{114}
+	return file_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -10013,7 +10138,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10025,7 +10150,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10038,7 +10163,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{115}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -10058,7 +10183,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10070,7 +10195,7 @@ func (x *TakeSamples) String() string {
 func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10083,7 +10208,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{116}
+	return file_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -10103,7 +10228,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10115,7 +10240,7 @@ func (x *Samples) String() string {
 func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10128,7 +10253,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{117}
+	return file_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -10160,7 +10285,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10172,7 +10297,7 @@ func (x *NodeSample) String() string {
 func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10185,7 +10310,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{118}
+	return file_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -10244,7 +10369,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10256,7 +10381,7 @@ func (x *CoreSample) String() string {
 func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10269,7 +10394,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{119}
+	return file_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -10335,7 +10460,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10347,7 +10472,7 @@ func (x *RankSample) String() string {
 func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10360,7 +10485,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{120}
+	return file_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -10469,7 +10594,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10481,7 +10606,7 @@ func (x *NodeExit) String() string {
 func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10494,7 +10619,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{121}
+	return file_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -10551,7 +10676,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10563,7 +10688,7 @@ func (x *NodeBoot) String() string {
 func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10576,7 +10701,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{122}
+	return file_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -10612,7 +10737,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10624,7 +10749,7 @@ func (x *NodeStage) String() string {
 func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10637,7 +10762,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{123}
+	return file_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -10671,7 +10796,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10683,7 +10808,7 @@ func (x *NodeUp) String() string {
 func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10696,7 +10821,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{124}
+	return file_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -10717,7 +10842,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10729,7 +10854,7 @@ func (x *RebootNode) String() string {
 func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10742,7 +10867,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{125}
+	return file_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -10772,7 +10897,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10784,7 +10909,7 @@ func (x *SwitchNode) String() string {
 func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10797,7 +10922,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{126}
+	return file_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -10832,7 +10957,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10844,7 +10969,7 @@ func (x *RestartKernel) String() string {
 func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10857,7 +10982,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{127}
+	return file_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -10880,7 +11005,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10892,7 +11017,7 @@ func (x *SetDuties) String() string {
 func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10905,7 +11030,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{128}
+	return file_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -10939,7 +11064,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10951,7 +11076,7 @@ func (x *DutiesSet) String() string {
 func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10964,7 +11089,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{129}
+	return file_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -10978,7 +11103,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xdc'\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xa5(\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -11093,7 +11218,8 @@ const file_control_proto_rawDesc = "" +
 	"files_read\x18\x94\x01 \x01(\v2\x19.margay.control.FilesReadH\x00R\tfilesRead\x12;\n" +
 	"\n" +
 	"read_audit\x18\xbe\x01 \x01(\v2\x19.margay.control.ReadAuditH\x00R\treadAudit\x12.\n" +
-	"\x05audit\x18\xbf\x01 \x01(\v2\x15.margay.control.AuditH\x00R\x05auditB\x06\n" +
+	"\x05audit\x18\xbf\x01 \x01(\v2\x15.margay.control.AuditH\x00R\x05audit\x12G\n" +
+	"\x0eend_allocation\x18\xac\x02 \x01(\v2\x1d.margay.control.EndAllocationH\x00R\rendAllocationB\x06\n" +
 	"\x04body\"\xa1\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12(\n" +
@@ -11163,14 +11289,17 @@ const file_control_proto_rawDesc = "" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x17\n" +
 	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\x12\x11\n" +
-	"\x03job\x18\xd4\x01 \x01(\rR\x03job\"\xdd\x01\n" +
+	"\x03job\x18\xd4\x01 \x01(\rR\x03job\"\xb2\x02\n" +
 	"\aPrepare\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
 	"\x04spec\x18\x02 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12/\n" +
-	"\x06layout\x18\xb9\x01 \x01(\v2\x16.margay.control.LayoutR\x06layout\x12\x16\n" +
+	"\x06layout\x18\xb9\x01 \x01(\v2\x16.margay.control.LayoutR\x06layout\x121\n" +
+	"\anetwork\x18\xac\x02 \x01(\v2\x16.margay.control.LayoutR\anetwork\x12 \n" +
+	"\vnetwork_job\x18\xad\x02 \x01(\rR\n" +
+	"networkJob\x12\x16\n" +
 	"\x06secret\x18\x05 \x01(\fR\x06secret\x12(\n" +
 	"\x04exec\x18\x06 \x01(\v2\x14.margay.control.ExecR\x04exec\x12\x14\n" +
-	"\x05files\x18\a \x01(\fR\x05filesJ\x04\b\x03\x10\x04J\x04\b\x04\x10\x05\"\x9c\b\n" +
+	"\x05files\x18\a \x01(\fR\x05filesJ\x04\b\x03\x10\x04J\x04\b\x04\x10\x05\"\xe9\b\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x10\n" +
 	"\x03dir\x18\x04 \x01(\fR\x03dir\x12\x14\n" +
@@ -11213,7 +11342,12 @@ const file_control_proto_rawDesc = "" +
 	"\x04hold\x18d \x01(\bR\x04hold\x12\x1b\n" +
 	"\thost_root\x18H \x01(\bR\bhostRoot\x124\n" +
 	"\x06shared\x18Z \x03(\v2\x1c.margay.control.SharedFolderR\x06shared\x12\x19\n" +
-	"\alimited\x18\xbe\x01 \x01(\bR\alimitedJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"?\n" +
+	"\alimited\x18\xbe\x01 \x01(\bR\alimited\x12\x1f\n" +
+	"\n" +
+	"allocation\x18\xac\x02 \x01(\bR\n" +
+	"allocation\x12\x13\n" +
+	"\x04step\x18\xad\x02 \x01(\rR\x04step\x12\x15\n" +
+	"\x05joins\x18\xae\x02 \x01(\bR\x05joinsJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"?\n" +
 	"\fSharedFolder\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x1b\n" +
 	"\tread_only\x18\x02 \x01(\bR\breadOnly\",\n" +
@@ -11221,7 +11355,10 @@ const file_control_proto_rawDesc = "" +
 	"\x05array\x18\x01 \x01(\rR\x05array\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\"\x1f\n" +
 	"\bWithdraw\x12\x13\n" +
-	"\x04call\x18\xd3\x01 \x01(\x04R\x04call\"\x19\n" +
+	"\x04call\x18\xd3\x01 \x01(\x04R\x04call\"Q\n" +
+	"\rEndAllocation\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
+	"\x04exit\x18\x02 \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"\x19\n" +
 	"\x05Leave\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\"8\n" +
 	"\bTerminal\x12\x12\n" +
@@ -11546,7 +11683,7 @@ const file_control_proto_rawDesc = "" +
 	"\x03why\x18\x05 \x01(\tR\x03why\x12\x14\n" +
 	"\x05array\x18F \x01(\rR\x05array\x12\x14\n" +
 	"\x05tasks\x18G \x01(\rR\x05tasks\x12\x17\n" +
-	"\x06hidden\x18\xbf\x01 \x01(\bR\x06hidden\"\xc2\x04\n" +
+	"\x06hidden\x18\xbf\x01 \x01(\bR\x06hidden\"\xf8\x04\n" +
 	"\n" +
 	"JobSummary\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
@@ -11569,7 +11706,11 @@ const file_control_proto_rawDesc = "" +
 	"\astopped\x18# \x01(\bR\astopped\x12(\n" +
 	"\x04task\x18F \x01(\v2\x14.margay.control.TaskR\x04task\x12\x11\n" +
 	"\x03uid\x18\xbe\x01 \x01(\rR\x03uid\x12\x17\n" +
-	"\x06hidden\x18\xbf\x01 \x01(\bR\x06hidden\"\xf6\x02\n" +
+	"\x06hidden\x18\xbf\x01 \x01(\bR\x06hidden\x12\x1f\n" +
+	"\n" +
+	"allocation\x18\xac\x02 \x01(\bR\n" +
+	"allocation\x12\x13\n" +
+	"\x04step\x18\xad\x02 \x01(\rR\x04step\"\xf6\x02\n" +
 	"\tStoredJob\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
 	"\x06places\x18\x02 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
@@ -11895,7 +12036,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 131)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 132)
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -11925,120 +12066,121 @@ var file_control_proto_goTypes = []any{
 	(*SharedFolder)(nil),     // 25: margay.control.SharedFolder
 	(*Task)(nil),             // 26: margay.control.Task
 	(*Withdraw)(nil),         // 27: margay.control.Withdraw
-	(*Leave)(nil),            // 28: margay.control.Leave
-	(*Terminal)(nil),         // 29: margay.control.Terminal
-	(*Exec)(nil),             // 30: margay.control.Exec
-	(*Part)(nil),             // 31: margay.control.Part
-	(*Prepared)(nil),         // 32: margay.control.Prepared
-	(*Place)(nil),            // 33: margay.control.Place
-	(*Layout)(nil),           // 34: margay.control.Layout
-	(*LayoutRun)(nil),        // 35: margay.control.LayoutRun
-	(*LayoutShare)(nil),      // 36: margay.control.LayoutShare
-	(*LayoutRank)(nil),       // 37: margay.control.LayoutRank
-	(*Member)(nil),           // 38: margay.control.Member
-	(*Start)(nil),            // 39: margay.control.Start
-	(*Started)(nil),          // 40: margay.control.Started
-	(*Forget)(nil),           // 41: margay.control.Forget
-	(*Forgotten)(nil),        // 42: margay.control.Forgotten
-	(*Unkept)(nil),           // 43: margay.control.Unkept
-	(*Loaded)(nil),           // 44: margay.control.Loaded
-	(*JobFault)(nil),         // 45: margay.control.JobFault
-	(*Rewind)(nil),           // 46: margay.control.Rewind
-	(*Finish)(nil),           // 47: margay.control.Finish
-	(*FileChunk)(nil),        // 48: margay.control.FileChunk
-	(*FileTaken)(nil),        // 49: margay.control.FileTaken
-	(*ReadFiles)(nil),        // 50: margay.control.ReadFiles
-	(*FilesPiece)(nil),       // 51: margay.control.FilesPiece
-	(*FilesRead)(nil),        // 52: margay.control.FilesRead
-	(*Record)(nil),           // 53: margay.control.Record
-	(*ExitStatus)(nil),       // 54: margay.control.ExitStatus
-	(*RankFault)(nil),        // 55: margay.control.RankFault
-	(*CodeFile)(nil),         // 56: margay.control.CodeFile
-	(*CodeStack)(nil),        // 57: margay.control.CodeStack
-	(*ReadStacks)(nil),       // 58: margay.control.ReadStacks
-	(*GoLayout)(nil),         // 59: margay.control.GoLayout
-	(*Stacks)(nil),           // 60: margay.control.Stacks
-	(*StackGroup)(nil),       // 61: margay.control.StackGroup
-	(*UnreadRank)(nil),       // 62: margay.control.UnreadRank
-	(*Usage)(nil),            // 63: margay.control.Usage
-	(*Ack)(nil),              // 64: margay.control.Ack
-	(*Stdin)(nil),            // 65: margay.control.Stdin
-	(*StdinTaken)(nil),       // 66: margay.control.StdinTaken
-	(*Signal)(nil),           // 67: margay.control.Signal
-	(*Resize)(nil),           // 68: margay.control.Resize
-	(*RunRequest)(nil),       // 69: margay.control.RunRequest
-	(*RunReply)(nil),         // 70: margay.control.RunReply
-	(*Attach)(nil),           // 71: margay.control.Attach
-	(*RemoveOutput)(nil),     // 72: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 73: margay.control.OutputRemoved
-	(*JobState)(nil),         // 74: margay.control.JobState
-	(*PhaseTime)(nil),        // 75: margay.control.PhaseTime
-	(*RankState)(nil),        // 76: margay.control.RankState
-	(*ListNodes)(nil),        // 77: margay.control.ListNodes
-	(*Nodes)(nil),            // 78: margay.control.Nodes
-	(*Guests)(nil),           // 79: margay.control.Guests
-	(*Guest)(nil),            // 80: margay.control.Guest
-	(*ApproveGuests)(nil),    // 81: margay.control.ApproveGuests
-	(*NodeState)(nil),        // 82: margay.control.NodeState
-	(*Drain)(nil),            // 83: margay.control.Drain
-	(*CoreUse)(nil),          // 84: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 85: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 86: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 87: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 88: margay.control.RebootNodes
-	(*SwitchNodes)(nil),      // 89: margay.control.SwitchNodes
-	(*EvictNodes)(nil),       // 90: margay.control.EvictNodes
-	(*NodesEvicted)(nil),     // 91: margay.control.NodesEvicted
-	(*GrowMachine)(nil),      // 92: margay.control.GrowMachine
-	(*NodesAdded)(nil),       // 93: margay.control.NodesAdded
-	(*ShrinkMachine)(nil),    // 94: margay.control.ShrinkMachine
-	(*NodesLeaving)(nil),     // 95: margay.control.NodesLeaving
-	(*RemoveNode)(nil),       // 96: margay.control.RemoveNode
-	(*Roster)(nil),           // 97: margay.control.Roster
-	(*ListJobs)(nil),         // 98: margay.control.ListJobs
-	(*Jobs)(nil),             // 99: margay.control.Jobs
-	(*WaitingJob)(nil),       // 100: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 101: margay.control.JobSummary
-	(*StoredJob)(nil),        // 102: margay.control.StoredJob
-	(*Kill)(nil),             // 103: margay.control.Kill
-	(*Noise)(nil),            // 104: margay.control.Noise
-	(*NoiseReport)(nil),      // 105: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 106: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 107: margay.control.InterruptRow
-	(*Status)(nil),           // 108: margay.control.Status
-	(*MachineStatus)(nil),    // 109: margay.control.MachineStatus
-	(*ReadAudit)(nil),        // 110: margay.control.ReadAudit
-	(*Audit)(nil),            // 111: margay.control.Audit
-	(*AuditLine)(nil),        // 112: margay.control.AuditLine
-	(*ListExtensions)(nil),   // 113: margay.control.ListExtensions
-	(*Extensions)(nil),       // 114: margay.control.Extensions
-	(*ExtensionState)(nil),   // 115: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 116: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 117: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 118: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 119: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 120: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 121: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 122: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 123: margay.control.ReadEvents
-	(*Events)(nil),           // 124: margay.control.Events
-	(*ReadClock)(nil),        // 125: margay.control.ReadClock
-	(*Clock)(nil),            // 126: margay.control.Clock
-	(*TakeSamples)(nil),      // 127: margay.control.TakeSamples
-	(*Samples)(nil),          // 128: margay.control.Samples
-	(*NodeSample)(nil),       // 129: margay.control.NodeSample
-	(*CoreSample)(nil),       // 130: margay.control.CoreSample
-	(*RankSample)(nil),       // 131: margay.control.RankSample
-	(*NodeExit)(nil),         // 132: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 133: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 134: margay.control.NodeStage
-	(*NodeUp)(nil),           // 135: margay.control.NodeUp
-	(*RebootNode)(nil),       // 136: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 137: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 138: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 139: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 140: margay.control.DutiesSet
-	nil,                      // 141: margay.control.ExtensionLog.AfterEntry
+	(*EndAllocation)(nil),    // 28: margay.control.EndAllocation
+	(*Leave)(nil),            // 29: margay.control.Leave
+	(*Terminal)(nil),         // 30: margay.control.Terminal
+	(*Exec)(nil),             // 31: margay.control.Exec
+	(*Part)(nil),             // 32: margay.control.Part
+	(*Prepared)(nil),         // 33: margay.control.Prepared
+	(*Place)(nil),            // 34: margay.control.Place
+	(*Layout)(nil),           // 35: margay.control.Layout
+	(*LayoutRun)(nil),        // 36: margay.control.LayoutRun
+	(*LayoutShare)(nil),      // 37: margay.control.LayoutShare
+	(*LayoutRank)(nil),       // 38: margay.control.LayoutRank
+	(*Member)(nil),           // 39: margay.control.Member
+	(*Start)(nil),            // 40: margay.control.Start
+	(*Started)(nil),          // 41: margay.control.Started
+	(*Forget)(nil),           // 42: margay.control.Forget
+	(*Forgotten)(nil),        // 43: margay.control.Forgotten
+	(*Unkept)(nil),           // 44: margay.control.Unkept
+	(*Loaded)(nil),           // 45: margay.control.Loaded
+	(*JobFault)(nil),         // 46: margay.control.JobFault
+	(*Rewind)(nil),           // 47: margay.control.Rewind
+	(*Finish)(nil),           // 48: margay.control.Finish
+	(*FileChunk)(nil),        // 49: margay.control.FileChunk
+	(*FileTaken)(nil),        // 50: margay.control.FileTaken
+	(*ReadFiles)(nil),        // 51: margay.control.ReadFiles
+	(*FilesPiece)(nil),       // 52: margay.control.FilesPiece
+	(*FilesRead)(nil),        // 53: margay.control.FilesRead
+	(*Record)(nil),           // 54: margay.control.Record
+	(*ExitStatus)(nil),       // 55: margay.control.ExitStatus
+	(*RankFault)(nil),        // 56: margay.control.RankFault
+	(*CodeFile)(nil),         // 57: margay.control.CodeFile
+	(*CodeStack)(nil),        // 58: margay.control.CodeStack
+	(*ReadStacks)(nil),       // 59: margay.control.ReadStacks
+	(*GoLayout)(nil),         // 60: margay.control.GoLayout
+	(*Stacks)(nil),           // 61: margay.control.Stacks
+	(*StackGroup)(nil),       // 62: margay.control.StackGroup
+	(*UnreadRank)(nil),       // 63: margay.control.UnreadRank
+	(*Usage)(nil),            // 64: margay.control.Usage
+	(*Ack)(nil),              // 65: margay.control.Ack
+	(*Stdin)(nil),            // 66: margay.control.Stdin
+	(*StdinTaken)(nil),       // 67: margay.control.StdinTaken
+	(*Signal)(nil),           // 68: margay.control.Signal
+	(*Resize)(nil),           // 69: margay.control.Resize
+	(*RunRequest)(nil),       // 70: margay.control.RunRequest
+	(*RunReply)(nil),         // 71: margay.control.RunReply
+	(*Attach)(nil),           // 72: margay.control.Attach
+	(*RemoveOutput)(nil),     // 73: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 74: margay.control.OutputRemoved
+	(*JobState)(nil),         // 75: margay.control.JobState
+	(*PhaseTime)(nil),        // 76: margay.control.PhaseTime
+	(*RankState)(nil),        // 77: margay.control.RankState
+	(*ListNodes)(nil),        // 78: margay.control.ListNodes
+	(*Nodes)(nil),            // 79: margay.control.Nodes
+	(*Guests)(nil),           // 80: margay.control.Guests
+	(*Guest)(nil),            // 81: margay.control.Guest
+	(*ApproveGuests)(nil),    // 82: margay.control.ApproveGuests
+	(*NodeState)(nil),        // 83: margay.control.NodeState
+	(*Drain)(nil),            // 84: margay.control.Drain
+	(*CoreUse)(nil),          // 85: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 86: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 87: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 88: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 89: margay.control.RebootNodes
+	(*SwitchNodes)(nil),      // 90: margay.control.SwitchNodes
+	(*EvictNodes)(nil),       // 91: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 92: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 93: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 94: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 95: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 96: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 97: margay.control.RemoveNode
+	(*Roster)(nil),           // 98: margay.control.Roster
+	(*ListJobs)(nil),         // 99: margay.control.ListJobs
+	(*Jobs)(nil),             // 100: margay.control.Jobs
+	(*WaitingJob)(nil),       // 101: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 102: margay.control.JobSummary
+	(*StoredJob)(nil),        // 103: margay.control.StoredJob
+	(*Kill)(nil),             // 104: margay.control.Kill
+	(*Noise)(nil),            // 105: margay.control.Noise
+	(*NoiseReport)(nil),      // 106: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 107: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 108: margay.control.InterruptRow
+	(*Status)(nil),           // 109: margay.control.Status
+	(*MachineStatus)(nil),    // 110: margay.control.MachineStatus
+	(*ReadAudit)(nil),        // 111: margay.control.ReadAudit
+	(*Audit)(nil),            // 112: margay.control.Audit
+	(*AuditLine)(nil),        // 113: margay.control.AuditLine
+	(*ListExtensions)(nil),   // 114: margay.control.ListExtensions
+	(*Extensions)(nil),       // 115: margay.control.Extensions
+	(*ExtensionState)(nil),   // 116: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 117: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 118: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 119: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 120: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 121: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 122: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 123: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 124: margay.control.ReadEvents
+	(*Events)(nil),           // 125: margay.control.Events
+	(*ReadClock)(nil),        // 126: margay.control.ReadClock
+	(*Clock)(nil),            // 127: margay.control.Clock
+	(*TakeSamples)(nil),      // 128: margay.control.TakeSamples
+	(*Samples)(nil),          // 129: margay.control.Samples
+	(*NodeSample)(nil),       // 130: margay.control.NodeSample
+	(*CoreSample)(nil),       // 131: margay.control.CoreSample
+	(*RankSample)(nil),       // 132: margay.control.RankSample
+	(*NodeExit)(nil),         // 133: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 134: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 135: margay.control.NodeStage
+	(*NodeUp)(nil),           // 136: margay.control.NodeUp
+	(*RebootNode)(nil),       // 137: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 138: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 139: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 140: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 141: margay.control.DutiesSet
+	nil,                      // 142: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	12,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -12050,172 +12192,175 @@ var file_control_proto_depIdxs = []int32{
 	20,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
 	22,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
 	23,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	39,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	41,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	44,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	45,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	46,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	47,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	42,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
-	32,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	40,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
-	48,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	53,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	64,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	65,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	66,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	67,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
-	49,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	68,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
-	69,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	70,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	71,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
-	74,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	77,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	78,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	98,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	99,  // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	103, // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	104, // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	105, // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	108, // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	109, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	72,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	73,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	85,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	86,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	87,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	88,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	40,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	42,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	45,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	46,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	47,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	48,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	43,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	33,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
+	41,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
+	49,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	54,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	65,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	66,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	67,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	68,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	50,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	69,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	70,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	71,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	72,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	75,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	78,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	79,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	99,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	100, // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	104, // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	105, // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	106, // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	109, // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	110, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	73,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	74,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	86,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	87,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	88,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	89,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
 	27,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	113, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	114, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	116, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	122, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	118, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	119, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	123, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	124, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	125, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	126, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	127, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	128, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
-	58,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
-	60,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	132, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	133, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	135, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	134, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	136, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	138, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	139, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	140, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	92,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	93,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	94,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	95,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	90,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	91,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	96,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	97,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
-	89,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	137, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
-	79,  // 78: margay.control.Frame.guests:type_name -> margay.control.Guests
-	81,  // 79: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
-	28,  // 80: margay.control.Frame.leave:type_name -> margay.control.Leave
-	50,  // 81: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	51,  // 82: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	52,  // 83: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	110, // 84: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
-	111, // 85: margay.control.Frame.audit:type_name -> margay.control.Audit
-	0,   // 86: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 87: margay.control.Error.code:type_name -> margay.control.Code
-	18,  // 88: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	19,  // 89: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	21,  // 90: margay.control.Register.vitals:type_name -> margay.control.Vitals
-	2,   // 91: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	18,  // 92: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	21,  // 93: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	24,  // 94: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	34,  // 95: margay.control.Prepare.layout:type_name -> margay.control.Layout
-	30,  // 96: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 97: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 98: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	29,  // 99: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	26,  // 100: margay.control.JobSpec.task:type_name -> margay.control.Task
-	25,  // 101: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	31,  // 102: margay.control.Exec.parts:type_name -> margay.control.Part
-	35,  // 103: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
-	36,  // 104: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
-	37,  // 105: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
-	43,  // 106: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	14,  // 107: margay.control.Loaded.error:type_name -> margay.control.Error
-	14,  // 108: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 109: margay.control.Record.stream:type_name -> margay.control.Stream
-	54,  // 110: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	43,  // 111: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	63,  // 112: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	55,  // 113: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	56,  // 114: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	57,  // 115: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	59,  // 116: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	56,  // 117: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	56,  // 118: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	61,  // 119: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	62,  // 120: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	57,  // 121: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	29,  // 122: margay.control.Resize.size:type_name -> margay.control.Terminal
-	24,  // 123: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	30,  // 124: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	33,  // 125: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 126: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	14,  // 127: margay.control.JobState.error:type_name -> margay.control.Error
-	76,  // 128: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	43,  // 129: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	75,  // 130: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 131: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	54,  // 132: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	82,  // 133: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	79,  // 134: margay.control.Nodes.guests:type_name -> margay.control.Guests
-	80,  // 135: margay.control.Guests.guests:type_name -> margay.control.Guest
-	8,   // 136: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	18,  // 137: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	84,  // 138: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	83,  // 139: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	21,  // 140: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 141: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 142: margay.control.Drain.state:type_name -> margay.control.DrainState
-	101, // 143: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	100, // 144: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 145: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	76,  // 146: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	43,  // 147: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	26,  // 148: margay.control.JobSummary.task:type_name -> margay.control.Task
-	24,  // 149: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	33,  // 150: margay.control.StoredJob.places:type_name -> margay.control.Place
-	38,  // 151: margay.control.StoredJob.members:type_name -> margay.control.Member
-	101, // 152: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	74,  // 153: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	106, // 154: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	107, // 155: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	112, // 156: margay.control.Audit.lines:type_name -> margay.control.AuditLine
-	115, // 157: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	117, // 158: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	141, // 159: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	120, // 160: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	116, // 161: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	115, // 162: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	129, // 163: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	130, // 164: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	131, // 165: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	115, // 166: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 167: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 168: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	18,  // 169: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	170, // [170:170] is the sub-list for method output_type
-	170, // [170:170] is the sub-list for method input_type
-	170, // [170:170] is the sub-list for extension type_name
-	170, // [170:170] is the sub-list for extension extendee
-	0,   // [0:170] is the sub-list for field type_name
+	114, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	115, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	117, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	123, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	119, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	120, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	124, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	125, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	126, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	127, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	128, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	129, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	59,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
+	61,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
+	133, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	134, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	136, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	135, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	137, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	139, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	140, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	141, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	93,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	94,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	95,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	96,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	91,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	92,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	97,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	98,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
+	90,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
+	138, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	80,  // 78: margay.control.Frame.guests:type_name -> margay.control.Guests
+	82,  // 79: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
+	29,  // 80: margay.control.Frame.leave:type_name -> margay.control.Leave
+	51,  // 81: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	52,  // 82: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	53,  // 83: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	111, // 84: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
+	112, // 85: margay.control.Frame.audit:type_name -> margay.control.Audit
+	28,  // 86: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
+	0,   // 87: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 88: margay.control.Error.code:type_name -> margay.control.Code
+	18,  // 89: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	19,  // 90: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	21,  // 91: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 92: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	18,  // 93: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	21,  // 94: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	24,  // 95: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	35,  // 96: margay.control.Prepare.layout:type_name -> margay.control.Layout
+	35,  // 97: margay.control.Prepare.network:type_name -> margay.control.Layout
+	31,  // 98: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 99: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 100: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	30,  // 101: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	26,  // 102: margay.control.JobSpec.task:type_name -> margay.control.Task
+	25,  // 103: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	55,  // 104: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
+	32,  // 105: margay.control.Exec.parts:type_name -> margay.control.Part
+	36,  // 106: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
+	37,  // 107: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
+	38,  // 108: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
+	44,  // 109: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	14,  // 110: margay.control.Loaded.error:type_name -> margay.control.Error
+	14,  // 111: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 112: margay.control.Record.stream:type_name -> margay.control.Stream
+	55,  // 113: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	44,  // 114: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	64,  // 115: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	56,  // 116: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	57,  // 117: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	58,  // 118: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	60,  // 119: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	57,  // 120: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	57,  // 121: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	62,  // 122: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	63,  // 123: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	58,  // 124: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	30,  // 125: margay.control.Resize.size:type_name -> margay.control.Terminal
+	24,  // 126: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	31,  // 127: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	34,  // 128: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 129: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	14,  // 130: margay.control.JobState.error:type_name -> margay.control.Error
+	77,  // 131: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	44,  // 132: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	76,  // 133: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 134: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	55,  // 135: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	83,  // 136: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	80,  // 137: margay.control.Nodes.guests:type_name -> margay.control.Guests
+	81,  // 138: margay.control.Guests.guests:type_name -> margay.control.Guest
+	8,   // 139: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	18,  // 140: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	85,  // 141: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	84,  // 142: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	21,  // 143: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 144: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 145: margay.control.Drain.state:type_name -> margay.control.DrainState
+	102, // 146: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	101, // 147: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 148: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	77,  // 149: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	44,  // 150: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	26,  // 151: margay.control.JobSummary.task:type_name -> margay.control.Task
+	24,  // 152: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	34,  // 153: margay.control.StoredJob.places:type_name -> margay.control.Place
+	39,  // 154: margay.control.StoredJob.members:type_name -> margay.control.Member
+	102, // 155: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	75,  // 156: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	107, // 157: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	108, // 158: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	113, // 159: margay.control.Audit.lines:type_name -> margay.control.AuditLine
+	116, // 160: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	118, // 161: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	142, // 162: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	121, // 163: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	117, // 164: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	116, // 165: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	130, // 166: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	131, // 167: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	132, // 168: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	116, // 169: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 170: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 171: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	18,  // 172: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	173, // [173:173] is the sub-list for method output_type
+	173, // [173:173] is the sub-list for method input_type
+	173, // [173:173] is the sub-list for extension type_name
+	173, // [173:173] is the sub-list for extension extendee
+	0,   // [0:173] is the sub-list for field type_name
 }
 
 func init() { file_control_proto_init() }
@@ -12310,6 +12455,7 @@ func file_control_proto_init() {
 		(*Frame_FilesRead)(nil),
 		(*Frame_ReadAudit)(nil),
 		(*Frame_Audit)(nil),
+		(*Frame_EndAllocation)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -12317,7 +12463,7 @@ func file_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   131,
+			NumMessages:   132,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -149,7 +149,9 @@ func HowEnded(j *control.JobSummary) string {
 		return ""
 	}
 	text := fmt.Sprintf("job %d ended with status %d", j.Job, j.ExitCode)
-	if first := int(j.FirstFailed); first >= 0 && first < len(j.RankStates) && j.RankStates[first].Ended {
+	if first := int(j.FirstFailed); j.Allocation && first >= 0 && first < len(j.RankStates) {
+		text += ": its command " + Describe(j.RankStates[first].Exit)
+	} else if first >= 0 && first < len(j.RankStates) && j.RankStates[first].Ended {
 		text += fmt.Sprintf(": rank %d on node%d %s", first, j.RankStates[first].Node, Describe(j.RankStates[first].Exit))
 	}
 	if j.Error != "" && j.Error != j.Missing {

@@ -63,13 +63,14 @@ type request struct {
 
 // requests has all requests of clients.
 var requests = map[protoreflect.Name]request{
-	"RunRequest":     {everybody, "add tasks to"},
+	"RunRequest":     {everybody, "add jobs to"},
 	"Withdraw":       {everybody, "withdraw jobs from"},
 	"ListNodes":      {everybody, "see"},
 	"ListJobs":       {everybody, "see"},
 	"Status":         {everybody, "see"},
 	"Noise":          {everybody, "measure"},
-	"Leave":          {everybody, "leave jobs of"}, // it concerns the connection of the client alone
+	"Leave":          {everybody, "leave jobs of"},      // it concerns the connection of the client alone
+	"EndAllocation":  {everybody, "end allocations of"}, // the same
 	"ReadClock":      {everybody, "read the clocks of"},
 	"TakeSamples":    {everybody, "see"},
 	"ListExtensions": {everybody, "see"},
@@ -135,9 +136,10 @@ func (c Caller) Check(machine string, m proto.Message, jobs Jobs) error {
 	name := m.ProtoReflect().Descriptor().Name()
 	r, known := requests[name]
 	if run, ok := m.(*control.RunRequest); ok && c.Role == User {
-		array := run.GetSpec().GetTask().GetArray()
-		if user, known := jobs(array); array != 0 && known && !c.Sees(user.UID) { // an array may outlive its first job
-			return c.DenyJob(machine, string(name), array, user)
+		for _, other := range []uint32{run.GetSpec().GetTask().GetArray(), run.GetSpec().GetStep()} { // an array may outlive its first job
+			if user, known := jobs(other); other != 0 && known && !c.Sees(user.UID) {
+				return c.DenyJob(machine, string(name), other, user)
+			}
 		}
 	}
 	switch {

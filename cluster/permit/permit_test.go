@@ -75,7 +75,7 @@ func TestRoles(t *testing.T) {
 	// What users may: about their own job, another user's, no such job, and the machine.
 	users := make(map[protoreflect.Name][4]string)
 	for names, may := range map[string][4]string{
-		"RunRequest Withdraw Leave ListNodes ListJobs Status Noise ReadClock TakeSamples ListExtensions ExtensionLog": {yes, yes, yes, yes},
+		"RunRequest Withdraw Leave EndAllocation ListNodes ListJobs Status Noise ReadClock TakeSamples ListExtensions ExtensionLog": {yes, yes, yes, yes},
 		"RemoveExtension": {yes, yes, yes, yes}, // serve looks whose it is
 		"Attach FileChunk Stdin Resize Ack Signal Kill ReadFiles FilesRead ReadStacks ReadEvents InsertExtension": {yes, no, none, no},
 		"RemoveOutput": {yes, no, none, yes},
@@ -118,7 +118,7 @@ func TestDenial(t *testing.T) {
 	for want, m := range map[string]proto.Message{
 		"job 2 is bob's: only bob and the administrators of machine lab may signal it, and you are ann": &control.Kill{Job: 2},
 		"only the owner and the administrators of machine lab may extend it, and you are ann":           &control.InsertExtension{},
-		"job 2 is bob's: only bob and the administrators of machine lab may add tasks to it, and you are ann": &control.RunRequest{
+		"job 2 is bob's: only bob and the administrators of machine lab may add jobs to it, and you are ann": &control.RunRequest{
 			Spec: &control.JobSpec{Task: &control.Task{Array: 2}},
 		},
 	} {

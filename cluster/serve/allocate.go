@@ -26,12 +26,13 @@ type shape struct {
 	nodes   int      // number of nodes over which ranks are spread as evenly as possible; 0: as few as possible
 	only    []uint32 // nodes that may be used, in ascending order; none: all
 	without []uint32 // nodes that may not be used, in ascending order
+	whole   bool     // the ranks stand for cores, which nothing shares
 }
 
 func shapeOf(spec *control.JobSpec) shape {
 	return shape{
 		ranks: int(spec.Ranks), perNode: int(spec.PerNode), perCore: int(spec.PerCore), each: int(spec.CoresEach), nodes: int(spec.Nodes),
-		only: spec.Only, without: spec.Without,
+		only: spec.Only, without: spec.Without, whole: spec.Allocation,
 	}
 }
 
@@ -190,6 +191,7 @@ func (s shape) lacks(offers []offer) string {
 		text := fmt.Sprintf("%s %s %s, but %d of %d are free", count(s.ranks, "rank"), need,
 			count((s.ranks+max(1, s.perCore)-1)/max(1, s.perCore), "application core"), free, total)
 		switch {
+		case s.whole:
 		case free > 0 && s.perCore == slot.MaxTasks:
 			text += fmt.Sprintf(": %s at most", count(free*slot.MaxTasks, "rank"))
 		case free > 0 && s.perCore < slot.MaxTasks:

@@ -37,12 +37,12 @@ func (s *Server) queueLimit(w *waiting) error {
 // as it will be in these places, or, without places, whatever they are. If the job waits in the
 // queue, others do not wait for it then. The caller holds Server.mu.
 func (s *Server) withinLimits(w *waiting, spec *control.JobSpec, places []*control.Place) error {
-	if !spec.Limited {
+	if !spec.Limited || spec.Step != 0 { // a step has what its allocation has
 		return nil
 	}
 	most, jobs, cores, needs := s.config.Access, 1, 0, seats(places)
 	for _, j := range s.jobs {
-		if j.spec.Uid == spec.Uid && j.spec.Limited && !j.announced {
+		if j.spec.Uid == spec.Uid && j.spec.Limited && !j.announced && s.allocationOf(j) == 0 {
 			jobs++
 			cores += seats(j.places) + seats(j.spare)
 		}

@@ -144,6 +144,7 @@ func veiled(m *control.JobSummary) *control.JobSummary {
 	v := &control.JobSummary{
 		Job: m.Job, User: m.User, Uid: m.Uid, Ranks: m.Ranks, Nodes: m.Nodes, Phase: m.Phase, StartNs: m.StartNs, EndNs: m.EndNs,
 		ExitCode: m.ExitCode, FirstFailed: control.None, Detached: m.Detached, Stopped: m.Stopped, Task: m.Task, Hidden: true,
+		Allocation: m.Allocation, Step: m.Step,
 	}
 	for _, r := range m.RankStates {
 		v.RankStates = append(v.RankStates, &control.RankState{Rank: r.Rank, Node: r.Node, Core: r.Core, Ended: r.Ended})

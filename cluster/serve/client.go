@@ -62,6 +62,8 @@ func (c *client) handle(f *control.Frame) {
 		c.own(m.Job, s.stopCollecting)
 	case *control.Leave:
 		c.own(m.Job, s.clientGone)
+	case *control.EndAllocation:
+		c.own(m.Job, func(j *job) { s.endAllocation(j, m.Exit) })
 	case *control.Withdraw:
 		c.whenSettled(m, func() { s.withdraw(c.conn, m.Call) })
 	case *control.Kill:
@@ -311,7 +313,11 @@ func (c *client) created(f *control.Frame, m *control.RunRequest, asked time.Tim
 		s.clientGone(j)
 	}
 	s.mu.Unlock()
-	s.config.Log("job %d: %d ranks of %s on %d nodes", j.number, len(j.places), j.spec.Command, len(j.members))
+	if j.spec.Allocation {
+		s.config.Log("job %d: an allocation of %s for %s", j.number, count(seats(j.places), "core"), j.spec.Command)
+	} else {
+		s.config.Log("job %d: %d ranks of %s on %d nodes", j.number, len(j.places), j.spec.Command, len(j.members))
+	}
 	s.running.Go(func() { s.launch(j, m, f, c.conn) })
 }
 

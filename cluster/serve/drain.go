@@ -223,22 +223,25 @@ const shownReasons = 3
 // when a job gets or frees cores. The caller holds Server.mu.
 func (s *Server) hinder(jobs ...*waiting) {
 	for _, w := range jobs {
-		offers, known := s.whole(w.spec.Arch, func(n *node) bool { return !n.out() })
+		offers, known := s.whole(w.spec, func(n *node) bool { return !n.out() })
 		w.hindered = known && !fits(offers, w.spec)
 	}
 }
 
-// whole lists the nodes of an architecture that satisfy counts, as if all their cores were free.
-// The list is not known if one of the nodes that satisfy counts has never registered. The caller
-// holds Server.mu.
-func (s *Server) whole(arch string, counts func(*node) bool) (offers []offer, known bool) {
+// whole lists the nodes of a job's architecture that satisfy counts, as if all their cores were
+// free; for a step, its allocation. The list is not known if one of the nodes that satisfy
+// counts has never registered. The caller holds Server.mu.
+func (s *Server) whole(spec *control.JobSpec, counts func(*node) bool) (offers []offer, known bool) {
+	if spec.Step != 0 {
+		return s.stepOffers(spec.Step, func(*node, uint32) bool { return true }), true
+	}
 	known = true
 	for n := range s.members() {
 		switch {
 		case !counts(n):
 		case n.info == nil:
 			known = false
-		case n.info.Arch == arch:
+		case n.info.Arch == spec.Arch:
 			offers = append(offers, offer{node: n.number, total: len(n.info.Cores), cores: n.info.Cores})
 		}
 	}

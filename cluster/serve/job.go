@@ -76,6 +76,7 @@ func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job 
 	if spec.Hold {
 		j.halt = unix.SIGSTOP
 	}
+	j.present = spec.Allocation
 	for _, p := range places {
 		j.ranks = append(j.ranks, rank{place: p})
 	}
@@ -83,7 +84,10 @@ func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job 
 }
 
 // on reports whether the job has ranks on a node.
-func (j *job) on(node uint32) bool {
+func (j *job) on(node uint32) bool { return !j.spec.Allocation && j.has(node) }
+
+// has reports whether the job has cores of a node.
+func (j *job) has(node uint32) bool {
 	for _, p := range j.places {
 		if p.Node == node {
 			return true
@@ -100,6 +104,9 @@ func (j *job) reads(rank int) bool {
 
 // complete reports whether all ranks have ended and all output of the job is safe.
 func (j *job) complete() bool {
+	if j.spec.Allocation {
+		return j.ended()
+	}
 	for _, m := range j.members {
 		if !j.records.Complete(m.Node) {
 			return false
@@ -468,6 +475,10 @@ func (s *Server) endOthers(j *job) {
 // killRanks asks the ranks of a job to end, and forces them to after a while. The caller holds
 // Server.mu.
 func (s *Server) killRanks(j *job) {
+	if j.spec.Allocation {
+		s.finish(j)
+		return
+	}
 	if j.killing != 0 {
 		return
 	}
@@ -546,7 +557,13 @@ func (s *Server) awaitEnd(j *job) {
 // ranks do not get the signal. The caller holds Server.mu.
 func (s *Server) signal(j *job, rank int, sig unix.Signal) (away []uint32) {
 	told := make(map[uint32]bool)
+	if j.spec.Allocation && j.client != nil { // its command is there
+		_ = j.client.Send(&control.Signal{Job: j.number, Rank: control.None, Signal: int32(sig)})
+	}
 	for i, r := range j.ranks {
+		if j.spec.Allocation {
+			break
+		}
 		if (rank == control.None || rank == i) && r.exit == nil && !told[r.place.Node] {
 			told[r.place.Node] = rank == control.None
 			n := s.nodes[r.place.Node]
@@ -674,7 +691,8 @@ func (s *Server) finish(j *job) {
 		j.enter(control.Phase_PHASE_RUN)
 	}
 	j.enter(control.Phase_PHASE_END)
-	j.finishing, j.torn = true, j.torn || j.phase == control.JobPhase_JOB_RUNNING && !j.complete()
+	j.finishing, j.torn = true, j.torn || j.phase == control.JobPhase_JOB_RUNNING && !j.complete() && !j.spec.Allocation
+	s.endSteps(j)
 	if j.phase != control.JobPhase_JOB_ENDING || j.unsaved != nil {
 		j.phase = control.JobPhase_JOB_ENDING
 		s.save(j) // if serve is killed now, its successor must not conclude that the nodes have lost the job
@@ -770,6 +788,8 @@ func (s *Server) clientGone(j *job) {
 		// Chunks of its files may be lost with the connection. If the client comes back, it asks
 		// for the job again.
 		s.fail(j, control.Failf(control.Code_CODE_RESTARTED, "the connection of its margay run was lost while the job was being launched"))
+	case j.spec.Allocation:
+		s.fail(j, control.Failf(control.Code_CODE_FAILED, "its margay alloc is gone"))
 	default:
 		s.fail(j, control.Failf(control.Code_CODE_FAILED, "its margay run is gone"))
 	}

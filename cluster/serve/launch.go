@@ -60,15 +60,17 @@ func (s *Server) expected(spec *control.JobSpec) string {
 	var offers []offer
 	var waits []string
 	for n := range s.members() {
-		if n.info == nil || n.info.Arch != spec.Arch || n.out() || !n.late() && !n.up() {
+		if n.info == nil || n.info.Arch != spec.Arch || n.out() && spec.Step == 0 || !n.late() && !n.up() {
 			continue
 		}
 		o := offer{node: n.number, total: len(n.info.Cores)}
 		for _, core := range n.info.Cores {
-			use, taken := n.uses[core]
-			if j := s.jobs[use.job]; taken && j != nil && j.ending() {
+			use := n.uses[core]
+			switch j := s.jobs[use.job]; {
+			case use.job == spec.Step:
+			case j != nil && j.ending() && s.allocationOf(j) == spec.Step:
 				waits = append(waits, fmt.Sprintf("the end of job %d", use.job))
-			} else if taken {
+			default:
 				continue
 			}
 			o.cores = append(o.cores, core)
@@ -101,7 +103,7 @@ func (s *Server) create(spec *control.JobSpec, client *control.Conn) (*job, erro
 // createAs is create for a job that waits in the queue, or, with nil, for any other job. The caller
 // holds Server.mu.
 func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Conn) (*job, error) {
-	if err := cmp.Or(shapeOf(spec).check(), s.reachable(shapeOf(spec)), checkLimit(spec)); err != nil {
+	if err := cmp.Or(shapeOf(spec).check(), s.reachable(shapeOf(spec)), checkLimit(spec), s.checkStep(spec)); err != nil {
 		return nil, err
 	}
 	if err := s.withinLimits(w, spec, nil); err != nil {
@@ -129,7 +131,7 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 	if err := s.withinLimits(w, spec, slices.Concat(places, spare)); err != nil {
 		return nil, err
 	}
-	if s.forgetting(slices.Concat(places, spare)) {
+	if s.forgetting(slices.Concat(places, spare), spec.Step) {
 		return nil, errForgetting
 	}
 	phases.enter(control.Phase_PHASE_RECORD)
@@ -147,8 +149,8 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 	last := -1
 	for _, p := range places {
 		n := s.nodes[p.Node]
-		n.use(number, p)
-		if int(p.Node) != last {
+		n.use(j, p)
+		if int(p.Node) != last && !spec.Allocation {
 			j.members = append(j.members, &control.Member{Node: p.Node, Address: n.info.Address})
 			j.loading[p.Node] = true
 			last = int(p.Node)
@@ -184,8 +186,8 @@ func (s *Server) enter(j *job) (err error) {
 // remove deletes a job from the table and frees its cores. The caller holds Server.mu.
 func (s *Server) remove(j *job) {
 	if !s.keepForRetry(j) {
-		s.free(j.number, j.places)
-		s.free(j.number, j.spare)
+		s.free(j, j.places)
+		s.free(j, j.spare)
 	}
 	delete(s.jobs, j.number)
 	s.forgetFiles(j)
@@ -211,12 +213,12 @@ func (s *Server) offers() []offer {
 	return offers
 }
 
-// using returns the user of a core, nothing if the client knows that this job has ended. The caller
-// holds Server.mu.
+// using returns the user of a core. If the client knows that this job has ended, it is the job's
+// allocation, or nothing. The caller holds Server.mu.
 func (s *Server) using(n *node, core uint32) use {
 	u := n.uses[core]
 	if j := s.jobs[u.job]; j != nil && j.announced {
-		return use{}
+		return use{job: s.allocationOf(j)}
 	}
 	return u
 }
@@ -226,11 +228,12 @@ func (s *Server) using(n *node, core uint32) use {
 var errForgetting = control.Failf(control.Code_CODE_NO_ROOM, "the nodes still forget a job that has ended")
 
 // forgetting reports whether nodes still have to forget a job that previously had one of the
-// places. The caller holds Server.mu.
-func (s *Server) forgetting(places []*control.Place) bool {
+// places. A step gets them from its allocation; otherwise that is 0. The caller holds
+// Server.mu.
+func (s *Server) forgetting(places []*control.Place, allocation uint32) bool {
 	for _, p := range places {
-		for _, core := range append([]uint32{p.Core}, p.More...) {
-			if _, taken := s.nodes[p.Node].uses[core]; taken {
+		for _, core := range coresOf(p) {
+			if s.nodes[p.Node].uses[core].job != allocation {
 				return true
 			}
 		}
@@ -238,9 +241,12 @@ func (s *Server) forgetting(places []*control.Place) bool {
 	return false
 }
 
-// offersFor lists the free cores of nodes in service that have the job's architecture. The caller
-// holds Server.mu.
+// offersFor lists the free cores that a job may get: of nodes in service that have its
+// architecture, or of its allocation. The caller holds Server.mu.
 func (s *Server) offersFor(spec *control.JobSpec) []offer {
+	if spec.Step != 0 {
+		return s.stepOffers(spec.Step, func(n *node, core uint32) bool { return n.up() && s.using(n, core).job == spec.Step })
+	}
 	return slices.DeleteFunc(s.offers(), func(o offer) bool { return s.nodes[o.node].info.Arch != spec.Arch })
 }
 
@@ -252,6 +258,9 @@ func (s *Server) noRoom(spec *control.JobSpec) error {
 			spec.Path, spec.Arch, s.config.Machine, strings.Join(arches, " and "))
 	}
 	text := shapeOf(spec).lacks(s.offersFor(spec))
+	if spec.Step != 0 {
+		return s.noRoomForStep(spec, text)
+	}
 	if holders := s.holders(spec); len(holders) == 1 {
 		text += fmt.Sprintf("; job %d has the others, and jobs do not share cores", holders[0])
 	} else if len(holders) > 1 {
@@ -266,11 +275,19 @@ func (s *Server) noRoom(spec *control.JobSpec) error {
 func (s *Server) holders(spec *control.JobSpec) (jobs []uint32) {
 	shape := shapeOf(spec)
 	for n := range s.members() {
-		if n.inService() && shape.mayUse(n.number) {
+		if (n.inService() || spec.Step != 0) && shape.mayUse(n.number) {
 			jobs = append(jobs, n.jobs()...)
 		}
 	}
-	jobs = slices.DeleteFunc(jobs, func(job uint32) bool { j := s.jobs[job]; return j != nil && j.announced })
+	for i, job := range jobs { // to others, a step is a part of its allocation
+		if j := s.jobs[job]; j != nil && spec.Step == 0 && s.allocationOf(j) != 0 {
+			jobs[i] = j.spec.Step
+		}
+	}
+	jobs = slices.DeleteFunc(jobs, func(job uint32) bool {
+		j := s.jobs[job]
+		return j != nil && (j.announced || spec.Step != 0 && j.spec.Step != spec.Step)
+	})
 	slices.Sort(jobs)
 	return slices.Compact(jobs)
 }
@@ -305,6 +322,10 @@ func (s *Server) arches() (up int, arches []string) {
 // launch takes a job from its creation to running. Any failure ends the job; the client learns the
 // reason from the job's state.
 func (s *Server) launch(j *job, m *control.RunRequest, request *control.Frame, client *control.Conn) {
+	if j.spec.Allocation {
+		s.grant(j, request, client)
+		return
+	}
 	secret := make([]byte, 16)
 	_, _ = rand.Read(secret) // it never fails
 	if t := j.spec.Task; t != nil && m.Exec != nil {
@@ -317,6 +338,14 @@ func (s *Server) launch(j *job, m *control.RunRequest, request *control.Frame, c
 		s.mu.Unlock()
 	}
 	prepare := &control.Prepare{Job: j.number, Spec: j.spec, Layout: layout, Secret: secret, Exec: m.Exec, Files: m.Files}
+	if j.spec.Joins {
+		if prepare.Network, err = s.networkOf(j.spec.Step); err != nil {
+			s.mu.Lock()
+			s.fail(j, toFailure(err))
+			s.mu.Unlock()
+		}
+		prepare.NetworkJob = j.spec.Step
+	}
 	lacking := newUnion(len(m.Exec.GetContents()))
 	s.enterPhase(j, control.Phase_PHASE_PREPARE)
 	prepared := s.step(j, prepareTimeout, prepare, func(q *question, answer proto.Message) {

@@ -14,8 +14,13 @@ func (j *job) layout() (*control.Layout, error) {
 	for _, m := range j.members {
 		addresses[id.Node(m.Node)], _ = netip.ParseAddrPort(m.Address) // register has tried it
 	}
-	places := make([]layout.Place, 0, len(j.places))
-	for _, p := range j.places {
+	return layoutOf(j.places, addresses)
+}
+
+// layoutOf condenses places on nodes with these addresses.
+func layoutOf(all []*control.Place, addresses map[id.Node]netip.AddrPort) (*control.Layout, error) {
+	places := make([]layout.Place, 0, len(all))
+	for _, p := range all {
 		place := layout.Place{Rank: id.Rank(p.Rank), Node: id.Node(p.Node), Core: id.Core(p.Core)}
 		for _, core := range p.More {
 			place.More = append(place.More, id.Core(core))

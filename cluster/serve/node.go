@@ -114,10 +114,18 @@ func (n *node) jobs() (jobs []uint32) {
 	return slices.Compact(jobs)
 }
 
-// use assigns a core to a rank of a job. The caller holds Server.mu.
-func (n *node) use(job uint32, p *control.Place) {
-	for _, core := range append([]uint32{p.Core}, p.More...) {
-		n.uses[core] = use{job: job, ranks: append(n.uses[core].ranks, p.Rank)}
+// use assigns cores to a rank of a job. A step takes cores from its allocation, which has no ranks.
+// The caller holds Server.mu.
+func (n *node) use(j *job, p *control.Place) {
+	for _, core := range coresOf(p) {
+		u := n.uses[core]
+		if u.job != j.number {
+			u = use{job: j.number}
+		}
+		if !j.spec.Allocation {
+			u.ranks = append(u.ranks, p.Rank)
+		}
+		n.uses[core] = u
 	}
 }
 
@@ -655,7 +663,7 @@ func (s *Server) lose(n *node) { s.loseJobs(n, n.why()) }
 // loseJobs is lose for a given reason. It returns the jobs. The caller holds Server.mu.
 func (s *Server) loseJobs(n *node, why string) (jobs []uint32) {
 	for _, j := range s.jobs {
-		if j.on(n.number) && !j.records.Complete(n.number) {
+		if j.on(n.number) && !j.records.Complete(n.number) || j.spec.Allocation && j.has(n.number) {
 			code := control.Code_CODE_NODE_LOST
 			if j.phase == control.JobPhase_JOB_PREPARED {
 				code = control.Code_CODE_LAUNCH_LOST

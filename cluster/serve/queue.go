@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,7 +96,7 @@ func (q queue) behind(w *waiting) bool {
 
 // precedes reports whether a job that is further back in the queue, or not in it, waits for w.
 func (w *waiting) precedes(spec *control.JobSpec) bool {
-	return !w.hindered && !w.limited && w.spec.Arch == spec.Arch && meet(shapeOf(w.spec), shapeOf(spec))
+	return !w.hindered && !w.limited && w.spec.Arch == spec.Arch && w.spec.Step == spec.Step && meet(shapeOf(w.spec), shapeOf(spec))
 }
 
 // meet reports whether there is a node that both may use, according to their lists.
@@ -190,10 +191,10 @@ func (s *Server) join(w *waiting) error {
 	if err := shape.check(); err != nil {
 		return err
 	}
-	if err := s.reachable(shape); err != nil {
+	if err := cmp.Or(s.reachable(shape), s.checkStep(w.spec)); err != nil {
 		return err
 	}
-	whole, known := s.whole(w.spec.Arch, func(*node) bool { return true })
+	whole, known := s.whole(w.spec, func(*node) bool { return true })
 	if places := allocate(whole, shape); known && places != nil && !fits(whole, w.spec) {
 		return control.Failf(control.Code_CODE_NO_ROOM, "it would wait for ever: %v, when the whole machine is free", noSpares(w.spec, len(spares(whole, shape, places, int(w.spec.Spares)))))
 	} else if known && places == nil {

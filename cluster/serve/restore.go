@@ -77,7 +77,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 		j.noted[node] = true
 	}
 	for _, p := range j.places {
-		s.nodes[p.Node].use(j.number, p)
+		s.nodes[p.Node].use(j, p)
 	}
 	s.jobs[j.number] = j
 	switch j.phase {
@@ -88,10 +88,13 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 		if stored.State.Error != nil && !stored.Over { // its client was reading its files
 			j.failure, j.collected = toFailure(stored.State.Error.Err()), true
 		}
-		for _, m := range j.members { // no news of such a node will come
-			if j.failure == nil && s.member(m.Node) == nil && !j.records.Complete(m.Node) {
-				j.failure = control.Failf(control.Code_CODE_NODE_LOST, "it has left the machine").At(m.Node)
+		for _, p := range j.places { // no news of such a node will come
+			if j.failure == nil && s.member(p.Node) == nil && !j.records.Complete(p.Node) {
+				j.failure = control.Failf(control.Code_CODE_NODE_LOST, "it has left the machine").At(p.Node)
 			}
+		}
+		if j.failure == nil && j.spec.Step != 0 && s.allocationOf(j) == 0 { // which was restored before
+			j.failure = endedWith(j)
 		}
 	case control.JobPhase_JOB_ENDING:
 		s.restoreLimit(j, stored)

@@ -117,11 +117,16 @@ func (s *Server) giveBack(launch string) bool {
 	return true
 }
 
-// free frees places of a job. The caller holds Server.mu.
-func (s *Server) free(job uint32, places []*control.Place) {
+// free frees places of a job, for its allocation if it is a step. The caller holds Server.mu.
+func (s *Server) free(j *job, places []*control.Place) {
+	allocation := s.allocationOf(j)
 	for _, p := range places {
 		for _, core := range coresOf(p) {
-			if n := s.nodes[p.Node]; n.uses[core].job == job {
+			switch n := s.nodes[p.Node]; {
+			case n.uses[core].job != j.number:
+			case allocation != 0:
+				n.uses[core] = use{job: allocation}
+			default:
 				delete(n.uses, core)
 			}
 		}
@@ -131,7 +136,7 @@ func (s *Server) free(job uint32, places []*control.Place) {
 // freeSpares frees the spares of a job, whose ranks run now. The caller holds Server.mu.
 func (s *Server) freeSpares(j *job) {
 	if len(j.spare) > 0 {
-		s.free(j.number, j.spare)
+		s.free(j, j.spare)
 		j.spare = nil
 		s.roomChanged()
 	}

@@ -420,8 +420,11 @@ func (j *job) summary() *control.JobSummary {
 		m.Error = fmt.Sprintf("its output waits until its state can be recorded: %v", j.unsaved)
 	}
 	m.Missing, m.Unkept = j.missing(), j.unkept
-	for _, member := range j.members {
-		m.Nodes = append(m.Nodes, member.Node)
+	m.Allocation, m.Step = j.spec.Allocation, j.spec.Step
+	for _, p := range j.places {
+		if n := len(m.Nodes); n == 0 || m.Nodes[n-1] != p.Node {
+			m.Nodes = append(m.Nodes, p.Node)
+		}
 	}
 	return m
 }

@@ -22,7 +22,7 @@ func (a commands) psCommand() *cobra.Command {
 		Use:   "ps [JOB]",
 		Short: "List jobs, or the ranks of one",
 		Long: `List the jobs that run or wait for cores (margay run --wait), or the ranks of one job. A waiting job has no number yet; a line below
-the table gives the reason.`,
+the table gives the reason. An allocation (margay alloc) is a job without processes on its nodes: its steps have its number after theirs.`,
 		Example: `  margay ps
   margay ps --all              # jobs that have ended, too
   margay ps 7                  # the ranks of job 7, and what each has used
@@ -93,8 +93,12 @@ func commandOf(command string, hidden bool) string {
 	return command
 }
 
-// jobNumber is the number of a job, and of a task also its array and its number there.
+// jobNumber is the number of a job, of a step also its allocation, and of a task also its array and
+// its number there.
 func jobNumber(j *control.JobSummary) string {
+	if j.Step != 0 {
+		return fmt.Sprintf("%d (in %d)", j.Job, j.Step)
+	}
 	if j.Task == nil {
 		return fmt.Sprint(j.Job)
 	}
@@ -181,6 +185,9 @@ var phaseNames = map[control.JobPhase]string{
 func State(j *control.JobSummary) string {
 	if j.Stopped {
 		return "stopped"
+	}
+	if j.Allocation && j.Phase == control.JobPhase_JOB_RUNNING {
+		return "allocated"
 	}
 	if name, ok := phaseNames[j.Phase]; ok {
 		return name

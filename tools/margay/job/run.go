@@ -83,6 +83,9 @@ type Flags struct {
 	Beside    string // the job whose nodes are used; empty: none
 	JobFile   string // that gets the number of the job
 	Messages  string // file for what margay writes to standard error
+	Allocate  string // the allocation whose cores are used, or none; empty: the one of the environment
+	Step      uint32 // the same as a number; 0: none
+	Joins     bool   // the network is the allocation's
 
 	image *image.Image // that Root names; nil: none
 }
@@ -135,6 +138,8 @@ Lines of several ranks stay whole, whatever their length, and an incomplete last
 copied byte for byte. -o and -e write the output to files, which are created here before the ranks run. If the name contains %r, each
 rank has a file, copied byte for byte. Without -e, standard error goes to the file of -o. margay run fails with 125 when a file cannot
 be written.
+
+In an allocation (margay alloc) the job gets cores of that, and ends with it; --allocation none takes others.
 
 --beside runs one rank on each node of a running job, such as a tool that looks at it. It needs a free core on each, because jobs do not
 share cores. --job-file writes the number of the job to a file, or a pipe, when its ranks run. With --messages all that margay itself
@@ -237,6 +242,9 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 			if err := f.openRoot(); err != nil {
 				return err
 			}
+			if err := f.EnterAllocation(a.App); err != nil {
+				return err
+			}
 			if err := a.besideJob(c.Context(), &f); err != nil {
 				return err
 			}
@@ -281,6 +289,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	addFlags(fs, &f)
 	addArrayFlags(fs, &f)
 	addReportFlags(fs, &f)
+	AllocationFlag(fs, &f)
 	fs.DurationVar(&f.InitWait, "init-timeout", 0, "how long ranks that use messages wait for one that does not join (default 30s)")
 	return c
 }
@@ -289,12 +298,8 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 func addFlags(fs *pflag.FlagSet, f *Flags) {
 	fs.IntVarP(&f.Nodes, "nodes", "N", 0, "spread the ranks over exactly this many nodes (default: as few as it takes); without -n, one rank each")
 	fs.IntVarP(&f.CoresEach, "cpus-per-task", "c", 0, "cores of each rank, all for itself (default: 1)")
-	fs.StringVarP(&f.Only, "nodelist", "w", "", "use these `nodes` only: 0,2, node1..node4 or node[1-4,10]")
-	fs.StringVarP(&f.Without, "exclude", "x", "", "do not use these `nodes`")
-	fs.StringVarP(&f.Time, "time", "t", "", "end the job, with status 124, when it has run for this `time`: 30s, 5m, HH:MM:SS")
+	PlaceFlags(fs, f)
 	fs.StringVar(&f.Signal, "signal", "", "send the ranks this `signal` before the limit of --time: USR1@30s")
-	fs.StringVar(&f.Wait, "wait", "", "wait for free cores, without a limit or for this `time`, in order of arrival")
-	fs.Lookup("wait").NoOptDefVal = forever
 	fs.StringVarP(&f.Output, "output", "o", "", "write the output to this `file`: %j is the job, %r the rank, %n the node, %a the task of --array")
 	fs.StringVarP(&f.Error, "error", "e", "", "write standard error to this `file` (default: the file of -o)")
 	fs.StringVar(&f.Chdir, "chdir", "", "the working `directory` of the ranks (default: this one)")
@@ -324,7 +329,7 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if err := f.divert(a); err != nil {
 		return err
 	}
-	asked, err := f.spec()
+	asked, err := f.Spec()
 	if err != nil {
 		return err
 	}
@@ -477,7 +482,8 @@ func (f *Flags) interfaceOf(files *launch.Files) (control.MPI, error) {
 	case f.MPI == mpiPMI1, f.MPI == mpiAuto && files.PMI1:
 		return control.MPI_MPI_PMI1, nil
 	case f.MPI == mpiAuto && files.Parallel != "" && !f.Force:
-		return 0, fmt.Errorf("it is linked with an MPI or PMI (%s) that does not work here yet, MPICH does: each of the %d ranks would take itself for the only one and compute everything; --force runs it",
+		return 0, fmt.Errorf("it is linked with an MPI or PMI (%s) that does not work here yet, MPICH does: each of the %d ranks would take itself for the only one and compute everything; "+
+			"Open MPI's own mpirun runs it in an allocation (margay alloc); --force runs it",
 			files.Parallel, f.Ranks)
 	}
 	return control.MPI_MPI_NONE, nil
@@ -492,7 +498,7 @@ func (f *Flags) environment() ([]string, error) {
 	if f.image != nil {
 		env = imageEnvironment(env, f.image.Config.Env, append(strings.Split(f.Export, ","), f.Env...))
 	}
-	if f.CoresEach > 0 {
+	if f.CoresEach > 0 && !f.Joins { // with Joins the cores are for what the program starts
 		env = threads(env, f.CoresEach)
 	}
 	return env, nil
@@ -506,8 +512,8 @@ func printJob(w io.Writer, job uint32) error {
 	return nil
 }
 
-// spec returns the job that the flags describe.
-func (f *Flags) spec() (*control.JobSpec, error) {
+// Spec returns the job that the flags describe.
+func (f *Flags) Spec() (*control.JobSpec, error) {
 	mode, ok := stdinModes[f.Stdin]
 	if !ok {
 		return nil, fmt.Errorf("--stdin %s: it is first, all or none", f.Stdin)
@@ -525,6 +531,7 @@ func (f *Flags) spec() (*control.JobSpec, error) {
 		Spares: uint32(f.Spares), Ranks: uint32(f.Ranks), Stdin: mode, KeepGoing: f.KeepGoing, Detach: f.Detach, Memory: int64(f.MemoryMiB) << 20, Pids: uint32(f.Pids),
 		InitTimeoutMs: uint32(f.InitWait.Milliseconds()), HugePages: f.HugePages, Hold: f.Attach, PerNode: uint32(f.PerNode), PerCore: uint32(f.PerCore),
 		Nodes: uint32(f.Nodes), CoresEach: uint32(f.CoresEach), Network: f.Network, HostRoot: f.Root == rootHost,
+		Step: f.Step, Joins: f.Joins,
 	}
 	for _, list := range []struct {
 		flag, text string
@@ -582,7 +589,7 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 	if err := command.Positive(c, "ranks", "ppn", "per-core", "memory", "pids", "init-timeout", "nodes", "cpus-per-task", "time", "root-limit"); err != nil {
 		return err
 	}
-	if err := command.Given(c, "nodelist", "exclude", "signal", "output", "error", "chdir", "wait", "export", "timing", "root", "file", "array"); err != nil {
+	if err := command.Given(c, "nodelist", "exclude", "signal", "output", "error", "chdir", "wait", "export", "timing", "root", "file", "array", "allocation"); err != nil {
 		return err
 	}
 	if slices.Contains(f.With, "") {

@@ -195,6 +195,8 @@ func use(n *control.NodeState) (free int, jobs []string) {
 		switch {
 		case core.Job == 0 && n.Health == control.NodeHealth_NODE_UP && n.Drain == nil && n.Ill == "":
 			free++
+		case core.Job != 0 && len(core.Ranks) == 0: // an allocation
+			jobs = append(jobs, fmt.Sprint(core.Job))
 		case core.Job != 0:
 			jobs = append(jobs, fmt.Sprintf("%d.%s", core.Job, nodeset.Ranges(core.Ranks)))
 		}

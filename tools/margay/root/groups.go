@@ -16,6 +16,7 @@ var otherNames = map[string]map[string][]string{
 	"margay": {
 		"ps":     {"jobs", "job", "ls", "list", "queue", "squeue"},
 		"kill":   {"rm", "remove", "stop", "cancel", "scancel", "terminate"},
+		"alloc":  {"salloc", "qsub"},
 		"run":    {"srun", "start", "submit", "sbatch", "mpirun", "mpiexec", "launch"},
 		"logs":   {"log", "attach", "output"},
 		"nodes":  {"sinfo", "hosts"},

@@ -2,8 +2,8 @@
 // line of it.
 //
 // It refuses unknown commands and suggests one to users of other systems, words errors of flags,
-// completes lines for shells and writes the manual pages. A group (machine, job, observe, ext,
-// nimble, bench, image) knows none of the others.
+// completes lines for shells and writes the manual pages. A group (alloc, machine, job, observe,
+// ext, nimble, bench, image) knows none of the others, but alloc and bench run jobs by job.
 package root
 
 import (
@@ -22,6 +22,7 @@ import (
 	"margay/cluster/launch"
 	"margay/cluster/site"
 	"margay/internal/printable"
+	"margay/tools/margay/alloc"
 	"margay/tools/margay/bench"
 	"margay/tools/margay/command"
 	"margay/tools/margay/ext"
@@ -35,7 +36,7 @@ import (
 
 // groups make the commands of each group. The group of margay run is the first.
 var groups = []func(*command.App) []*cobra.Command{
-	job.Commands, machine.Commands, observe.Commands, ext.Commands, nimble.Commands, bench.Commands, image.Commands,
+	job.Commands, alloc.Commands, machine.Commands, observe.Commands, ext.Commands, nimble.Commands, bench.Commands, image.Commands,
 }
 
 // Main executes the command line of this process and exits. version is the version of this build.

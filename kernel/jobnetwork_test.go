@@ -1,0 +1,51 @@
+package kernel
+
+import (
+	"net/netip"
+	"testing"
+
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/layout"
+	"margay/kernel/abi/node"
+)
+
+// layoutOn returns the layout of a rank on each of some nodes.
+func layoutOn(t *testing.T, nodes ...id.Node) layout.Layout {
+	t.Helper()
+	var places []layout.Place
+	for rank, n := range nodes {
+		places = append(places, layout.Place{Rank: id.Rank(rank), Node: n, Core: 1})
+	}
+	l, err := layout.Condense(places, func(n id.Node) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 77, 0, byte(n) + 1}), 1)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// A step with the network of its allocation has its number, and the names of all its nodes, of
+// which its own must be one.
+func TestJoinedNetwork(t *testing.T) {
+	n := &Node{config: Config{Boot: node.Config{Node: 2, Fabric: node.TrustedTCP}}}
+	s := JobSpec{Job: 9, Network: true, Layout: layoutOn(t, 2)}
+	if job, nodes := s.network(); job != 9 || nodes.Nodes() != 1 {
+		t.Errorf("a network of its own: job %d, %d nodes", job, nodes.Nodes())
+	}
+	s.Joined = &Joined{Job: 7, Layout: layoutOn(t, 0, 2, 3)}
+	if job, nodes := s.network(); job != 7 || nodes.Nodes() != 3 {
+		t.Errorf("a joined network: job %d, %d nodes", job, nodes.Nodes())
+	}
+	want := "127.0.0.1 localhost\n10.88.0.1 node0\n10.88.0.2 node2\n10.88.0.3 node3\n"
+	if got := n.hosts(s); got != want {
+		t.Errorf("the names are\n%s", got)
+	}
+	if err := n.checkJobNetwork(s); err != nil {
+		t.Error(err)
+	}
+	s.Joined.Layout = layoutOn(t, 0, 3)
+	if n.checkJobNetwork(s) == nil {
+		t.Error("a network that this node is not in")
+	}
+}
