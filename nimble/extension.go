@@ -38,13 +38,18 @@ type Stats struct {
 	Runs         uint64
 	Instructions uint64        // executed, in the sense of fuel
 	Faults       uint64        // runs that were stopped
-	Time         time.Duration // estimated from the first run and every 64th after it
+	Time         time.Duration // estimated from samples, see sampling
 	LastFault    *engine.Fault // nil: none
 }
 
-// sampling is how many runs there are for each whose time is measured; reading
-// the clock costs more than a small extension.
-const sampling = 64
+// sampling is how many runs there are for each whose time is measured: reading
+// the clock takes longer than a small extension. After a run of less than brief
+// there are samplingBrief.
+const (
+	sampling      = 64
+	samplingBrief = 256
+	brief         = time.Microsecond
+)
 
 // Extension is an inserted program with its state. Its methods are safe for
 // concurrent use: runs follow each other, and Close waits for the one under
@@ -62,6 +67,7 @@ type Extension struct {
 	machine *engine.Machine
 	ready   bool     // the machine has a context, and the extension is not closed; with running held
 	done    counters // with running held; plain, because an atomic addition costs more than a small extension
+	due     uint64   // the number of runs whose last one is measured; with running held
 
 	open   sync.RWMutex // held for reading while memory is used outside a run
 	closed bool         // written with running and open held
@@ -69,8 +75,8 @@ type Extension struct {
 	reading   sync.Mutex                                 // held by Stats, taken before running
 	published struct{ runs, instructions atomic.Uint64 } // done as it was when it was last published
 	faults    atomic.Uint64
-	timedRuns atomic.Uint64
-	timed     atomic.Uint64 // nanoseconds of the measured runs
+	timedRuns atomic.Uint64 // runs up to the last measured one
+	timed     atomic.Uint64 // their estimated nanoseconds
 	lastFault atomic.Pointer[engine.Fault]
 }
 
@@ -103,7 +109,7 @@ func (x *Extension) run(e *Event, fuel uint64) (r0 uint64, err error) {
 	}
 	m.ContextName, m.Call.Core, m.Call.Data = e.Context.Name, e.Core, e.Data
 	x.done.runs++
-	if x.done.runs%sampling == 1 {
+	if x.done.runs == x.due {
 		r0, err = x.sample(m)
 	} else {
 		r0, err = x.code.Run(m)
@@ -132,13 +138,20 @@ func (x *Extension) prepare(e *Event) error {
 	return nil
 }
 
-// sample is a run whose time is measured. The counters are published before it.
+// sample is a run whose time is measured. It stands for all runs since the last
+// sample. The counters are published before it.
 func (x *Extension) sample(m *engine.Machine) (r0 uint64, err error) {
 	x.publish()
 	start := time.Now()
 	r0, err = x.code.Run(m)
-	x.timed.Add(uint64(time.Since(start)))
-	x.timedRuns.Add(1)
+	took := time.Since(start)
+	x.timed.Add(uint64(took) * (x.due - x.timedRuns.Load()))
+	x.timedRuns.Store(x.due)
+	if took < brief {
+		x.due += samplingBrief
+	} else {
+		x.due += sampling
+	}
 	return r0, err
 }
 
@@ -164,7 +177,7 @@ func (x *Extension) failed(err error, fuel uint64) error {
 }
 
 // Stats returns what the extension has done. It does not wait for a run. While
-// one is under way, up to 64 runs before it may not be counted yet.
+// one is under way, runs since the last sample may not be counted yet.
 func (x *Extension) Stats() Stats {
 	x.reading.Lock()
 	defer x.reading.Unlock()

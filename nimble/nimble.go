@@ -96,7 +96,7 @@ func insert(spec *object.Spec, o Options) (*Extension, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &Extension{program: program, limits: o.Limits.withDefaults(), context: o.Context}
+	x := &Extension{program: program, limits: o.Limits.withDefaults(), context: o.Context, due: 1}
 	if err := x.build(o); err != nil {
 		return nil, errors.Join(err, x.release())
 	}

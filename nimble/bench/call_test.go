@@ -32,7 +32,11 @@ func benchmarkCall(b *testing.B, e engine.Engine) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	inserted, err := insert(p, nimble.Options{Engine: e})
+	spec, err := p.Spec()
+	if err != nil {
+		b.Fatal(err)
+	}
+	inserted, err := insert(p, spec, nimble.Options{Engine: e})
 	if err != nil {
 		b.Fatal(err)
 	}

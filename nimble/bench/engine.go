@@ -5,12 +5,24 @@ import (
 
 	"margay/nimble"
 	"margay/nimble/memory"
+	"margay/nimble/object"
 )
 
-// Engine makes a contender of an engine. The limits are its own.
+// Engine makes a contender of an engine. The limits are its own. It parses a program once, because
+// the garbage of parsing would slow down the insertion after it.
 func Engine(name string, o nimble.Options) Contender {
 	o.Limits = nimble.Limits{Fuel: 1 << 40, MaxTime: time.Minute}
-	return Contender{Name: name, Insert: func(p *Program) (*Inserted, error) { return insert(p, o) }}
+	var parsed *Program
+	var spec *object.Spec
+	return Contender{Name: name, Insert: func(p *Program) (i *Inserted, err error) {
+		if p != parsed {
+			if spec, err = p.Spec(); err != nil {
+				return nil, err
+			}
+			parsed = p
+		}
+		return insert(p, spec, o)
+	}}
 }
 
 // extension is a program on an engine.
@@ -20,11 +32,7 @@ type extension struct {
 	context *memory.Memory // nil: none
 }
 
-func insert(p *Program, o nimble.Options) (*Inserted, error) {
-	spec, err := p.Spec()
-	if err != nil {
-		return nil, err
-	}
+func insert(p *Program, spec *object.Spec, o nimble.Options) (i *Inserted, err error) {
 	o.Context = p.Context()
 	e := &extension{}
 	watch := Start()

@@ -108,7 +108,7 @@ func (r *Report) count(i *verify.Instruction) {
 // for an access.
 func newFinding(p *verify.Program, slot int, access string) (f Finding, ok bool) {
 	i := p.At(slot)
-	f = Finding{Slot: slot, Text: i.String(), Line: p.Line(slot).String(), Why: access}
+	f = Finding{Slot: slot, Text: i.Encoded().String(), Line: p.Line(slot).String(), Why: access}
 	switch {
 	case i.Proved:
 		f.Access = proved
@@ -117,7 +117,7 @@ func newFinding(p *verify.Program, slot int, access string) (f Finding, ok bool)
 	case i.Op.Size() > 0:
 		f.Access = checked
 	case i.Op == isa.Call || i.Op == isa.CallNamed:
-		called := p.Services()[i.Target]
+		called := p.Services()[i.Target()]
 		f.Service = called.String()
 		for _, kind := range called.Args {
 			f.Args = append(f.Args, kind.String())

@@ -1,9 +1,6 @@
 package engine
 
-import (
-	"margay/nimble/isa"
-	"margay/nimble/verify"
-)
+import "margay/nimble/verify"
 
 const (
 	// MaxSlice is the most fuel that an engine uses before it returns to Go. It
@@ -20,40 +17,14 @@ const (
 	MinSlice = sliceWeight / slow
 )
 
-// weights holds the weight of each instruction by Op, 0 for isa.Invalid.
-var weights = allWeights()
-
-func allWeights() (all [isa.Ops]uint64) {
-	for op := isa.Invalid + 1; int(op) < isa.Ops; op++ {
-		if all[op] = 1; op.Size() > 0 {
-			all[op] = slow
-		}
-	}
-	for _, op := range []isa.Op{
-		isa.DivK, isa.DivX, isa.SDivK, isa.SDivX, isa.ModK, isa.ModX, isa.SModK, isa.SModX,
-		isa.Div32K, isa.Div32X, isa.SDiv32K, isa.SDiv32X, isa.Mod32K, isa.Mod32X, isa.SMod32K, isa.SMod32X,
-	} {
-		all[op] = slow
-	}
-	return all
-}
-
 // Slice returns the fuel that a program may use before its engine returns to Go:
-// less than MaxSlice if a slice filled with its heaviest block would weigh too
+// less than MaxSlice if a slice filled with its slowest block would weigh too
 // much.
 func Slice(p *verify.Program) uint64 {
-	cost, weight := uint64(MaxSlice), uint64(sliceWeight) // of the heaviest block
-	sum := uint64(0)                                      // weight of the block so far
-	for slot := p.Len() - 1; slot >= 0; slot-- {
-		i := p.At(slot)
-		sum += weights[i.Op]
-		if i.Cost == 0 {
-			continue
-		}
-		if sum*cost > weight*uint64(i.Cost) {
-			cost, weight = uint64(i.Cost), sum
-		}
-		sum = 0
+	block := p.Slowest()
+	cost, weight := uint64(block.Cost), uint64(block.Cost)+(slow-1)*uint64(block.Slow)
+	if weight*MaxSlice <= sliceWeight*cost {
+		return MaxSlice
 	}
 	return sliceWeight * cost / weight
 }

@@ -6,9 +6,9 @@
 // the printer, the parser and the validity of fields derive from it, so that an instruction exists
 // in exactly one place:
 //
-//	table + forms -> bounds (for errors) -> ranges     Check
-//	table -> byCode (for Op) -> usual (its first row)   Check
-//	table -> byName                                     Named, Parse
+//	table + forms -> bounds (for errors) -> ranges        Check, Usual
+//	table -> byCode (for Op, Check) -> usual (first row)  Usual
+//	table -> byName                                       Named, Parse
 //
 // A program is a slice of Instructions indexed by slot, a slot being 8 bytes.
 // Jump distances, program counters and every index in an error count slots. A
@@ -80,13 +80,18 @@ func (i *Instruction) op() Op {
 	return Invalid
 }
 
+// Usual returns the first row of the opcode; ok is false if a field is not in that
+// row's bounds, and then Check may find another row. It is Check for most
+// instructions, and short enough to be inlined.
+func (i *Instruction) Usual() (op Op, ok bool) {
+	op = usual[i.Code]
+	return op, ranges[op].have(i)
+}
+
 // Check returns the instruction's row after comparing every field with the
 // row's bounds. The error says which field has which value, or names an
 // instruction that Nimble refuses.
 func (i *Instruction) Check() (Op, error) {
-	if op := usual[i.Code]; ranges[op].have(i) {
-		return op, nil
-	}
 	op := i.op()
 	switch {
 	case op == Invalid:

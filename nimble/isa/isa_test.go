@@ -72,6 +72,9 @@ func TestRows(t *testing.T) {
 					t.Errorf("%q is decoded as %v, %v", text, back, err)
 				}
 				got, err := i.Check()
+				if usual, ok := i.Usual(); ok && (usual != got || err != nil) {
+					t.Errorf("%q is usually %s: %s, %v", text, usual, got, err)
+				}
 				if refused := op.Row().Refused != ""; refused != (err != nil) {
 					t.Errorf("%q: %v", text, err)
 				} else if !refused && got != op {
@@ -115,6 +118,9 @@ func TestFieldsOutOfBounds(t *testing.T) {
 					continue
 				}
 				tried++
+				if got, ok := i.Usual(); ok {
+					t.Errorf("%s with %s=%d: usually %s", op, f, v, got)
+				}
 				if got, err := i.Check(); err == nil || !strings.Contains(err.Error(), f.String()) {
 					t.Errorf("%s with %s=%d: %s, %v", op, f, v, got, err)
 				}

@@ -88,7 +88,7 @@ func allBounds() (all [Ops][High + 1]Bounds) {
 	return all
 }
 
-// limits are the bounds of one row in the form in which Check, which is part of
+// limits are the bounds of one row in the form in which Usual, which is part of
 // every insertion, compares them fastest: how far registers may be above their
 // least, and which bits of the other fields are fixed to which values. Those
 // may have any value, one value, or any that is not negative.
@@ -158,6 +158,12 @@ func (op Op) String() string {
 
 // Size returns how many bytes of memory the instruction accesses, 0 if none.
 func (op Op) Size() int { return int(sizeOf[op]) }
+
+// Divides reports whether the instruction is a division or a remainder.
+func (op Op) Divides() bool {
+	return op >= DivK && op <= SDivX || op >= ModK && op <= SModX ||
+		op >= Div32K && op <= SDiv32X || op >= Mod32K && op <= SMod32X
+}
 
 // Distance returns the field with the distance of a jump, a local call or the
 // address of an instruction, NoField if there is none. It counts slots from the

@@ -38,11 +38,11 @@ func (p *prover) branch(k *knowledge, slot int, i *Instruction) bool {
 	c := condition(i.Code >> 4)
 	taken := p.copy(k)
 	if compared := registers(1)<<i.Dst | registers(i.Code&source>>3)<<i.Src; p.relevant&compared == 0 {
-		p.flow(slot, i.Target, taken)
+		p.flow(slot, i.Target(), taken)
 		return true
 	}
 	if taken.assume(c, i) {
-		p.flow(slot, i.Target, taken)
+		p.flow(slot, i.Target(), taken)
 	} else {
 		p.free = append(p.free, taken)
 	}

@@ -16,8 +16,9 @@ type Program struct {
 	name      string
 	trusted   bool
 	code      []Instruction
-	functions []Function         // ascending, without gaps
-	registers uint16             // see Registers
+	functions []Function // ascending, without gaps
+	registers uint16     // see Registers
+	slowest   Block
 	services  []*service.Service // of calls
 	maps      []state.Spec
 	pointers  []Pointer
@@ -35,13 +36,48 @@ type Context struct {
 
 // Instruction is an instruction with the verifier's findings. The second slot of a
 // wide instruction has Op Invalid and is never executed. It has no pointers, so
-// that the garbage collector need not scan programs.
+// that the garbage collector need not scan programs, and is small, because each
+// page of a new program may cost an insertion a page fault.
 type Instruction struct {
-	isa.Instruction
-	Op     isa.Op
-	Proved bool   // its memory access cannot leave its region
-	Cost   uint32 // instructions in the basic block that starts here; 0: none does
-	Target int    // slot of a jump, local call or loaded code address; for a Call or CallNamed, index in Services
+	Code     uint8 // fields of the isa.Instruction
+	Op       isa.Op
+	Dst, Src isa.Register
+	Off      int16
+	Proved   bool // its memory access cannot leave its region
+	Imm      int32
+	Cost     uint32 // instructions in the basic block that starts here; 0: none does
+	extra    int32  // Target or High
+}
+
+// Target returns the slot of a jump, local call or loaded code address; for a Call
+// or CallNamed, the index in Services. For other instructions it is meaningless.
+func (i *Instruction) Target() int { return int(i.extra) }
+
+// High returns the second immediate of a wide instruction other than LdCode, which
+// has none. For other instructions it is meaningless.
+func (i *Instruction) High() int32 { return i.extra }
+
+// Const returns the 64-bit constant of LdDW.
+func (i *Instruction) Const() uint64 { return uint64(uint32(i.extra))<<32 | uint64(uint32(i.Imm)) }
+
+// Encoded returns the instruction as it was encoded.
+func (i *Instruction) Encoded() isa.Instruction {
+	encoded := isa.Instruction{Code: i.Code, Dst: i.Dst, Src: i.Src, Off: i.Off, Imm: i.Imm}
+	if encoded.Wide() && i.Op != isa.LdCode {
+		encoded.High = i.extra
+	}
+	return encoded
+}
+
+// Block says how long a basic block may take.
+type Block struct {
+	Cost uint32 // its instructions
+	Slow uint32 // the slow ones: they divide, or access memory, which may miss every cache
+}
+
+// slower reports whether a larger share of the instructions is slow than in o.
+func (b *Block) slower(o *Block) bool {
+	return uint64(b.Slow)*uint64(o.Cost) > uint64(o.Slow)*uint64(b.Cost)
 }
 
 // Function is a function of a program, the slots [Start, End).
@@ -92,6 +128,9 @@ func (p *Program) functionOf(slot int) *Function {
 // Registers returns the registers that instructions use, a bit each. It may include
 // registers that none uses.
 func (p *Program) Registers() uint16 { return p.registers }
+
+// Slowest returns the block with the largest share of slow instructions.
+func (p *Program) Slowest() Block { return p.slowest }
 
 // Services returns the called services, by the Target of calls. The caller must
 // not change the slice.

@@ -116,7 +116,7 @@ func (p *prover) survey() {
 	r := relations{services: p.services}
 	for slot := range p.code {
 		i := &p.code[slot]
-		if r.relate(slot, i); i.Target <= slot && leaves(i.Op) && len(p.heads) <= maxHeads {
+		if r.relate(slot, i); i.Target() <= slot && leaves(i.Op) && len(p.heads) <= maxHeads {
 			p.goesBack(i)
 		}
 	}
@@ -132,7 +132,7 @@ func (p *prover) survey() {
 
 // goesBack makes the target of a backward jump or call the head of a loop.
 func (p *prover) goesBack(i *Instruction) {
-	at := &p.places[i.Target]
+	at := &p.places[i.Target()]
 	if at.head == 0 {
 		p.heads = append(p.heads, head{})
 		at.head = int32(len(p.heads))
@@ -357,10 +357,10 @@ func (p *prover) step(k *knowledge, slot int, i *Instruction) bool {
 	case isa.FormCondImm, isa.FormCondSrc:
 		return p.branch(k, slot, i)
 	case isa.FormJump, isa.FormJumpLong:
-		p.flow(slot, i.Target, p.copy(k))
+		p.flow(slot, i.Target(), p.copy(k))
 		return false
 	case isa.FormCall:
-		p.call(k, p.services[i.Target])
+		p.call(k, p.services[i.Target()])
 	case isa.FormCallLocal:
 		p.callLocal(k, slot, i)
 	case isa.FormNone:

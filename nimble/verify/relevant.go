@@ -39,12 +39,12 @@ func (r *relations) relate(slot int, i *Instruction) {
 			r.copies[i.Src] |= dst
 		}
 	case isa.FormCondImm:
-		if r.compared |= dst; i.Target <= slot {
+		if r.compared |= dst; i.Target() <= slot {
 			r.always |= dst
 		}
 	case isa.FormCondSrc:
 		r.with[i.Dst] |= src
-		if r.with[i.Src] |= dst; i.Target <= slot {
+		if r.with[i.Src] |= dst; i.Target() <= slot {
 			r.always |= dst | src
 		}
 	case isa.FormLoad:
@@ -58,7 +58,7 @@ func (r *relations) relate(slot int, i *Instruction) {
 	case isa.FormStoreImm, isa.FormAtomic, isa.FormAtomicFetch:
 		r.always |= dst
 	case isa.FormCall:
-		if called := r.services[i.Target]; called.Element {
+		if called := r.services[i.Target()]; called.Element {
 			r.handles |= 2 << slices.Index(called.Args, service.Handle)
 		}
 	}

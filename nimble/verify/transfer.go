@@ -379,9 +379,9 @@ func (p *prover) wide(k *knowledge, i *Instruction) {
 	case isa.LdMap, isa.LdMapFD:
 		p.put(k, i.Dst, constant(service.MapHandle(int(i.Imm))))
 	case isa.LdCode:
-		p.put(k, i.Dst, constant(service.CodeAddress(i.Target)))
+		p.put(k, i.Dst, constant(service.CodeAddress(i.Target())))
 	default:
-		p.put(k, i.Dst, value{Set: numbers.Const(uint64(i.High)), origin: mapStart, index: i.Imm, room: noRoom})
+		p.put(k, i.Dst, value{Set: numbers.Const(uint64(i.High())), origin: mapStart, index: i.Imm, room: noRoom})
 	}
 }
 
@@ -409,7 +409,7 @@ func (p *prover) callLocal(k *knowledge, slot int, i *Instruction) {
 			to.r[n] = p.any() // the caller's
 		}
 	}
-	p.flow(slot, i.Target, to)
+	p.flow(slot, i.Target(), to)
 	k.spills = 0
 	for n := range isa.Register(6) {
 		p.put(k, n, p.any())

@@ -55,6 +55,7 @@ type verifier struct {
 	spec    *object.Spec
 	config  Config
 	program *Program
+	accesses
 	*scratch
 }
 
@@ -100,7 +101,10 @@ func Verify(spec *object.Spec, config Config) (*Program, error) {
 		}
 	}
 	v.blocks()
-	if !config.NoProofs && !v.program.obvious() {
+	if config.NoProofs || !v.obvious() {
+		v.program.doubt()
+	}
+	if !config.NoProofs && !v.obvious() {
 		v.program.prover(v.scratch).prove()
 	}
 	return v.program, nil
@@ -124,43 +128,55 @@ func (v *verifier) length() error {
 	return nil
 }
 
-// instructions checks every instruction alone, and marks the leaders: the
-// instructions after a jump, a local call or an exit.
+// instructions checks every instruction alone, marks obvious accesses, and marks the
+// leaders: the instructions after a jump, a local call or an exit.
 func (v *verifier) instructions() error {
-	in, code := v.spec.Instructions, v.program.code
+	in, code, context := v.spec.Instructions, v.program.code, &v.program.context
 	for slot := 0; slot < len(in); slot++ {
-		op, err := in[slot].Check()
-		if err != nil {
-			return v.refuse(slot, "%v", err)
+		from, i := &in[slot], &code[slot]
+		op, ok := from.Usual()
+		if !ok {
+			var err error
+			if op, err = from.Check(); err != nil {
+				return v.refuse(slot, "%v", err)
+			}
 		}
-		i := &code[slot]
-		i.Instruction, i.Op = in[slot], op
+		i.Code, i.Op, i.Dst, i.Src, i.Off, i.Imm, i.extra = from.Code, op, from.Dst, from.Src, from.Off, from.Imm, from.High
 		switch op.Form() {
-		case isa.FormJump, isa.FormCondImm, isa.FormCondSrc:
-			v.jump(slot, int(i.Off))
-		case isa.FormJumpLong:
-			v.jump(slot, int(i.Imm))
+		case isa.FormLoad:
+			v.access(i, i.Src, read, context)
+			v.change(i.Dst)
+		case isa.FormStore, isa.FormStoreImm:
+			v.access(i, i.Dst, write, context)
+		case isa.FormAtomic:
+			v.access(i, i.Dst, read|write, context)
+		case isa.FormAtomicFetch:
+			v.access(i, i.Dst, read|write, context)
+			v.change(i.Src)
+		case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc:
+			v.jumps = append(v.jumps, slot)
+			v.leader(slot + 1)
 		case isa.FormNone:
 			v.leader(slot + 1)
-		case isa.FormCall, isa.FormCallLocal, isa.FormWide, isa.FormWideCode, isa.FormWideIndex, isa.FormWideValue:
+		case isa.FormCall, isa.FormCallLocal:
+			v.changesR1 = true
 			if err := v.refer(slot, i); err != nil {
 				return err
 			}
-			if i.Wide() {
-				if slot++; slot == len(in) || in[slot] != (isa.Instruction{}) {
-					return v.refuse(slot-1, "wide instruction without its second half")
-				}
+		default:
+			v.change(i.Dst)
+			if !from.Wide() {
+				break
+			}
+			if err := v.refer(slot, i); err != nil {
+				return err
+			}
+			if slot++; slot == len(in) || in[slot] != (isa.Instruction{}) {
+				return v.refuse(slot-1, "wide instruction without its second half")
 			}
 		}
 	}
 	return nil
-}
-
-// jump records the target of a jump.
-func (v *verifier) jump(slot, distance int) {
-	v.program.code[slot].Target = slot + 1 + distance
-	v.jumps = append(v.jumps, slot)
-	v.leader(slot + 1)
 }
 
 // leader marks a slot at which a basic block starts, by a Cost above 0.
@@ -174,7 +190,6 @@ func (v *verifier) leader(slot int) {
 func (v *verifier) refer(slot int, i *Instruction) error {
 	switch i.Op.Form() {
 	case isa.FormCallLocal, isa.FormWideCode:
-		i.Target = slot + 1 + int(i.Imm)
 		v.entries = append(v.entries, slot)
 		if i.Op == isa.CallLocal {
 			v.leader(slot + 1)
@@ -209,7 +224,7 @@ func (v *verifier) call(slot int, i *Instruction) error {
 	if called.Trusted && !v.config.Trusted {
 		return v.refuse(slot, "service %v is for trusted extensions", called)
 	}
-	i.Target = len(v.program.services)
+	i.extra = int32(len(v.program.services))
 	v.program.services = append(v.program.services, called)
 	return nil
 }
@@ -263,8 +278,8 @@ func (v *verifier) mapValue(slot int, i *Instruction) error {
 	if m.Kind != state.Array {
 		return v.refuse(slot, "map %q is a %v and has no single address", m.Name, m.Kind)
 	}
-	if uint64(i.High) >= m.Length() {
-		return v.refuse(slot, "offset %d in map %q of %d bytes", i.High, m.Name, m.Length())
+	if uint64(i.High()) >= m.Length() {
+		return v.refuse(slot, "offset %d in map %q of %d bytes", i.High(), m.Name, m.Length())
 	}
 	return nil
 }

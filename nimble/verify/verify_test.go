@@ -105,7 +105,7 @@ func TestBlocks(t *testing.T) {
 		t.Errorf("costs %v, want %v", costs, want)
 	}
 	for slot, want := range map[int]int{3: 9, 5: 4, 6: 8, 8: 7} {
-		if got := p.At(slot).Target; got != want {
+		if got := p.At(slot).Target(); got != want {
 			t.Errorf("target of %d is %d, want %d", slot, got, want)
 		}
 	}
@@ -310,16 +310,17 @@ func FuzzVerify(f *testing.F) {
 			total += i.Cost
 			if i.Op != isa.Invalid {
 				instructions++
-				if _, err := i.Check(); err != nil {
-					t.Errorf("accepted %v: %v", i, err)
+				encoded := i.Encoded()
+				if _, err := encoded.Check(); err != nil || encoded != s.Instructions[slot] {
+					t.Errorf("accepted %v as %v: %v", s.Instructions[slot], encoded, err)
 				}
 			}
 			if called := i.Op == isa.Call || i.Op == isa.CallNamed; called {
-				if i.Target >= len(p.Services()) {
-					t.Errorf("%v calls service %d", i, i.Target)
+				if i.Target() >= len(p.Services()) {
+					t.Errorf("%v calls service %d", i.Encoded(), i.Target())
 				}
-			} else if i.Target < 0 || i.Target >= p.Len() || i.Target != 0 && p.At(i.Target).Op == isa.Invalid {
-				t.Errorf("%v goes to %d", i, i.Target)
+			} else if i.Op.Distance() != isa.NoField && (i.Target() < 0 || i.Target() >= p.Len() || p.At(i.Target()).Op == isa.Invalid) {
+				t.Errorf("%v goes to %d", i.Encoded(), i.Target())
 			}
 		}
 		if total != instructions || p.At(0).Cost == 0 {

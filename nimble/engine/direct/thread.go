@@ -162,13 +162,13 @@ func (t *threader) instruction(slot int, i *verify.Instruction) (ends bool) {
 	case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc:
 		ends = true
 		t.jumps = append(t.jumps, jump{int32(len(t.cells)), t.block})
-		if i.Target == t.start && of[back].first != 0 {
+		if i.Target() == t.start && of[back].first != 0 {
 			number = of[back].number(int(i.Dst), int(i.Src))
 		}
 	case isa.FormCallLocal:
 		ends = true
 		t.jumps = append(t.jumps, jump{int32(len(t.cells)), t.block})
-		if !t.program.Function(i.Target).Frame {
+		if !t.program.Function(i.Target()).Frame {
 			number = handlePlainLocal
 		}
 	case isa.FormNone:
@@ -207,16 +207,16 @@ func (t *threader) fill(c *cell, i *verify.Instruction, form isa.Form) {
 	case isa.FormStoreImm:
 		c.operand, c.extra = uint64(int64(i.Off)), i.Imm
 	case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc, isa.FormCallLocal:
-		c.operand, c.extra = uint64(int64(i.Imm)), int32(i.Target)
+		c.operand, c.extra = uint64(int64(i.Imm)), int32(i.Target())
 	case isa.FormCall:
-		c.operand = uint64(i.Target)
+		c.operand = uint64(i.Target())
 	case isa.FormWide:
 		c.operand = i.Const()
 	case isa.FormWideIndex:
 		c.operand = service.MapHandle(int(i.Imm))
 	case isa.FormWideValue:
-		c.operand = t.maps[i.Imm].Region().Base + uint64(i.High)
+		c.operand = t.maps[i.Imm].Region().Base + uint64(i.High())
 	case isa.FormWideCode:
-		c.operand = service.CodeAddress(i.Target)
+		c.operand = service.CodeAddress(i.Target())
 	}
 }

@@ -134,7 +134,7 @@ func TestExtension(t *testing.T) {
 	}, strings.Split(strings.TrimSpace(lines), "\n")...)
 	spec := &object.Spec{Name: "test", Maps: p.Maps(), Externs: []string{"map_lookup_elem"}}
 	for slot := range p.Len() {
-		spec.Instructions = append(spec.Instructions, p.At(slot).Instruction)
+		spec.Instructions = append(spec.Instructions, p.At(slot).Encoded())
 	}
 	const size = 16
 	promise := verify.Context{Size: size, Readable: true, Writable: true}

@@ -74,12 +74,12 @@ func findUses(p *verify.Program, oneCore bool) ([]use, error) {
 		case isa.LdValue, isa.LdValueFD:
 			all[i.Imm].direct = true
 		case isa.Call, isa.CallNamed:
-			called := p.Services()[i.Target]
+			called := p.Services()[i.Target()]
 			if helpers[called.Name] == 0 && !(oneCore && called.Name == thisCore) {
 				return nil, fmt.Errorf("insn=%d: service %v is not one that the kernel has", slot, called)
 			}
 		case isa.CallLocal:
-			if i.Target == 0 {
+			if i.Target() == 0 {
 				return nil, fmt.Errorf("insn=%d: calls the program from its beginning", slot)
 			}
 		}
@@ -230,7 +230,7 @@ func (t *translator) instruction(slot int) isa.Instruction {
 		i.Src = isa.Register(isa.LdValueFD.Row().Key.Value)
 		i.Imm += firstMap
 	case isa.Call, isa.CallNamed:
-		called := t.program.Services()[i.Target]
+		called := t.program.Services()[i.Target()]
 		if called.Name == thisCore {
 			return isa.Instruction{Code: isa.MovK.Row().Code, Imm: t.core}
 		}
@@ -240,7 +240,7 @@ func (t *translator) instruction(slot int) isa.Instruction {
 			return isa.Instruction{Code: isa.JA.Row().Code}
 		}
 	}
-	return i.Instruction
+	return i.Encoded()
 }
 
 // link sets the distances of calls, code addresses and exits.
@@ -250,7 +250,7 @@ func (t *translator) link() {
 		out := &t.code[at]
 		switch i.Op {
 		case isa.CallLocal, isa.LdCode:
-			out.Imm = int32(t.entry[i.Target] - at - 1)
+			out.Imm = int32(t.entry[i.Target()] - at - 1)
 		case isa.Exit:
 			if t.program.Function(slot).Start == 0 && !t.part {
 				jump(out, t.entry[-1]-at-1)
@@ -281,7 +281,7 @@ func callDepth(p *verify.Program) int {
 		deepest := 0
 		for slot, f := start, p.Function(start); slot < f.End; slot++ {
 			if i := p.At(slot); i.Op == isa.CallLocal {
-				deepest = max(deepest, depth(i.Target))
+				deepest = max(deepest, depth(i.Target()))
 			}
 		}
 		known[start] = 1 + deepest

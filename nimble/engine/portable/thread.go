@@ -43,12 +43,12 @@ func thread(p *verify.Program, maps []*state.Map) *code {
 		switch each := &c.cells[n]; {
 		case each.op == enterBlock:
 		case i.Op == isa.CallLocal:
-			each.imm, each.src = uint64(at[i.Target]), 0
-			if p.Function(i.Target).Frame {
+			each.imm, each.src = uint64(at[i.Target()]), 0
+			if p.Function(i.Target()).Frame {
 				each.src = 1
 			}
 		case isJump(i.Op):
-			each.imm |= uint64(at[i.Target]) << 32
+			each.imm |= uint64(at[i.Target()]) << 32
 		}
 	}
 	return c
@@ -89,11 +89,11 @@ func operand(i *verify.Instruction, maps []*state.Map) uint64 {
 	case isa.LdMap, isa.LdMapFD:
 		return service.MapHandle(int(i.Imm))
 	case isa.LdValue, isa.LdValueFD:
-		return maps[i.Imm].Region().Base + uint64(i.High)
+		return maps[i.Imm].Region().Base + uint64(i.High())
 	case isa.LdCode:
-		return service.CodeAddress(i.Target)
+		return service.CodeAddress(i.Target())
 	case isa.Call, isa.CallNamed:
-		return uint64(i.Target)
+		return uint64(i.Target())
 	}
 	switch i.Op.Form() {
 	case isa.FormLoad, isa.FormStore, isa.FormAtomic, isa.FormAtomicFetch:

@@ -54,9 +54,12 @@ type asm struct {
 const room = 512
 
 // reserve makes room for the code of one instruction of an extension.
-func (a *asm) reserve() {
-	if len(a.code)-a.written < room {
-		a.code = append(a.code, make([]byte, room+len(a.code))...)
+func (a *asm) reserve() { a.reserveMore(0) }
+
+// reserveMore makes room for so many bytes, and then the code of one instruction.
+func (a *asm) reserveMore(bytes int) {
+	if len(a.code)-a.written < bytes+room {
+		a.code = append(a.code, make([]byte, bytes+room+len(a.code))...)
 	}
 }
 
@@ -88,8 +91,14 @@ func begin(wide bool, opcode int, r, b reg) (word uint64, n int) {
 	return word | uint64(opcode)<<(8*n), n + 1
 }
 
-// reg writes an instruction with two registers, r in the reg field and b in the
-// r/m field. An opcode extension takes the place of r.
+// registers composes an instruction with two registers, r in the reg field and b
+// in the r/m field. An opcode extension takes the place of r.
+func registers(wide bool, opcode int, r, b reg) (word uint64, n int) {
+	word, n = begin(wide, opcode, r, b)
+	return word | uint64(0xc0|(r&7)<<3|b&7)<<(8*n), n + 1
+}
+
+// reg writes an instruction that registers composes, without calling it.
 func (a *asm) reg(wide bool, opcode int, r, b reg) {
 	word, n := begin(wide, opcode, r, b)
 	a.put(word|uint64(0xc0|(r&7)<<3|b&7)<<(8*n), n+1)
@@ -110,16 +119,20 @@ func (a *asm) mem(wide bool, opcode int, r, b reg, disp int32) {
 	a.put(word|uint64(uint32(disp))<<(8*n+8), n+1+size)
 }
 
-// arithmetic writes add (0), or (1), and (4), sub (5), xor (6) or cmp (7) with
+// immediate composes add (0), or (1), and (4), sub (5), xor (6) or cmp (7) with
 // an immediate.
-func (a *asm) arithmetic(wide bool, extension, b reg, v int32) {
+func immediate(wide bool, extension, b reg, v int32) (word uint64, n int) {
 	if v == int32(int8(v)) {
-		a.reg(wide, 0x83, extension, b)
-		a.byte(byte(v))
-		return
+		word, n = registers(wide, 0x83, extension, b)
+		return word | uint64(uint8(v))<<(8*n), n + 1
 	}
-	a.reg(wide, 0x81, extension, b)
-	a.imm32(v)
+	word, n = registers(wide, 0x81, extension, b)
+	return word | uint64(uint32(v))<<(8*n), n + 4
+}
+
+// arithmetic writes an instruction that immediate composes.
+func (a *asm) arithmetic(wide bool, extension, b reg, v int32) {
+	a.put(immediate(wide, extension, b, v))
 }
 
 // move copies a register.

@@ -9,14 +9,14 @@ import (
 // with its code. Jumps, calls and exits are never in a subroutine.
 func (t *threader) place(slot int, i *verify.Instruction) {
 	form := i.Op.Form()
-	if !t.calls || form == isa.FormNone || form == isa.FormCall || form == isa.FormCallLocal || form == isa.FormJump || form == isa.FormJumpLong {
+	if form == isa.FormNone || form == isa.FormCall || form == isa.FormCallLocal || form == isa.FormJump || form == isa.FormJumpLong {
 		t.instruction(slot, i)
 		return
 	}
 	t.put(0xe8, 5)
-	t.bodies = append(t.bodies, forward{t.here(), slot})
+	t.bodies = append(t.bodies, forward{int32(t.here()), int32(slot)})
 	if form == isa.FormCondImm || form == isa.FormCondSrc {
-		t.branch(slot, i)
+		t.branch(slot, i, 0, 0)
 	}
 }
 
@@ -28,10 +28,10 @@ func (t *threader) writeBodies() {
 	}
 	known := make(map[isa.Instruction]int)
 	for _, each := range t.bodies {
-		i := t.program.At(each.slot)
+		i := t.program.At(int(each.slot))
 		form := i.Op.Form()
 		jumps := form == isa.FormCondImm || form == isa.FormCondSrc
-		key := i.Instruction
+		key := i.Encoded()
 		if jumps {
 			key.Off = 0
 		}
@@ -41,13 +41,13 @@ func (t *threader) writeBodies() {
 			at = t.here()
 			known[key] = at
 			if jumps {
-				t.compare(i)
+				t.put(comparison(i))
 			} else {
-				t.instruction(each.slot, i)
+				t.instruction(int(each.slot), i)
 			}
 			t.byte(0xc3)
 		}
-		t.patch(each.hole, at)
+		t.patch(int(each.hole), at)
 	}
 }
 

@@ -23,7 +23,7 @@ type serviceCall struct {
 // callService emits a call of a service, which Go does.
 func (t *threader) callService(slot int, i *verify.Instruction) {
 	t.leaveBy(leaving(call, len(t.services)), t.toService)
-	t.services = append(t.services, serviceCall{t.program.Services()[i.Target], slot, uint64(t.here())})
+	t.services = append(t.services, serviceCall{t.program.Services()[i.Target()], slot, uint64(t.here())})
 }
 
 // callLocal emits a local call. If the callee has a stack frame, Go makes it on
@@ -42,10 +42,10 @@ func (t *threader) callLocal(slot int, i *verify.Instruction) {
 	t.arithmetic(true, 0, scratch, frameSize)
 	t.mem(true, 0x89, scratch, self, offFrame)
 	t.mem(true, 0x8b, framePointer, self, offStack)
-	if t.program.Function(i.Target).Frame {
+	if t.program.Function(i.Target()).Frame {
 		t.exit(leaving(push, slot))
 	} else {
-		t.jumpTo(slot, i.Target)
+		t.jumpTo(slot, i.Target())
 	}
 	t.patch(back, back+t.here()) // an offset in the code, not a distance
 }

@@ -36,12 +36,14 @@ func (e subroutine) Thread(p *verify.Program, maps []*state.Map) (engine.Code, e
 	}
 	c := &code{
 		program:  p,
-		at:       slices.Clone(t.at),
 		services: t.services,
 		memory:   memory,
 		base:     addressOf(memory),
 		frame:    p.Function(0).Frame,
 		short:    !t.back && !t.local && fits(p),
+	}
+	if !c.short || t.resumes {
+		c.at = slices.Clone(t.at)
 	}
 	for way, offset := range t.ways {
 		c.addresses[way] = c.base + uintptr(offset)
@@ -54,10 +56,7 @@ func (e subroutine) Thread(p *verify.Program, maps []*state.Map) (engine.Code, e
 }
 
 // fits reports whether one execution of each instruction takes at most one slice.
-func fits(p *verify.Program) bool {
-	n := uint64(p.Len())
-	return n <= engine.MinSlice || n <= engine.Slice(p)
-}
+func fits(p *verify.Program) bool { return uint64(p.Len()) <= engine.Slice(p) }
 
 // Entries of emitted code.
 const (
@@ -74,7 +73,7 @@ type code struct {
 	frame     bool // the first function has a stack frame
 	short     bool // no run costs more than a slice
 	program   *verify.Program
-	at        []int32       // offset of each slot
+	at        []int32       // offset of each slot; nil if no run continues at a slot
 	services  []serviceCall // by the number in their sites
 	strays    []forward     // unchecked accesses, in ascending order
 	stray     uint64        // address of the exit path after a bad access; 0: no access is unchecked

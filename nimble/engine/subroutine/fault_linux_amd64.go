@@ -91,8 +91,8 @@ func catchFaults() error {
 // strayed returns the fault of the bad access at which emitted code returned.
 func (c *code) strayed(m *engine.Machine, k *cpu, left int64) error {
 	offset := int(k.at - uint64(c.base))
-	after := sort.Search(len(c.strays), func(n int) bool { return c.strays[n].hole > offset })
-	slot := c.strays[after-1].slot
+	after := sort.Search(len(c.strays), func(n int) bool { return int(c.strays[n].hole) > offset })
+	slot := int(c.strays[after-1].slot)
 	i := c.program.At(slot)
 	form := i.Op.Form()
 	if (form == isa.FormAtomic || form == isa.FormAtomicFetch) && atomicOpcode(i.Op) == 0 {

@@ -10,18 +10,15 @@ import (
 // logarithm returns n for an access of 1<<n bytes.
 func logarithm(i *verify.Instruction) uint8 { return uint8(bits.TrailingZeros(uint(i.Op.Size()))) }
 
-// access emits the check of a load or store at base+off against a window, if it
-// must be checked.
+// access emits the check of a load or store that is not proved, at base+off,
+// against a window, if it must be checked.
 func (t *threader) access(slot int, i *verify.Instruction, base isa.Register, window int32) {
-	if i.Proved {
-		return
-	}
 	if t.trusted {
 		t.unchecked(slot)
 		return
 	}
 	t.address(scratch, machineRegister[base], int32(i.Off))
-	t.misses = append(t.misses, forward{t.inside(window, logarithm(i)), slot})
+	t.misses = append(t.misses, forward{int32(t.inside(window, logarithm(i))), int32(slot)})
 }
 
 // inside emits a comparison of DX with a window, and a jump if it is outside.
@@ -39,7 +36,7 @@ func (t *threader) inside(window int32, size uint8) (hole int) {
 // missed emits the code for an access outside its window: it searches for another
 // window and then makes the access. DX is the distance from the window's base.
 func (t *threader) missed(each forward) {
-	i := t.program.At(each.slot)
+	i := t.program.At(int(each.slot))
 	window, known := int32(offRead), &t.searches[0][logarithm(i)]
 	if i.Op.Form() != isa.FormLoad {
 		window, known = offWrite, &t.searches[1][logarithm(i)]
@@ -48,12 +45,12 @@ func (t *threader) missed(each forward) {
 		*known = t.search(window, logarithm(i))
 		t.reserve()
 	}
-	t.patch(each.hole, t.here())
+	t.patch(int(each.hole), t.here())
 	t.mem(true, 0x03, scratch, self, window+offBase)
 	t.put(0xe8, 5)
 	t.patch(t.here(), *known)
-	t.jumpIf(below, each.hole)
-	t.exit(leaving(access, each.slot))
+	t.jumpIf(below, int(each.hole))
+	t.exit(leaving(access, int(each.slot)))
 }
 
 // search emits the search for the region of the address in DX, which all misses
@@ -90,11 +87,15 @@ func (t *threader) search(window int32, size uint8) (start int) {
 }
 
 // unchecked records the offset at which an unchecked access begins.
-func (t *threader) unchecked(slot int) { t.strays = append(t.strays, forward{t.here(), slot}) }
+func (t *threader) unchecked(slot int) {
+	t.strays = append(t.strays, forward{int32(t.here()), int32(slot)})
+}
 
 // load emits a load.
 func (t *threader) load(slot int, i *verify.Instruction) {
-	t.access(slot, i, i.Src, offRead)
+	if !i.Proved {
+		t.access(slot, i, i.Src, offRead)
+	}
 	opcode, wide := 0x8b, false
 	switch i.Op {
 	case isa.LdXB:
@@ -115,7 +116,9 @@ func (t *threader) load(slot int, i *verify.Instruction) {
 
 // store emits a store of a register or an immediate.
 func (t *threader) store(slot int, i *verify.Instruction) {
-	t.access(slot, i, i.Dst, offWrite)
+	if !i.Proved {
+		t.access(slot, i, i.Dst, offWrite)
+	}
 	size := i.Op.Size()
 	opcode, r := 0x89, machineRegister[i.Src]
 	if i.Op.Form() == isa.FormStoreImm {
@@ -166,7 +169,8 @@ func (t *threader) atomic(slot int, i *verify.Instruction) {
 	case t.trusted:
 		t.unchecked(slot)
 	default:
-		t.cold = append(t.cold, cold{t.inside(offAtomic, logarithm(i)), leaving(atomics, slot)})
+		t.resumes = true
+		t.cold = append(t.cold, cold{int32(t.inside(offAtomic, logarithm(i))), leaving(atomics, slot)})
 	}
 	wide := i.Op.Size() == 8
 	if opcode := atomicOpcode(i.Op); opcode != 0 {

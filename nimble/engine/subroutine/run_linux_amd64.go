@@ -65,20 +65,22 @@ func (c *code) serve(m *engine.Machine, k *cpu, at site, left int64) (r0 uint64,
 		case stray:
 			return 0, c.strayed(m, k, left)
 		case refill:
-			left, kind = m.Refill(left+int64(i.Cost), int64(i.Cost))
-			left, next = left+again(i, kind), c.address(slot)
+			if left, kind = m.Refill(left+int64(i.Cost), int64(i.Cost)); kind == "" { // never in a short program
+				left, next = left+int64(i.Cost), c.address(slot)
+			}
 		case access:
 			kind = engine.Memory
 		case misaligned:
 			kind = engine.Alignment
 		case atomics:
-			kind = k.findAtomic(m, i)
-			left, next = left+again(i, kind), c.address(slot)
+			if kind = k.findAtomic(m, i); kind == "" {
+				left, next = left+int64(i.Cost), c.address(slot)
+			}
 		case deep:
 			kind = engine.Depth
 		case push:
 			c.push(m, k)
-			next = c.address(i.Target)
+			next = c.address(i.Target())
 		case pop:
 			next = uint64(c.base) + c.pop(m, k)
 		}
@@ -108,15 +110,6 @@ func (c *code) callServices(m *engine.Machine, k *cpu, at site, left int64) (r0 
 // address returns the address of the code at a slot, including the payment for a
 // block that starts there.
 func (c *code) address(slot int) uint64 { return uint64(c.base) + uint64(c.at[slot]) }
-
-// again returns the fuel that an instruction pays a second time when it starts
-// again, 0 at a fault.
-func again(i *verify.Instruction, kind engine.Kind) int64 {
-	if kind != "" {
-		return 0
-	}
-	return int64(i.Cost)
-}
 
 // stop ends a run with a fault at a slot. left is the rest of the slice.
 func stop(m *engine.Machine, left int64, kind engine.Kind, slot int, addr uint64, err error) error {

@@ -1,6 +1,7 @@
 package subroutine
 
 import (
+	"encoding/binary"
 	"slices"
 	"sync"
 
@@ -65,15 +66,16 @@ type threader struct {
 	local    bool            // there are local calls
 	again    bool            // the first function is also called
 	back     bool            // there are backward jumps
+	resumes  bool            // a checked atomic operation starts again
 }
 
 // forward is a jump or call for a slot whose target is not emitted yet. hole is
 // the offset of its end.
-type forward struct{ hole, slot int }
+type forward struct{ hole, slot int32 }
 
 // cold is a jump to an exit path that is not emitted yet.
 type cold struct {
-	hole int
+	hole int32
 	site site
 }
 
@@ -100,15 +102,22 @@ func thread(p *verify.Program, maps []*state.Map, calls bool) *threader {
 	t.named, t.again = p.Registers(), functions[0].Called
 	t.local = slices.ContainsFunc(functions, func(f verify.Function) bool { return f.Called })
 	t.border()
-	for slot := range p.Len() {
-		if len(functions) > 0 && functions[0].Start == slot {
-			t.function, functions = functions[0], functions[1:]
-		}
-		t.at[slot] = int32(t.here())
-		if i := p.At(slot); i.Op != isa.Invalid {
+	for _, t.function = range functions {
+		for slot := t.function.Start; slot < t.function.End; slot++ {
+			i := p.At(slot)
+			t.at[slot] = int32(t.here())
+			if i.Op == isa.Invalid {
+				continue
+			}
 			t.reserve()
-			t.enterBlock(slot, i.Cost)
-			t.place(slot, i)
+			if i.Cost > 0 {
+				t.enterBlock(slot, i.Cost)
+			}
+			if t.calls {
+				t.place(slot, i)
+			} else {
+				t.instruction(slot, i)
+			}
 		}
 	}
 	t.link()
@@ -126,16 +135,18 @@ func (t *threader) link() {
 		t.missed(each)
 	}
 	for _, each := range t.jumps {
-		t.patch(each.hole, int(t.at[each.slot]))
+		t.patch(int(each.hole), int(t.at[each.slot]))
 	}
 }
 
-// leaveCold emits the exit paths of jumps that exitIf has emitted.
+// leaveCold emits the exit paths of jumps that exitIf and enterBlock have emitted.
 func (t *threader) leaveCold() {
+	const most = 16 // bytes of an exit path
+	t.reserveMore(most * len(t.cold))
 	for _, each := range t.cold {
-		t.reserve()
-		t.patch(each.hole, t.here())
-		t.exit(each.site)
+		t.patch(int(each.hole), t.here())
+		t.dropReturn()
+		t.leaveBy(each.site, save)
 	}
 	t.cold = t.cold[:0]
 }
@@ -148,23 +159,22 @@ func (t *threader) exit(s site) {
 
 // leaveBy emits a jump to the exit path at offset way.
 func (t *threader) leaveBy(s site, way int) {
-	t.put(0xba|uint64(s)<<8|0xe9<<40, 10) // mov dx, site; jmp
-	t.patch(t.here(), way)
+	at := t.code[t.written : t.written+16]
+	binary.LittleEndian.PutUint64(at, 0xba|uint64(s)<<8|0xe9<<40) // mov dx, site; jmp
+	t.written += 10
+	binary.LittleEndian.PutUint32(at[6:], uint32(int32(way-t.written)))
 }
 
 // exitIf is exit under a condition.
 func (t *threader) exitIf(condition byte, s site) {
-	t.cold = append(t.cold, cold{t.jumpIfAhead(condition), s})
+	t.cold = append(t.cold, cold{int32(t.jumpIfAhead(condition)), s})
 }
 
-// enterBlock emits the payment for the block that starts at a slot, if one does.
+// enterBlock emits the payment for the block that starts at a slot.
 func (t *threader) enterBlock(slot int, cost uint32) {
-	if cost == 0 {
-		return
-	}
 	if cost < 128 { // most blocks: both instructions at once
 		t.put(0x820f_00ec8349|uint64(cost)<<24, 10) // sub r12, cost; jb
-		t.cold = append(t.cold, cold{t.here(), leaving(refill, slot)})
+		t.cold = append(t.cold, cold{int32(t.here()), leaving(refill, slot)})
 		return
 	}
 	t.arithmetic(true, 5, fuel, int32(cost))
@@ -183,10 +193,10 @@ func (t *threader) instruction(slot int, i *verify.Instruction) {
 	case isa.FormAtomic, isa.FormAtomicFetch:
 		t.atomic(slot, i)
 	case isa.FormJump, isa.FormJumpLong:
-		t.jumpTo(slot, i.Target)
+		t.jumpTo(slot, i.Target())
 	case isa.FormCondImm, isa.FormCondSrc:
-		t.compare(i)
-		t.branch(slot, i)
+		word, n := comparison(i)
+		t.branch(slot, i, word, n)
 	case isa.FormCall:
 		t.callService(slot, i)
 	case isa.FormCallLocal:
@@ -198,9 +208,9 @@ func (t *threader) instruction(slot int, i *verify.Instruction) {
 	case isa.FormWideIndex:
 		t.constant(machineRegister[i.Dst], service.MapHandle(int(i.Imm)))
 	case isa.FormWideValue:
-		t.constant(machineRegister[i.Dst], t.maps[i.Imm].Region().Base+uint64(i.High))
+		t.constant(machineRegister[i.Dst], t.maps[i.Imm].Region().Base+uint64(i.High()))
 	case isa.FormWideCode:
-		t.constant(machineRegister[i.Dst], service.CodeAddress(i.Target))
+		t.constant(machineRegister[i.Dst], service.CodeAddress(i.Target()))
 	default:
 		panic("subroutine: no code for " + i.Op.String())
 	}
@@ -213,7 +223,7 @@ func (t *threader) jumpTo(slot, target int) {
 		t.jump(int(t.at[target]))
 		return
 	}
-	t.jumps = append(t.jumps, forward{t.jumpAhead(), target})
+	t.jumps = append(t.jumps, forward{int32(t.jumpAhead()), int32(target)})
 }
 
 // conditions holds the conditions of jumps by the upper half of their opcode byte
@@ -223,32 +233,38 @@ var conditions = [16]byte{
 	10: below, 11: belowOrEqual, 12: less, 13: lessOrEqual,
 }
 
-// compare emits the comparison of a conditional jump.
-func (t *threader) compare(i *verify.Instruction) {
+// comparison composes the comparison of a conditional jump.
+func comparison(i *verify.Instruction) (word uint64, n int) {
 	const set = 4 // tests bits where the others compare
 	wide, dst := i.Code&7 == 5, machineRegister[i.Dst]
 	switch operation := i.Code >> 4; {
 	case i.Code&8 != 0 && operation == set:
-		t.reg(wide, 0x85, machineRegister[i.Src], dst)
+		return registers(wide, 0x85, machineRegister[i.Src], dst)
 	case i.Code&8 != 0:
-		t.reg(wide, 0x39, machineRegister[i.Src], dst)
+		return registers(wide, 0x39, machineRegister[i.Src], dst)
 	case operation == set:
-		t.reg(wide, 0xf7, 0, dst)
-		t.imm32(i.Imm)
+		word, n = registers(wide, 0xf7, 0, dst)
+		return word | uint64(uint32(i.Imm))<<(8*n), n + 4
 	case i.Imm == 0:
-		t.reg(wide, 0x85, dst, dst)
+		return registers(wide, 0x85, dst, dst)
 	default:
-		t.arithmetic(wide, 7, dst, i.Imm)
+		return immediate(wide, 7, dst, i.Imm)
 	}
 }
 
-// branch emits the jump after a comparison.
-func (t *threader) branch(slot int, i *verify.Instruction) {
+// branch emits the n bytes of a comparison, and the jump after it.
+func (t *threader) branch(slot int, i *verify.Instruction, comparison uint64, n int) {
 	condition := conditions[i.Code>>4]
-	if i.Target <= slot {
+	if i.Target() <= slot {
+		t.put(comparison, n)
 		t.back = true
-		t.jumpIf(condition, int(t.at[i.Target]))
+		t.jumpIf(condition, int(t.at[i.Target()]))
 		return
 	}
-	t.jumps = append(t.jumps, forward{t.jumpIfAhead(condition), i.Target})
+	if n > 6 {
+		t.put(comparison, n)
+		comparison, n = 0, 0
+	}
+	t.put(comparison|(0x800f|uint64(condition)<<8)<<(8*n), n+6)
+	t.jumps = append(t.jumps, forward{int32(t.here()), int32(i.Target())})
 }
