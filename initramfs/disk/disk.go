@@ -1,0 +1,467 @@
+// Package disk writes and reads disk images that UEFI firmware boots without a boot entry: a GUID
+// partition table (UEFI 2.10, chapter 5) with one partition, an EFI system partition with the file
+// system FAT32 (Microsoft, FAT32 File System Specification 1.03), and in it one program in the
+// folder EFI/BOOT. The image may be written to a disk or a USB stick, which may be larger.
+//
+// The bytes of an image depend only on the program and its name: identifiers are made from its
+// hash, times are the first that FAT knows.
+package disk
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"unicode/utf16"
+)
+
+// Folder is the folder of the program.
+const Folder = "EFI/BOOT"
+
+// sector is the size of a sector and of a cluster, in bytes.
+const sector = 512
+
+// The table: in sectors, from the beginning of the disk, or in bytes.
+const (
+	tableHeader  = 92 // bytes
+	tableEntry   = 128
+	tableEntries = 128
+	entrySectors = tableEntries * tableEntry / sector
+	firstEntries = 2
+	partition    = 2048 // where the partition begins: at the first MiB
+)
+
+// The file system: in sectors, from the beginning of the partition.
+const (
+	infoSector = 1
+	bootCopy   = 6
+	reserved   = 32 // before the allocation tables
+	tables     = 2
+
+	// leastClusters is the number of clusters that a FAT32 has at least: a file system with fewer than
+	// 65,525 is taken for a FAT16.
+	leastClusters = 66_000
+	firstCluster  = 2 // the number of the first one
+	endOfFile     = 0x0fffffff
+	clusterMask   = 0x0fffffff
+	slot          = 32   // bytes of an entry of a directory
+	deleted       = 0xe5 // the first byte of an entry that is free
+)
+
+// The attributes of an entry of a directory.
+const (
+	isLabel     = 0x08
+	isDirectory = 0x10
+	isFile      = 0x20
+)
+
+// maxProgram bounds a program, in bytes.
+const maxProgram = 1 << 30
+
+// systemPartition is the type of an EFI system partition, C12A7328-F81F-11D2-BA4B-00A0C93EC93B, as
+// it is stored.
+var systemPartition = [16]byte{0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b}
+
+var little = binary.LittleEndian
+
+// plan is where the parts of a disk are.
+type plan struct {
+	fat      int // sectors of one allocation table
+	clusters int
+	sectors  int // of the disk
+}
+
+// planFor returns the plan of a disk with a program of a size in bytes.
+func planFor(size int) plan {
+	clusters := max(directories+sectorsOf(size), leastClusters)
+	fat := sectorsOf((firstCluster + clusters) * 4)
+	sectors := partition + reserved + tables*fat + clusters + entrySectors + 1
+	return plan{fat, clusters, (sectors + partition - 1) / partition * partition}
+}
+
+func sectorsOf(bytes int) int { return (bytes + sector - 1) / sector }
+
+// volume is the number of sectors of the partition.
+func (p plan) volume() int { return reserved + tables*p.fat + p.clusters }
+
+// The directories, each of one cluster: the root, EFI and EFI/BOOT. The program follows them.
+const (
+	rootCluster = firstCluster + iota
+	efiCluster
+	bootCluster
+	programCluster
+	directories = programCluster - firstCluster
+)
+
+// Write writes the image of a disk with a program, whose name has at most 8 letters, digits, "-"
+// and "_", and an ending of at most 3, as BOOTX64.EFI.
+func Write(name string, program []byte, w io.Writer) error {
+	short, err := shortName(name)
+	if err != nil {
+		return err
+	}
+	if len(program) == 0 || len(program) > maxProgram {
+		return fmt.Errorf("disk image: a program of %d bytes, there may be 1 to %d", len(program), maxProgram)
+	}
+	p := planFor(len(program))
+	hash := sha256.New()
+	hash.Write(append(short[:], 0))
+	hash.Write(program)
+	sum := [sha256.Size]byte(hash.Sum(nil))
+	fat := p.allocation(len(program))
+	for _, part := range [][]byte{
+		protective(p), p.header(sum, false), p.entries(sum), make([]byte, (partition-firstEntries-entrySectors)*sector),
+		p.boot(sum, len(program)), fat, fat, folders(short, len(program)), program,
+	} {
+		if _, err := w.Write(part); err != nil {
+			return err
+		}
+	}
+	rest := p.sectors - partition - reserved - tables*p.fat - directories - entrySectors - 1
+	if _, err := w.Write(make([]byte, rest*sector-len(program))); err != nil {
+		return err
+	}
+	_, err = w.Write(append(p.entries(sum), p.header(sum, true)...))
+	return err
+}
+
+// shortName returns a name as directories have it.
+func shortName(name string) (short [11]byte, err error) {
+	stem, ending, _ := strings.Cut(name, ".")
+	valid := func(s string) bool {
+		return strings.Trim(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") == ""
+	}
+	if stem == "" || len(stem) > 8 || len(ending) > 3 || !valid(stem) || !valid(ending) {
+		return short, fmt.Errorf("disk image: a program cannot have the name %q", name)
+	}
+	copy(short[:], fmt.Sprintf("%-8s%-3s", stem, ending))
+	return short, nil
+}
+
+// protective returns the first sector, which shows the whole disk as used to programs that do not
+// know the table.
+func protective(p plan) []byte {
+	b := make([]byte, sector)
+	e := b[446:]
+	copy(e, []byte{0, 0, 2, 0, 0xee, 0xff, 0xff, 0xff})
+	little.PutUint32(e[8:], 1)
+	little.PutUint32(e[12:], uint32(min(int64(p.sectors)-1, math.MaxUint32)))
+	b[510], b[511] = 0x55, 0xaa
+	return b
+}
+
+// guid makes an identifier of version 8 (RFC 9562) from a hash and what it identifies.
+func guid(sum [32]byte, what byte) (id [16]byte) {
+	sum = sha256.Sum256(append(sum[:], what))
+	copy(id[:], sum[:])
+	id[7], id[8] = id[7]&0x0f|0x80, id[8]&0x3f|0x80 // the first three numbers are little-endian
+	return id
+}
+
+// What has an identifier.
+const (
+	wholeDisk = iota
+	onePartition
+	fileSystem
+)
+
+// header returns the header of the table, or its copy at the end of the disk.
+func (p plan) header(sum [32]byte, last bool) []byte {
+	own, other, entries := 1, p.sectors-1, firstEntries
+	if last {
+		own, other, entries = other, own, p.sectors-1-entrySectors
+	}
+	b := make([]byte, sector)
+	copy(b, "EFI PART")
+	little.PutUint32(b[8:], 0x00010000)
+	little.PutUint32(b[12:], tableHeader)
+	little.PutUint64(b[24:], uint64(own))
+	little.PutUint64(b[32:], uint64(other))
+	little.PutUint64(b[40:], firstEntries+entrySectors)
+	little.PutUint64(b[48:], uint64(p.sectors-2-entrySectors))
+	id := guid(sum, wholeDisk)
+	copy(b[56:], id[:])
+	little.PutUint64(b[72:], uint64(entries))
+	little.PutUint32(b[80:], tableEntries)
+	little.PutUint32(b[84:], tableEntry)
+	little.PutUint32(b[88:], crc32.ChecksumIEEE(p.entries(sum)))
+	little.PutUint32(b[16:], crc32.ChecksumIEEE(b[:tableHeader]))
+	return b
+}
+
+// entries returns the entries of the table.
+func (p plan) entries(sum [32]byte) []byte {
+	b := make([]byte, entrySectors*sector)
+	copy(b, systemPartition[:])
+	id := guid(sum, onePartition)
+	copy(b[16:], id[:])
+	little.PutUint64(b[32:], partition)
+	little.PutUint64(b[40:], uint64(partition+p.volume()-1))
+	for i, c := range utf16.Encode([]rune("EFI system partition")) {
+		little.PutUint16(b[56+2*i:], c)
+	}
+	return b
+}
+
+// label is the name of the file system.
+const label = "MARGAY     "
+
+// boot returns the sectors before the allocation tables.
+func (p plan) boot(sum [32]byte, size int) []byte {
+	b := make([]byte, reserved*sector)
+	copy(b, "\xeb\x58\x90MARGAY  ")
+	little.PutUint16(b[11:], sector)
+	b[13] = 1 // sector per cluster
+	little.PutUint16(b[14:], reserved)
+	b[16] = tables
+	b[21] = 0xf8                  // a disk that is not removable
+	little.PutUint16(b[24:], 63)  // sectors per track, which nothing uses
+	little.PutUint16(b[26:], 255) // heads, likewise
+	little.PutUint32(b[28:], partition)
+	little.PutUint32(b[32:], uint32(p.volume()))
+	little.PutUint32(b[36:], uint32(p.fat))
+	little.PutUint32(b[44:], rootCluster)
+	little.PutUint16(b[48:], infoSector)
+	little.PutUint16(b[50:], bootCopy)
+	b[64], b[66] = 0x80, 0x29
+	id := guid(sum, fileSystem)
+	copy(b[67:71], id[:])
+	copy(b[71:], label+"FAT32   ")
+	b[510], b[511] = 0x55, 0xaa
+
+	used := directories + sectorsOf(size)
+	info := b[infoSector*sector:]
+	copy(info, "RRaA")
+	copy(info[484:], "rrAa")
+	little.PutUint32(info[488:], uint32(p.clusters-used))
+	little.PutUint32(info[492:], uint32(firstCluster+used))
+	info[510], info[511] = 0x55, 0xaa
+	copy(b[bootCopy*sector:], b[:2*sector])
+	return b
+}
+
+// allocation returns an allocation table.
+func (p plan) allocation(size int) []byte {
+	b := make([]byte, p.fat*sector)
+	put := func(cluster, next int) { little.PutUint32(b[cluster*4:], uint32(next)) }
+	put(0, 0x0ffffff8)
+	put(1, endOfFile)
+	for c := rootCluster; c < programCluster; c++ {
+		put(c, endOfFile)
+	}
+	last := programCluster + sectorsOf(size) - 1
+	for c := programCluster; c < last; c++ {
+		put(c, c+1)
+	}
+	put(last, endOfFile)
+	return b
+}
+
+// folders returns the directories.
+func folders(program [11]byte, size int) []byte {
+	b := make([]byte, directories*sector)
+	entry := func(directory, n int, name string, attributes byte, cluster, size int) {
+		e := b[(directory-firstCluster)*sector+n*slot:]
+		const first = 1<<5 | 1 // 1980-01-01
+		copy(e, name)
+		e[11] = attributes
+		for _, date := range []int{16, 18, 24} { // made, read, changed
+			little.PutUint16(e[date:], first)
+		}
+		little.PutUint16(e[20:], uint16(cluster>>16))
+		little.PutUint16(e[26:], uint16(cluster))
+		little.PutUint32(e[28:], uint32(size))
+	}
+	entry(rootCluster, 0, label, isLabel, 0, 0)
+	entry(rootCluster, 1, "EFI        ", isDirectory, efiCluster, 0)
+	entry(efiCluster, 0, ".          ", isDirectory, efiCluster, 0)
+	entry(efiCluster, 1, "..         ", isDirectory, 0, 0) // the root has no number here
+	entry(efiCluster, 2, "BOOT       ", isDirectory, bootCluster, 0)
+	entry(bootCluster, 0, ".          ", isDirectory, bootCluster, 0)
+	entry(bootCluster, 1, "..         ", isDirectory, efiCluster, 0)
+	entry(bootCluster, 2, string(program[:]), isFile, programCluster, size)
+	return b
+}
+
+// ErrDisk is wrapped by every error about the contents of a disk that is read.
+var ErrDisk = errors.New("not a disk image that UEFI firmware boots")
+
+// Is reports whether a file with these first bytes, of which there should be 1024, is a disk image.
+func Is(head []byte) bool {
+	return len(head) >= sector+8 && string(head[sector:sector+8]) == "EFI PART"
+}
+
+// Read returns the first program in the folder of an image, and its name. The image is untrusted.
+func Read(image []byte) (name string, program []byte, err error) {
+	name, program, err = read(image)
+	if err != nil {
+		return "", nil, fmt.Errorf("%w: %w", ErrDisk, err)
+	}
+	return name, program, nil
+}
+
+func read(image []byte) (string, []byte, error) {
+	v, err := findVolume(image)
+	if err != nil {
+		return "", nil, err
+	}
+	at := v.root
+	for folder := range strings.SplitSeq(Folder, "/") {
+		want, err := shortName(folder)
+		if err != nil {
+			return "", nil, err
+		}
+		e, err := v.find(at, func(e []byte) bool { return bytes.Equal(e[:11], want[:]) && e[11]&isDirectory != 0 })
+		if err != nil {
+			return "", nil, fmt.Errorf("folder %s: %w", folder, err)
+		}
+		at = clusterOf(e)
+	}
+	e, err := v.find(at, func(e []byte) bool {
+		return e[0] != deleted && string(e[8:11]) == "EFI" && e[11]&(isDirectory|isLabel) == 0
+	})
+	if err != nil {
+		return "", nil, fmt.Errorf("program in %s: %w", Folder, err)
+	}
+	program, err := v.chain(clusterOf(e), int(little.Uint32(e[28:])))
+	return strings.TrimRight(string(e[:8]), " ") + ".EFI", program, err
+}
+
+// errTruncated reports an image that ends early, or says that it is longer than it is.
+var errTruncated = errors.New("it is truncated")
+
+// part returns a part of an image, in bytes.
+func part(image []byte, at, size uint64) ([]byte, error) {
+	if at > uint64(len(image)) || size > uint64(len(image))-at {
+		return nil, errTruncated
+	}
+	return image[at : at+size], nil
+}
+
+// volume is a file system that is read.
+type volume struct {
+	data    []byte // from the first cluster on
+	fat     []byte
+	cluster int // bytes
+	root    uint32
+}
+
+// findVolume returns the file system of the first EFI system partition.
+func findVolume(image []byte) (volume, error) {
+	if !Is(image) || len(image) < 2*sector {
+		return volume{}, errors.New("it has no GUID partition table")
+	}
+	h := slices.Clone(image[sector : 2*sector])
+	sum := little.Uint32(h[16:])
+	clear(h[16:20])
+	if size := little.Uint32(h[12:]); size != tableHeader || crc32.ChecksumIEEE(h[:tableHeader]) != sum {
+		return volume{}, errors.New("its partition table is damaged")
+	}
+	count, size := little.Uint32(h[80:]), little.Uint32(h[84:])
+	start := little.Uint64(h[72:])
+	if size != tableEntry || count > 4*tableEntries || start > uint64(len(image)) {
+		return volume{}, errors.New("its partition table is of an unusual form")
+	}
+	entries, err := part(image, start*sector, uint64(count)*tableEntry)
+	if err != nil {
+		return volume{}, err
+	}
+	if crc32.ChecksumIEEE(entries) != little.Uint32(h[88:]) {
+		return volume{}, errors.New("its partition table is damaged")
+	}
+	for e := range slices.Chunk(entries, tableEntry) {
+		if !bytes.Equal(e[:16], systemPartition[:]) {
+			continue
+		}
+		first, last := little.Uint64(e[32:]), little.Uint64(e[40:])
+		if first > last || last > uint64(len(image)) {
+			return volume{}, errTruncated
+		}
+		data, err := part(image, first*sector, (last-first+1)*sector)
+		if err != nil {
+			return volume{}, err
+		}
+		return openVolume(data)
+	}
+	return volume{}, errors.New("it has no EFI system partition")
+}
+
+func openVolume(b []byte) (volume, error) {
+	if len(b) < sector || b[510] != 0x55 || b[511] != 0xaa || little.Uint16(b[11:]) != sector || b[13] == 0 || little.Uint16(b[22:]) != 0 {
+		return volume{}, errors.New("its EFI system partition has no FAT32")
+	}
+	fat := uint64(little.Uint32(b[36:])) * sector
+	start := uint64(little.Uint16(b[14:])) * sector
+	table, err := part(b, start, fat)
+	if err != nil {
+		return volume{}, err
+	}
+	data := start + uint64(b[16])*fat
+	if data > uint64(len(b)) {
+		return volume{}, errTruncated
+	}
+	return volume{b[data:], table, int(b[13]) * sector, little.Uint32(b[44:]) & clusterMask}, nil
+}
+
+// at returns the contents of a cluster, and the number of the next one.
+func (v volume) at(cluster uint32) (data []byte, next uint32, err error) {
+	if cluster < firstCluster {
+		return nil, 0, errors.New("a file system that is damaged")
+	}
+	entry, err := part(v.fat, uint64(cluster)*4, 4)
+	if err != nil {
+		return nil, 0, err
+	}
+	data, err = part(v.data, uint64(cluster-firstCluster)*uint64(v.cluster), uint64(v.cluster))
+	return data, little.Uint32(entry) & clusterMask, err
+}
+
+// chain returns a file of a size in bytes that begins with a cluster.
+func (v volume) chain(cluster uint32, size int) ([]byte, error) {
+	if size > len(v.data) {
+		return nil, errTruncated
+	}
+	b := make([]byte, 0, size)
+	for len(b) < size {
+		data, next, err := v.at(cluster)
+		if err != nil {
+			return nil, err
+		}
+		b, cluster = append(b, data[:min(len(data), size-len(b))]...), next
+	}
+	return b, nil
+}
+
+// maxFolder bounds the clusters of a directory that are read.
+const maxFolder = 64
+
+// find returns the first entry of a directory that fits.
+func (v volume) find(cluster uint32, fits func(entry []byte) bool) ([]byte, error) {
+	for range maxFolder {
+		data, next, err := v.at(cluster)
+		if err != nil {
+			return nil, err
+		}
+		for e := range slices.Chunk(data, slot) {
+			switch {
+			case e[0] == 0:
+				return nil, errors.New("there is none")
+			case fits(e):
+				return e, nil
+			}
+		}
+		cluster = next
+	}
+	return nil, errors.New("there is none")
+}
+
+// clusterOf returns the first cluster of an entry.
+func clusterOf(e []byte) uint32 {
+	return uint32(little.Uint16(e[20:]))<<16 | uint32(little.Uint16(e[26:]))
+}
