@@ -43,7 +43,7 @@ type Bootable struct {
 	Size    int64  `json:"size"`   // bytes
 	SHA256  string `json:"sha256"` // of the file, in hexadecimal
 	Cmdline string `json:"command_line"`
-	Stub    string `json:"stub"` // path of the EFI stub
+	Stub    string `json:"stub,omitempty"` // path of the EFI stub that was used
 }
 
 // BootableOptions say how a file boots.
@@ -91,11 +91,16 @@ func writeBootable(ctx context.Context, image Image, o BootableOptions) (Bootabl
 	if err != nil {
 		return Bootable{}, err
 	}
+	return b, b.write(program, arch.Name)
+}
+
+// write writes a program for an architecture, by Go's name, in the format of b, and completes b.
+func (b *Bootable) write(program []byte, arch string) error {
 	hash := sha256.New()
-	err = initramfs.Replace(o.Path, func(f *os.File) error {
+	err := initramfs.Replace(b.Path, func(f *os.File) (err error) {
 		w := io.MultiWriter(f, hash)
-		if o.Format == Disk {
-			err = disk.Write(programs[arch.Name], program, w)
+		if b.Format == Disk {
+			err = disk.Write(programs[arch], program, w)
 		} else {
 			_, err = w.Write(program)
 		}
@@ -106,7 +111,28 @@ func writeBootable(ctx context.Context, image Image, o BootableOptions) (Bootabl
 		return err
 	})
 	b.SHA256 = hex.EncodeToString(hash.Sum(nil))
-	return b, err
+	return err
+}
+
+// WriteDisk writes a disk image with a unified kernel image that exists, which may be signed.
+func WriteDisk(unified, path string) (Bootable, error) {
+	program, err := os.ReadFile(unified)
+	if err != nil {
+		return Bootable{}, err
+	}
+	image, err := uki.Read(program)
+	if err != nil {
+		return Bootable{}, fmt.Errorf("%s: %w", unified, err)
+	}
+	arch := image.Processor()
+	if programs[arch] == "" {
+		return Bootable{}, fmt.Errorf("%s is for %s, which no node is", unified, arch)
+	}
+	b := Bootable{Format: Disk, Path: path, Cmdline: string(image.Part(uki.Cmdline))}
+	if err := b.write(program, arch); err != nil {
+		return Bootable{}, fmt.Errorf("image of format %s: %w", Disk, err)
+	}
+	return b, nil
 }
 
 // ScreenToo is the word of the kernel command line by which a screen shows the console if there is

@@ -2,6 +2,7 @@
 package image
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -10,6 +11,7 @@ import (
 	"margay/cluster/provision"
 	"margay/initramfs"
 	"margay/initramfs/guestkernel"
+	"margay/internal/printable"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )
@@ -34,7 +36,7 @@ type build struct {
 	image        provision.ImageOptions
 	bootable     provision.BootableOptions
 	out, profile string
-	format       string
+	format, uki  string
 	pin          bool
 }
 
@@ -67,6 +69,7 @@ is approved, as machines do that boot from their network card. Neither has a sec
 	f.StringVar(&b.profile, "profile", initramfs.Isolated.String(), "with uki and disk: the boot profile, as of the machine: isolated or sched")
 	f.StringVar(&b.bootable.Words, "kernel-args", "", "with uki and disk: further words for the command line of the kernel")
 	f.StringVar(&b.bootable.Stub, "stub", "", "with uki and disk: an EFI stub of your own (default: systemd's, from the distribution)")
+	f.StringVar(&b.uki, "uki", "", "with disk: a unified kernel image that exists, for instance a signed one, instead of a new one")
 	f.BoolVar(&b.pin, "pin", false, "with uki and disk: nodes join no machine but the one that is up now (-m), which they know by its key")
 	return c
 }
@@ -83,9 +86,11 @@ func (a commands) build(c *cobra.Command, b build) error {
 		}
 	}
 	if format == provision.Netboot {
-		if err := command.Without(c, "is for --format uki and disk", "profile", "kernel-args", "stub", "pin"); err != nil {
+		if err := command.Without(c, "is for --format uki and disk", "profile", "kernel-args", "stub", "uki", "pin"); err != nil {
 			return err
 		}
+	} else if b.uki != "" {
+		return a.onDisk(c, format, b)
 	} else if err := a.bootable(format, &b); err != nil {
 		return err
 	}
@@ -111,7 +116,24 @@ func (a commands) build(c *cobra.Command, b build) error {
 	if err != nil {
 		return err
 	}
-	return a.printBootable(image, made)
+	return a.printBootable(made, &image)
+}
+
+// onDisk writes a disk image with a unified kernel image that exists.
+func (a commands) onDisk(c *cobra.Command, format provision.Format, b build) error {
+	if format != provision.Disk || b.out == "" {
+		return errors.New("--uki needs --format disk and a file to write: -o FILE")
+	}
+	err := command.Without(c, "is for a new unified kernel image, and --uki names one that exists",
+		"kernel", "refresh", "node-program", "metal", "profile", "kernel-args", "stub", "pin")
+	if err != nil {
+		return err
+	}
+	made, err := provision.WriteDisk(b.uki, b.out)
+	if err != nil {
+		return err
+	}
+	return a.printBootable(made, nil)
 }
 
 // bootable completes the options of a file that boots by itself.
@@ -131,22 +153,25 @@ func (a commands) bootable(format provision.Format, b *build) (err error) {
 	return err
 }
 
-// printBootable prints a file that boots by itself, and the image in it.
-func (a commands) printBootable(image provision.Image, made provision.Bootable) error {
+// printBootable prints a file that boots by itself, and the image that was built for it, if one was.
+func (a commands) printBootable(made provision.Bootable, image *provision.Image) error {
 	switch {
 	case a.Quiet:
 		return nil
 	case a.JSON:
 		return show.Value(a.Stdout, struct {
 			provision.Bootable
-			Image provision.Image `json:"image"`
+			Image *provision.Image `json:"image,omitempty"`
 		}{made, image})
 	}
 	fmt.Fprintf(a.Stdout, "%s\n", made.Path)
 	fmt.Fprintf(a.Stdout, "%s, %.1f MB, sha256 %s\n", made.Format, float64(made.Size)/1e6, made.SHA256)
+	fmt.Fprintf(a.Stdout, "command line %s\n", printable.Line(made.Cmdline))
+	if image == nil {
+		return nil
+	}
 	fmt.Fprintf(a.Stdout, "EFI stub %s\n", made.Stub)
-	fmt.Fprintf(a.Stdout, "command line %s\n", made.Cmdline)
-	return a.printImage(image)
+	return a.printImage(*image)
 }
 
 func (a commands) printImage(image provision.Image) error {
