@@ -4,50 +4,18 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"debug/pe"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"slices"
 	"strings"
 	"testing"
-)
 
-// playedStub returns a stub of one section, with room in its headers for some more, and with
-// something after the section that no image needs.
-func playedStub(room int) []byte {
-	const lfanew, option = 0x40, 240
-	headers := roundUp(uint64(lfanew+signatureSize+fileHeader+option+(1+room)*sectionHeader), 512)
-	b := make([]byte, headers)
-	copy(b, magic)
-	little := binary.LittleEndian
-	little.PutUint32(b[peOffset:], lfanew)
-	copy(b[lfanew:], "PE\x00\x00")
-	file := b[lfanew+signatureSize:]
-	little.PutUint16(file, pe.IMAGE_FILE_MACHINE_AMD64)
-	little.PutUint16(file[fileSections:], 1)
-	little.PutUint16(file[16:], option)
-	h := file[fileHeader:]
-	little.PutUint16(h, 0x20b)
-	little.PutUint32(h[optionInitData:], 512)
-	little.PutUint32(h[32:], 512) // alignment of sections
-	little.PutUint32(h[36:], 512)
-	little.PutUint32(h[optionImage:], 0x1200)
-	little.PutUint32(h[60:], uint32(headers))
-	little.PutUint32(h[optionChecksum:], 7)
-	little.PutUint16(h[68:], application)
-	little.PutUint32(h[108:], 16)
-	s := h[option:]
-	copy(s, ".text")
-	little.PutUint32(s[8:], 100)
-	little.PutUint32(s[12:], 0x1000)
-	little.PutUint32(s[16:], 512)
-	little.PutUint32(s[20:], uint32(headers))
-	return append(b, append(bytes.Repeat([]byte{0x90}, 512), "symbols"...)...)
-}
+	"margay/initramfs/uki/ukitest"
+)
 
 // spoiled returns a stub that was changed.
 func spoiled(spoil func(b []byte)) []byte {
-	b := playedStub(8)
+	b := ukitest.Stub(8)
 	spoil(b)
 	return b
 }
@@ -69,7 +37,7 @@ func build(t *testing.T, stub []byte, sections []Section) []byte {
 // An image has the parts that it was built of, in memory behind the stub and without overlap, and
 // the same parts give the same bytes.
 func TestBuild(t *testing.T) {
-	stub := playedStub(len(sections))
+	stub := ukitest.Stub(len(sections))
 	image := build(t, stub, sections)
 	if !bytes.Equal(image, build(t, stub, sections)) {
 		t.Error("two builds differ")
@@ -109,25 +77,25 @@ func TestBuild(t *testing.T) {
 
 // What cannot become an image is refused.
 func TestRefused(t *testing.T) {
-	header := func(b []byte) []byte { return b[0x40+signatureSize+fileHeader:] }
+	header := func(b []byte) []byte { return b[ukitest.Option:] }
 	for _, c := range []struct {
 		name, want string
 		stub       []byte
 		sections   []Section
 	}{
 		{"a text", "not a PE file", []byte("#!/bin/sh"), sections},
-		{"cut in its headers", ErrStub.Error(), playedStub(8)[:100], sections},
-		{"cut in its section", "truncated", playedStub(8)[:1000], sections},
+		{"cut in its headers", ErrStub.Error(), ukitest.Stub(8)[:100], sections},
+		{"cut in its section", "truncated", ukitest.Stub(8)[:1000], sections},
 		{"for Windows", "not an EFI program", spoiled(func(b []byte) { header(b)[68] = 3 }), sections},
 		{"signed", "it is signed", spoiled(func(b []byte) { header(b)[optionTable+8*pe.IMAGE_DIRECTORY_ENTRY_SECURITY+4] = 1 }), sections},
 		{"odd alignment", "aligned to", spoiled(func(b []byte) { header(b)[36] = 3 }), sections},
 		{"large alignment", "aligned to", spoiled(func(b []byte) { header(b)[35] = 0x80 }), sections},
 		{"high in memory", "firmware cannot load it", spoiled(func(b []byte) { header(b)[240+15] = 0xff }), sections},
-		{"no room", "no room for 40 more sections", playedStub(8), make([]Section, 40)},
-		{"long name", "cannot be used", playedStub(8), []Section{{"123456789", []byte("a")}}},
-		{"empty", "it is empty", playedStub(8), []Section{{Linux, nil}}},
-		{"the stub's", "there is one already", playedStub(8), []Section{{".text", []byte("a")}}},
-		{"twice", "there is one already", playedStub(8), []Section{{Linux, []byte("a")}, {Linux, []byte("a")}}},
+		{"no room", "no room for 40 more sections", ukitest.Stub(8), make([]Section, 40)},
+		{"long name", "cannot be used", ukitest.Stub(8), []Section{{"123456789", []byte("a")}}},
+		{"empty", "it is empty", ukitest.Stub(8), []Section{{Linux, nil}}},
+		{"the stub's", "there is one already", ukitest.Stub(8), []Section{{".text", []byte("a")}}},
+		{"twice", "there is one already", ukitest.Stub(8), []Section{{Linux, []byte("a")}, {Linux, []byte("a")}}},
 	} {
 		var b bytes.Buffer
 		if err := Build(c.stub, c.sections, &b); err == nil || !strings.Contains(err.Error(), c.want) || b.Len() > 0 {
@@ -138,15 +106,15 @@ func TestRefused(t *testing.T) {
 
 // What is no image is refused.
 func TestRead(t *testing.T) {
-	whole := build(t, playedStub(8), sections)
+	whole := build(t, ukitest.Stub(8), sections)
 	for _, c := range []struct {
 		name, want string
 		image      []byte
 	}{
 		{"truncated", "section .linux is truncated", whole[:len(whole)-600]},
-		{"without a kernel", "no section .linux", build(t, playedStub(8), sections[:4])},
-		{"without an image", "no section .initrd", build(t, playedStub(8), sections[4:])},
-		{"no stub", "section", playedStub(8)},
+		{"without a kernel", "no section .linux", build(t, ukitest.Stub(8), sections[:4])},
+		{"without an image", "no section .initrd", build(t, ukitest.Stub(8), sections[4:])},
+		{"no stub", "section", ukitest.Stub(8)},
 	} {
 		if _, err := Read(c.image); !errors.Is(err, ErrImage) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.name, err)
@@ -156,7 +124,7 @@ func TestRead(t *testing.T) {
 		t.Errorf("a node image: %v", err)
 	}
 	signed := slices.Clone(whole)
-	signed[0x40+signatureSize+fileHeader+optionTable+8*pe.IMAGE_DIRECTORY_ENTRY_SECURITY+4] = 1
+	signed[ukitest.Option+optionTable+8*pe.IMAGE_DIRECTORY_ENTRY_SECURITY+4] = 1
 	if m, err := Read(signed); err != nil || !m.Signed {
 		t.Errorf("signed: %+v, %v", m, err)
 	}
@@ -165,10 +133,10 @@ func TestRead(t *testing.T) {
 // No input makes the reader or the writer fail otherwise than by an error, and what the writer
 // makes has the sections that it was given.
 func FuzzImage(f *testing.F) {
-	f.Add(playedStub(8), []byte("kernel"))
-	f.Add(playedStub(0), []byte(""))
+	f.Add(ukitest.Stub(8), []byte("kernel"))
+	f.Add(ukitest.Stub(0), []byte(""))
 	var whole bytes.Buffer
-	if err := Build(playedStub(8), sections, &whole); err != nil {
+	if err := Build(ukitest.Stub(8), sections, &whole); err != nil {
 		f.Fatal(err)
 	}
 	f.Add(whole.Bytes(), []byte("a"))
