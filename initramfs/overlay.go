@@ -30,8 +30,8 @@ func NodeArchive(files []File) ([]byte, error) {
 }
 
 // WriteNodeImage writes to dst the image at imagePath with the files of one node added; without
-// files it is a copy. dst is complete or absent, replaces an older file, and is readable only by its
-// owner.
+// files it is a copy. dst is complete or absent, replaces an older file, and is readable only by
+// its owner.
 func WriteNodeImage(imagePath string, files []File, dst string) error {
 	var overlay bytes.Buffer
 	if len(files) > 0 {

@@ -91,15 +91,16 @@ type Config struct {
 	// Broadcast sends all answers of DHCP to all stations: an ordinary socket cannot send to an
 	// address that its client does not have yet.
 	Broadcast bool
-	// Node returns the configuration of a node, which has secrets. It is for a network without another
-	// way to a node. Nil: no configuration is served.
+	// Node returns the configuration of a node, which has secrets. It is for a network without
+	// another way to a node. Nil: no configuration is served.
 	Node func(id.Node) ([]byte, error)
 	// Pack returns an archive with a configuration, for a boot program. It is set if Node is.
 	Pack func(config []byte) ([]byte, error)
 	// Asks is called with each question before it is answered, and may change the hosts. If it
 	// returns a refusal, there is no answer. Nil: all questions are answered.
 	Asks func(time.Time, Question) (refusal string)
-	// Met is called with a guest that fetches the script, or asks for its configuration. It may be nil.
+	// Met is called with a guest that fetches the script, or asks for its configuration. It may be
+	// nil.
 	Met func(MAC)
 	// Log receives lines about refusals, at a bounded rate.
 	Log func(format string, args ...any)

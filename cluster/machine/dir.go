@@ -58,8 +58,8 @@ func (d Dir) Log(who string) string { return d.file("log", who+".log") }
 // Port is the socket of a port of the machine's switch.
 func (d Dir) Port(name string) string { return d.file("ports", name) }
 
-// Fingerprint returns the hash (SHA-256, hexadecimal) of the certificate of the machine, by which a
-// node can tell it from others.
+// Fingerprint returns the hash (SHA-256, hexadecimal) of the certificate of the machine. No other
+// machine has the same one.
 func (d Dir) Fingerprint() (string, error) {
 	authority, err := trust.Load(d.keyFile())
 	if err != nil {

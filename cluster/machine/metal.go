@@ -377,8 +377,8 @@ func (m *metalNodes) met(mac boot.MAC) {
 // reached passes on how far a node has got.
 func (m *metalNodes) reached(number id.Node, s boot.Status) { m.events.stage(number, s) }
 
-// hand returns the configuration of a node that boots. It is given once for each boot: from then on,
-// the card of the node gets no answer while the node is up.
+// hand returns the configuration of a node that boots. It is given once for each boot: from then
+// on, the card of the node gets no answer while the node is up.
 func (m *metalNodes) hand(number id.Node) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

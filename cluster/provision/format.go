@@ -36,7 +36,7 @@ const (
 // Formats are all of them.
 var Formats = []Format{Netboot, UKI, Disk}
 
-// Bootable describes a file that boots by itself.
+// Bootable describes a file that UEFI firmware boots.
 type Bootable struct {
 	Format  Format `json:"format"`
 	Path    string `json:"path"`
@@ -57,8 +57,9 @@ type BootableOptions struct {
 	Told    progress.Func
 }
 
-// WriteBootable writes a file that boots a node image by itself. A node that boots it seeks its
-// configuration on the network (kernel/seek). The same image, options and stub give the same bytes.
+// WriteBootable writes a file with a node image that UEFI firmware boots. A node that boots it
+// seeks its configuration on the network (kernel/seek). The same image, options and stub give the
+// same bytes.
 func WriteBootable(ctx context.Context, image Image, o BootableOptions) (Bootable, error) {
 	b, err := writeBootable(ctx, image, o)
 	if err != nil {
@@ -139,8 +140,8 @@ func WriteDisk(unified, path string) (Bootable, error) {
 // no serial port.
 const ScreenToo = "console=tty0"
 
-// programs are the names of the program that firmware starts from a disk by itself (UEFI 2.10,
-// section 3.5.1.1), by Go's names of architectures.
+// programs are the names of the program that firmware starts from a disk without a boot entry (UEFI
+// 2.10, section 3.5.1.1), by Go's names of architectures.
 var programs = map[string]string{"amd64": "BOOTX64.EFI", "arm64": "BOOTAA64.EFI"}
 
 // findStub finds the EFI stub of the distribution.

@@ -44,8 +44,8 @@ const (
 	reserved   = 32 // before the allocation tables
 	tables     = 2
 
-	// leastClusters is the number of clusters that a FAT32 has at least: a file system with fewer than
-	// 65,525 is taken for a FAT16.
+	// leastClusters is the number of clusters that a FAT32 has at least: a file system with fewer
+	// than 65,525 is taken for a FAT16.
 	leastClusters = 66_000
 	firstCluster  = 2 // the number of the first one
 	endOfFile     = 0x0fffffff
@@ -164,7 +164,7 @@ func guid(sum [32]byte, what byte) (id [16]byte) {
 	return id
 }
 
-// What has an identifier.
+// The things with an identifier.
 const (
 	wholeDisk = iota
 	onePartition
@@ -292,7 +292,7 @@ func folders(program [11]byte, size int) []byte {
 // ErrDisk is wrapped by every error about the contents of a disk that is read.
 var ErrDisk = errors.New("not a disk image that UEFI firmware boots")
 
-// Is reports whether a file with these first bytes, of which there should be 1024, is a disk image.
+// Is reports whether a file is a disk image. Its first 1024 bytes are enough.
 func Is(head []byte) bool {
 	return len(head) >= sector+8 && string(head[sector:sector+8]) == "EFI PART"
 }

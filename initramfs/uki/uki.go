@@ -217,8 +217,8 @@ type Image struct {
 // ErrImage is wrapped by every error about the contents of an image that is read.
 var ErrImage = errors.New("not a unified kernel image")
 
-// ErrNoProgram is the ErrImage of a file that is no program for firmware or Windows at all.
-var ErrNoProgram = fmt.Errorf("%w: it is no EFI program", ErrImage)
+// ErrNoProgram is the ErrImage of a file that is not even a program.
+var ErrNoProgram = fmt.Errorf("%w: it is not an EFI program", ErrImage)
 
 // names are the sections that Read returns.
 var names = []string{Release, Uname, Cmdline, Initrd, Linux}

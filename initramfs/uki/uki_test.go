@@ -75,7 +75,7 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-// What cannot become an image is refused.
+// Stubs and sections that give no image are refused.
 func TestRefused(t *testing.T) {
 	header := func(b []byte) []byte { return b[ukitest.Option:] }
 	for _, c := range []struct {
@@ -104,7 +104,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// What is no image is refused.
+// Files without the parts of an image are refused.
 func TestRead(t *testing.T) {
 	whole := build(t, ukitest.Stub(8), sections)
 	for _, c := range []struct {

@@ -29,7 +29,7 @@ type Question struct {
 	done  bool
 }
 
-// NewQuestion returns a question of a network card. The identifier tells its datagrams from others.
+// NewQuestion returns a question of a network card. All datagrams of it have the identifier.
 func NewQuestion(mac net.HardwareAddr, id [4]byte) *Question { return &Question{mac: mac, id: id} }
 
 // Next returns the datagram to send, for the first time or again.

@@ -54,8 +54,8 @@ type Card struct {
 type Network interface {
 	// Cards returns the cards that there are now.
 	Cards() ([]Card, error)
-	// Ask gets the text of the configuration on the network of a card. It leaves nothing on the card,
-	// and ends within a time of its own or with the context.
+	// Ask gets the text of the configuration on the network of a card. It leaves nothing on the
+	// card, and ends within a time of its own or with the context.
 	Ask(context.Context, Card) ([]byte, error)
 }
 

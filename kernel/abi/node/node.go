@@ -28,8 +28,8 @@ const Path = "/margay/node.json"
 const Item = "margay/node.json"
 
 // How a node that boots from a disk gets its configuration (kernel/seek): the user class of its
-// questions by DHCP, the path of the configuration on the boot services and their port, and the word
-// of the kernel command line that says which machine it belongs to, with the value for any machine.
+// questions by DHCP, the path of the configuration on the boot services and their port, and the
+// word of the kernel command line that names its machine, with the value for any machine.
 const (
 	UserClass   = "Margay"
 	FetchPath   = "/node.json"

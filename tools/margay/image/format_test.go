@@ -80,7 +80,7 @@ func TestBuildRefused(t *testing.T) {
 		{"--stub is for --format uki and disk", []string{"--stub", program}},
 		{"--uki needs --format disk", []string{"--format", "uki", "--uki", program, "-o", out}},
 		{"--kernel-args is for a new unified kernel image", []string{"--format", "disk", "--uki", program, "-o", out, "--kernel-args", "quiet"}},
-		{"not a unified kernel image: it is no EFI program", []string{"--format", "disk", "--uki", os.DevNull, "-o", out}},
+		{"not a unified kernel image: it is not an EFI program", []string{"--format", "disk", "--uki", os.DevNull, "-o", out}},
 		{"/dev/null is a device", []string{"--format", "disk", "-o", os.DevNull}},
 		{`boot profile "loud"`, []string{"--format", "disk", "-o", out, "--profile", "loud"}},
 	} {

@@ -48,9 +48,9 @@ func (a commands) imageBuildCommand() *cobra.Command {
 		Long: `Build the image that nodes boot from: the node program, the init of jobs beside it, and the kernel modules that a node
 loads. Two builds of the same parts have the same bytes. margay machine up does this automatically.
 
-The formats uki and disk boot by themselves, with UEFI firmware: a unified kernel image is one EFI program of a stub, the
+UEFI firmware boots the formats uki and disk: a unified kernel image is one EFI program of a stub, the
 kernel, its command line and the image of metal nodes; a disk image has that program in an EFI system partition, and can be
-copied to a disk or a USB stick. What boots them asks the network for a machine of the substrate metal, and joins it when it
+copied to a disk or a USB stick. A node that boots them asks the network for a machine of the substrate metal, and joins it when it
 is approved, as machines do that boot from their network card. Neither has a secret, nor anything of one node.`,
 		Example: `  margay image build
   margay image build -o node.img --json
@@ -60,7 +60,7 @@ is approved, as machines do that boot from their network card. Neither has a sec
 		RunE: func(c *cobra.Command, _ []string) error { return a.build(c, b) },
 	}))
 	f := c.Flags()
-	f.StringVar(&b.format, "format", string(provision.Netboot), "what is written: netboot (the image alone), uki (a unified kernel image) or disk (a disk image)")
+	f.StringVar(&b.format, "format", string(provision.Netboot), "the form of the output: netboot (the image alone), uki (a unified kernel image) or disk (a disk image)")
 	f.StringVarP(&b.out, "output", "o", "", "write the image here, besides the cache")
 	f.StringVar(&b.image.Kernel, "kernel", os.Getenv("KERNEL"), "a kernel of your own: a vmlinuz, or a folder with boot and lib/modules (environment: KERNEL)")
 	f.BoolVar(&b.image.Refresh, "refresh", false, "look for a newer kernel than the one in the cache")
@@ -136,7 +136,7 @@ func (a commands) onDisk(c *cobra.Command, format provision.Format, b build) err
 	return a.printBootable(made, nil)
 }
 
-// bootable completes the options of a file that boots by itself.
+// bootable completes the options of a file that UEFI firmware boots.
 func (a commands) bootable(format provision.Format, b *build) (err error) {
 	if b.out == "" {
 		return fmt.Errorf("--format %s needs a file to write: -o FILE", format)
@@ -153,7 +153,7 @@ func (a commands) bootable(format provision.Format, b *build) (err error) {
 	return err
 }
 
-// printBootable prints a file that boots by itself, and the image that was built for it, if one was.
+// printBootable prints a file that UEFI firmware boots, and the image if one was built for it.
 func (a commands) printBootable(made provision.Bootable, image *provision.Image) error {
 	switch {
 	case a.Quiet:

@@ -23,8 +23,8 @@ func (a commands) imageListCommand() *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
 		Use:   "list IMAGE",
 		Short: "List the contents of a node image",
-		Long: `List the files of a node image. Of a unified kernel image or a disk image, list first what it consists of, and the SHA-256
-of each part: that of .initrd is that of the node image.`,
+		Long: `List the files of a node image. Of a unified kernel image or a disk image, list its parts first, each with its
+SHA-256. The part .initrd is the node image.`,
 		Example: "  margay image build -q -o node.img && margay image list node.img",
 		Args:    command.Arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -59,7 +59,7 @@ func read(path string) ([]byte, error) {
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(text) > maxFile {
-		err = fmt.Errorf("%s: more than %d bytes, which is no image of a node", path, maxFile)
+		err = fmt.Errorf("%s: more than %d bytes, which is not an image of a node", path, maxFile)
 	}
 	return text, err
 }
