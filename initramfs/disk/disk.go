@@ -74,9 +74,10 @@ type plan struct {
 	sectors  int // of the disk
 }
 
-// planFor returns the plan of a disk with a program of a size in bytes.
-func planFor(size int) plan {
-	clusters := max(directories+sectorsOf(size), leastClusters)
+// planFor returns the plan of a disk with a program of a size in bytes, and with some clusters at
+// least.
+func planFor(size, least int) plan {
+	clusters := max(directories+sectorsOf(size), least)
 	fat := sectorsOf((firstCluster + clusters) * 4)
 	sectors := partition + reserved + tables*fat + clusters + entrySectors + 1
 	return plan{fat, clusters, (sectors + partition - 1) / partition * partition}
@@ -99,6 +100,10 @@ const (
 // Write writes the image of a disk with a program, whose name has at most 8 letters, digits, "-"
 // and "_", and an ending of at most 3, as BOOTX64.EFI.
 func Write(name string, program []byte, w io.Writer) error {
+	return write(name, program, leastClusters, w)
+}
+
+func write(name string, program []byte, least int, w io.Writer) error {
 	short, err := shortName(name)
 	if err != nil {
 		return err
@@ -106,7 +111,7 @@ func Write(name string, program []byte, w io.Writer) error {
 	if len(program) == 0 || len(program) > maxProgram {
 		return fmt.Errorf("disk image: a program of %d bytes, there may be 1 to %d", len(program), maxProgram)
 	}
-	p := planFor(len(program))
+	p := planFor(len(program), least)
 	hash := sha256.New()
 	hash.Write(append(short[:], 0))
 	hash.Write(program)

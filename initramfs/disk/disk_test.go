@@ -12,10 +12,14 @@ import (
 	"margay/internal/check"
 )
 
-func write(t testing.TB, name string, program []byte) []byte {
+// fewClusters is the number of clusters of small disks. They have too few for a FAT32, which the
+// reader does not mind.
+const fewClusters = 100
+
+func disk(t testing.TB, name string, program []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := Write(name, program, &b); err != nil {
+	if err := write(name, program, fewClusters, &b); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -24,10 +28,10 @@ func write(t testing.TB, name string, program []byte) []byte {
 // A disk has the program that it was made with, and the same program gives the same bytes.
 func TestRoundTrip(t *testing.T) {
 	random := rand.NewChaCha8([32]byte{byte(check.Seed(t))})
-	for _, size := range []int{1, sector - 1, sector, sector + 1, 100_000, leastClusters*sector + 1} {
+	for _, size := range []int{1, sector - 1, sector, sector + 1, (fewClusters - directories) * sector, fewClusters * sector, 200_000} {
 		program := make([]byte, size)
 		_, _ = random.Read(program) // never fails
-		image := write(t, "BOOTX64.EFI", program)
+		image := disk(t, "BOOTX64.EFI", program)
 		if len(image)%(partition*sector) != 0 || !Is(image) {
 			t.Errorf("%d bytes: a disk of %d", size, len(image))
 		}
@@ -35,16 +39,33 @@ func TestRoundTrip(t *testing.T) {
 		if err != nil || name != "BOOTX64.EFI" || !bytes.Equal(got, program) {
 			t.Errorf("%d bytes: %q, %d bytes, %v", size, name, len(got), err)
 		}
-		if size == 100_000 && !bytes.Equal(image, write(t, "BOOTX64.EFI", program)) {
-			t.Error("two disks differ")
+		if !bytes.Equal(image, disk(t, "BOOTX64.EFI", program)) {
+			t.Errorf("%d bytes: two disks differ", size)
 		}
+	}
+}
+
+// A disk for firmware has enough clusters for a FAT32, and at most as many as its table has.
+func TestWhole(t *testing.T) {
+	var b bytes.Buffer
+	if err := Write("BOOTX64.EFI", []byte("program"), &b); err != nil {
+		t.Fatal(err)
+	}
+	if name, program, err := Read(b.Bytes()); err != nil || name != "BOOTX64.EFI" || string(program) != "program" {
+		t.Errorf("%q, %q, %v", name, program, err)
+	}
+	boot := b.Bytes()[partition*sector:]
+	fat := int(little.Uint32(boot[36:]))
+	clusters := int(little.Uint32(boot[32:])) - reserved - tables*fat
+	if clusters < 65_525 || (clusters+firstCluster)*4 > fat*sector {
+		t.Errorf("%d clusters, tables of %d sectors", clusters, fat)
 	}
 }
 
 // The copy of the table at the end of the disk leads to the same partition, and a larger disk keeps
 // its files.
 func TestTables(t *testing.T) {
-	image := write(t, "BOOTAA64.EFI", []byte("program"))
+	image := disk(t, "BOOTAA64.EFI", []byte("program"))
 	header := image[len(image)-sector:]
 	entries := image[len(image)-sector-entrySectors*sector : len(image)-sector]
 	if string(header[:8]) != "EFI PART" || !bytes.Equal(entries, image[2*sector:(2+entrySectors)*sector]) {
@@ -55,6 +76,9 @@ func TestTables(t *testing.T) {
 		if !bytes.Equal(image[own*sector:(own+1)*sector], h) || crc32.ChecksumIEEE(entries) != little.Uint32(h[88:]) ||
 			!bytes.Equal(image[little.Uint64(h[72:])*sector:][:len(entries)], entries) {
 			t.Errorf("header at %d", own)
+		}
+		if entries := little.Uint64(h[72:]); (own == 1) != (entries == firstEntries) || own > 1 && entries+entrySectors != own {
+			t.Errorf("header at %d, its entries at %d", own, entries)
 		}
 		if other := little.Uint64(h[32:]); own+other != uint64(len(image)/sector) {
 			t.Errorf("header at %d, the other at %d", own, other)
@@ -74,10 +98,10 @@ func TestRefused(t *testing.T) {
 	if err := Write("A.EFI", nil, new(bytes.Buffer)); err == nil {
 		t.Error("an empty program was accepted")
 	}
-	whole := write(t, "A.EFI", bytes.Repeat([]byte("program"), 1000))
+	whole := disk(t, "A.EFI", bytes.Repeat([]byte("program"), 1000))
 	volume := whole[partition*sector:]
 	fat := reserved * sector
-	directory := fat + 2*planFor(7000).fat*sector
+	directory := fat + 2*planFor(7000, fewClusters).fat*sector
 	for _, c := range []struct {
 		name, want string
 		spoil      func(b []byte) []byte
@@ -111,7 +135,7 @@ func TestRefused(t *testing.T) {
 // FuzzRead changes some bytes of a disk, and repairs the checksums of its table, which would hide
 // the rest. No disk makes the reader fail otherwise than by an error.
 func FuzzRead(f *testing.F) {
-	whole := write(f, "A.EFI", bytes.Repeat([]byte("program"), 300))
+	whole := disk(f, "A.EFI", bytes.Repeat([]byte("program"), 300))
 	f.Add(uint32(0), []byte{0}, uint16(0))
 	f.Add(uint32(partition*sector+11), []byte{0, 2, 255, 1}, uint16(0))
 	f.Add(uint32(2*sector+32), []byte{255, 255}, uint16(3))
