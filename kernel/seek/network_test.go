@@ -22,7 +22,7 @@ import (
 	"margay/kernel/abi/node"
 )
 
-// ownCable moves the rest of the test into a network namespace with a network card, whose cable leads
+// ownCable moves the rest of the test into a network namespace with a network card. Its cable leads
 // to another namespace with boot services, which give text.
 func ownCable(t *testing.T, text string) (card string) {
 	t.Helper()
