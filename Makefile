@@ -54,8 +54,8 @@ soak: deps build ## repeat random and long tests until the time in MARGAY_SOAK (
 	@tools/soak
 
 .PHONY: netboot
-netboot: deps build ## boot virtual nodes from their network card by a BIOS, UEFI PXE and UEFI HTTP boot; part of no other target
-	@$(GO_STATIC) test -tags soak -count=1 -v -run '^(TestNetboot|TestSoakFirmware)$$' ./testsuite/e2e
+netboot: deps build ## boot virtual nodes from their network card by a BIOS, UEFI PXE and UEFI HTTP boot, and one from a disk; part of no other target
+	@$(GO_STATIC) test -tags soak -count=1 -v -run '^(TestNetboot|TestSoakFirmware|TestSoakDisk)$$' ./testsuite/e2e
 
 .PHONY: check
 check: deps ## format, vet, staticcheck, prose, generated files, go.mod, cross-build

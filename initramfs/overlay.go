@@ -29,21 +29,24 @@ func NodeArchive(files []File) ([]byte, error) {
 	return append(archive.Bytes(), make([]byte, -archive.Len()&(align-1))...), nil
 }
 
-// WriteNodeImage writes to dst the image at imagePath with the files of one node added. dst is
-// complete or absent, replaces an older file, and is readable only by its owner.
+// WriteNodeImage writes to dst the image at imagePath with the files of one node added; without
+// files it is a copy. dst is complete or absent, replaces an older file, and is readable only by
+// its owner.
 func WriteNodeImage(imagePath string, files []File, dst string) error {
 	var overlay bytes.Buffer
-	if err := Overlay(files, &overlay); err != nil {
-		return err
+	if len(files) > 0 {
+		if err := Overlay(files, &overlay); err != nil {
+			return err
+		}
 	}
-	err := replace(dst, func(f *os.File) error {
+	err := Replace(dst, func(f *os.File) error {
 		image, err := os.Open(imagePath)
 		if err != nil {
 			return err
 		}
 		defer image.Close()
 		size, err := io.Copy(f, image)
-		if err != nil {
+		if err != nil || len(files) == 0 {
 			return err
 		}
 		padding := make([]byte, -size&(align-1))
@@ -56,9 +59,9 @@ func WriteNodeImage(imagePath string, files []File, dst string) error {
 	return nil
 }
 
-// replace replaces the content of path by the output of write, completely or not at all. The file
+// Replace replaces the content of path by the output of write, completely or not at all. The file
 // is readable only by its owner.
-func replace(path string, write func(*os.File) error) error {
+func Replace(path string, write func(*os.File) error) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
 		return err

@@ -10,6 +10,11 @@
 //	iPXE     -> HTTP  GET /config                    of a node: once for each lease (Grants)
 //	iPXE     -> HTTP  GET /kernel, /image            the same for all nodes
 //
+// A node that has booted from a disk needs only its configuration (kernel/seek):
+//
+//	PID 1    -> DHCP  discover, request              as iPXE
+//	PID 1    -> HTTP  GET /node.json                 of a node: once for each lease
+//
 // Only clients of known MAC addresses get an answer. A guest, which is a machine that is not a node
 // yet, gets an address, an iPXE and a script that asks again.
 //
@@ -37,12 +42,13 @@ import (
 
 	"margay/cluster/boot/tftp"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
 	"margay/kernel/gate"
 )
 
 // The ports of the services. The second is where firmware expects DHCP (RFC 2131).
 const (
-	HTTPPort = 80
+	HTTPPort = node.BootPort
 	DHCPPort = 67
 	TFTPPort = 69
 )
@@ -52,7 +58,7 @@ const (
 	ScriptPath = "/boot.ipxe"
 	KernelPath = "/kernel"
 	ImagePath  = "/image"
-	ConfigPath = "/config"
+	ConfigPath = "/config" // an archive with the configuration; node.FetchPath is the configuration itself
 )
 
 // The names of the iPXE for each firmware. UEFI HTTP boot wants the ending.
@@ -85,13 +91,16 @@ type Config struct {
 	// Broadcast sends all answers of DHCP to all stations: an ordinary socket cannot send to an
 	// address that its client does not have yet.
 	Broadcast bool
-	// Node returns an archive with the configuration of a node, which has secrets. It is for a
-	// network without another way to a node. Nil: no configuration is served.
+	// Node returns the configuration of a node, which has secrets. It is for a network without
+	// another way to a node. Nil: no configuration is served.
 	Node func(id.Node) ([]byte, error)
+	// Pack returns an archive with a configuration, for a boot program. It is set if Node is.
+	Pack func(config []byte) ([]byte, error)
 	// Asks is called with each question before it is answered, and may change the hosts. If it
 	// returns a refusal, there is no answer. Nil: all questions are answered.
 	Asks func(time.Time, Question) (refusal string)
-	// Met is called with a guest that fetches the script. It may be nil.
+	// Met is called with a guest that fetches the script, or asks for its configuration. It may be
+	// nil.
 	Met func(MAC)
 	// Log receives lines about refusals, at a bounded rate.
 	Log func(format string, args ...any)
@@ -136,7 +145,7 @@ func New(c Config) (*Services, error) {
 			KernelPath: {c.Kernel, Kernel},
 			ImagePath:  {c.Image, Image},
 		},
-		locations: map[Means]string{ByScript: base + ScriptPath},
+		locations: map[Means]string{ByScript: base + ScriptPath, ByItself: base + ScriptPath},
 		first:     make(map[string]tftp.File),
 	}
 	if c.BIOS.Size > 0 {
@@ -189,8 +198,8 @@ func (s *Services) host(address netip.Addr) (h Host, known bool) {
 	return s.leases.Host(address)
 }
 
-// take returns the configuration of a node that may have it now.
-func (s *Services) take(h Host, method string) (File, error) {
+// take returns the configuration of a node that may have it now, as it is at a path.
+func (s *Services) take(h Host, method, path string) (File, error) {
 	if method != http.MethodGet {
 		return File{}, errors.New("a configuration can only be fetched")
 	}
@@ -202,6 +211,9 @@ func (s *Services) take(h Host, method string) (File, error) {
 		return File{}, errors.New(refusal)
 	}
 	text, err := s.config.Node(h.Node)
+	if err == nil && path == ConfigPath {
+		text, err = s.config.Pack(text)
+	}
 	if err != nil {
 		s.log.Printf("boot: %v asks for its configuration: %v", h, err)
 		return File{}, errors.New("there is none now")

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/insomniacslk/dhcp/iana"
+
+	"margay/kernel/abi/node"
 )
 
 // Client is what the program of a DHCP client says of itself. All of it is untrusted.
@@ -26,7 +28,11 @@ const (
 	ByBIOS                // an iPXE for a BIOS, by TFTP
 	ByUEFI                // an iPXE for UEFI, by TFTP
 	ByHTTP                // an iPXE for UEFI, by HTTP
+	ByItself              // its own disk: it runs, and fetches its configuration by HTTP
 )
+
+// configured reports whether a client fetches its configuration next.
+func (m Means) configured() bool { return m == ByScript || m == ByItself }
 
 // The vendor classes of firmware that boots over the network begin with these (RFC 4578, section 3;
 // UEFI 2.10, section 24.7).
@@ -35,7 +41,8 @@ const (
 	classHTTP = "HTTPClient"
 )
 
-// userIPXE is the user class of iPXE.
+// userIPXE is the user class of iPXE. A node that has booted from a disk has the one of package
+// node, and names no architecture: it runs already.
 const userIPXE = "iPXE"
 
 // means are those for the architectures of x86-64 and the first of the vendor classes. Much
@@ -51,6 +58,9 @@ var means = map[string]map[iana.Arch]Means{
 // Means returns what the client boots from; for Nothing it says why.
 func (c Client) Means() (m Means, why string) {
 	kind := c.kind()
+	if kind == node.UserClass {
+		return ByItself, ""
+	}
 	if kind == "" {
 		return Nothing, "it does not boot over the network: it is neither PXE, UEFI HTTP boot nor iPXE"
 	}
@@ -72,6 +82,8 @@ func (c Client) Means() (m Means, why string) {
 // kind is the key in means; empty: the client does not boot over the network.
 func (c Client) kind() string {
 	switch {
+	case c.hasUser(node.UserClass):
+		return node.UserClass
 	case c.hasUser(userIPXE):
 		return userIPXE
 	case c.isClass(classHTTP):

@@ -27,6 +27,8 @@ func TestMeans(t *testing.T) {
 		{"iPXE after UEFI HTTP boot", Client{Class: http, User: "iPXE", Archs: "\x00\x10"}, ByScript, ""},
 		{"iPXE alone", Client{User: "iPXE"}, ByScript, ""},
 		{"iPXE in a list", Client{User: "\x03abc\x04iPXE", Class: uefi}, ByScript, ""},
+		{"a node that runs", Client{User: "\x06Margay"}, ByItself, ""},
+		{"a node that runs on another processor", Client{User: "\x06Margay", Archs: "\x00\x0b"}, ByItself, ""},
 		{"another user class", Client{User: "\x04gPXE", Class: uefi}, ByUEFI, ""},
 		{"a list that is cut off", Client{User: "\x05iPXE", Class: uefi}, ByUEFI, ""},
 		{"a list with nothing in it", Client{User: "\x00\x04iPXE", Class: uefi}, ByUEFI, ""},
@@ -52,11 +54,12 @@ func TestMeans(t *testing.T) {
 func FuzzMeans(f *testing.F) {
 	f.Add("PXEClient:Arch:00007:UNDI:003016", "", "\x00\x07")
 	f.Add("HTTPClient:Arch:00016:UNDI:003001", "\x04iPXE", "\x00\x10\x00\x07")
+	f.Add("", "\x06Margay", "")
 	f.Add("PXEClient:Arch:99999", "iPXE", "\x00")
 	f.Fuzz(func(t *testing.T, class, user, archs string) {
 		got, why := Client{Class: class, User: user, Archs: archs}.Means()
-		words := map[Means]string{ByScript: user, ByBIOS: class, ByUEFI: class, ByHTTP: class}[got]
-		want := map[Means]string{ByScript: "iPXE", ByBIOS: "PXEClient", ByUEFI: "PXEClient", ByHTTP: "HTTPClient"}[got]
+		words := map[Means]string{ByScript: user, ByItself: user, ByBIOS: class, ByUEFI: class, ByHTTP: class}[got]
+		want := map[Means]string{ByScript: "iPXE", ByItself: "Margay", ByBIOS: "PXEClient", ByUEFI: "PXEClient", ByHTTP: "HTTPClient"}[got]
 		if (why == "") != (got != Nothing) || !strings.Contains(words, want) {
 			t.Errorf("%q, %q, %q: %d, %q", class, user, archs, got, why)
 		}

@@ -73,7 +73,7 @@ func (s *Services) answer(at time.Time, datagram []byte) ([]byte, net.Addr) {
 	}
 	s.mu.Lock()
 	a := s.leases.Handle(at, s.config.Server.Addr(), q)
-	if a.Kind == Ack && q.Means == ByScript {
+	if a.Kind == Ack && q.Means.configured() {
 		s.grants.Arm(at, a.Host)
 	}
 	s.mu.Unlock()
@@ -99,7 +99,7 @@ func (s *Services) answer(at time.Time, datagram []byte) ([]byte, net.Addr) {
 	}
 	switch {
 	case a.Kind != Ack:
-	case q.Means == ByScript:
+	case q.Means.configured():
 		s.reached(a.Host, Status{Stage: Entered})
 	default:
 		s.reached(a.Host, Status{Stage: Leased})
@@ -178,6 +178,8 @@ func bootOptions(in *dhcpv4.DHCPv4, m Means) []dhcpv4.Modifier {
 	switch m {
 	case ByScript:
 		return []dhcpv4.Modifier{with(dhcpv4.GenericOptionCode(optionIPXE), dhcpv4.Options{optionNoPXEDHCP: []byte{1}}.ToBytes())}
+	case ByItself:
+		return nil
 	case ByHTTP:
 		return []dhcpv4.Modifier{with(dhcpv4.OptionClassIdentifier, []byte(classHTTP))}
 	}

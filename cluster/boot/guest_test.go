@@ -11,6 +11,8 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
+	"margay/kernel/seek"
 )
 
 // A guest gets iPXE and a script that waits, and nothing that nodes boot. When it has become a node
@@ -22,6 +24,7 @@ func TestGuest(t *testing.T) {
 		local(c)
 		c.Hosts = []Host{guest}
 		c.Node = func(id.Node) ([]byte, error) { return []byte("secret"), nil }
+		c.Pack = pack
 		c.Met = func(m MAC) {
 			if m == guest.MAC {
 				met.Add(1)
@@ -39,10 +42,13 @@ func TestGuest(t *testing.T) {
 	if status, _ := fetch(t, "GET", url+"/ipxe.efi", ""); status != 200 {
 		t.Errorf("iPXE: status %d", status)
 	}
-	for _, path := range []string{KernelPath, ImagePath, ConfigPath} {
-		if status, body := fetch(t, "GET", url+path, ""); status != 403 {
-			t.Errorf("%s: status %d, %.20q", path, status, body)
+	for _, path := range []string{KernelPath, ImagePath, ConfigPath, node.FetchPath} {
+		if status, body := fetch(t, "GET", url+path, ""); status != 403 || !strings.Contains(body, "margay node approve") {
+			t.Errorf("%s: status %d, %q", path, status, body)
 		}
+	}
+	if met.Load() != 2 { // it has asked for its configuration as well
+		t.Errorf("%d calls about the guest", met.Load())
 	}
 	if text := r.all(); text != "" {
 		t.Errorf("reports %q", text)
@@ -71,12 +77,15 @@ func TestConfiguration(t *testing.T) {
 			}
 			return []byte("secret of " + host(int(n)).String()), nil
 		}
+		c.Pack = pack
 	})
 	_, _, url := serve(t, s)
 	refused := func(when string) {
 		t.Helper()
-		if status, body := fetch(t, "GET", url+ConfigPath, ""); status != 403 || strings.Contains(body, "secret") {
-			t.Errorf("%s: status %d, %q", when, status, body)
+		for _, path := range []string{ConfigPath, node.FetchPath} {
+			if status, body := fetch(t, "GET", url+path, ""); status != 403 || strings.Contains(body, "secret") {
+				t.Errorf("%s, %s: status %d, %q", when, path, status, body)
+			}
 		}
 	}
 	lease := func() {
@@ -89,15 +98,54 @@ func TestConfiguration(t *testing.T) {
 	if status, _ := fetch(t, "HEAD", url+ConfigPath, ""); status != 403 {
 		t.Errorf("HEAD: status %d", status)
 	}
-	if status, body := fetch(t, "GET", url+ConfigPath, ""); status != 200 || body != "secret of node0" {
+	if status, body := fetch(t, "GET", url+ConfigPath, ""); status != 200 || body != "archive of secret of node0" {
 		t.Errorf("status %d, %q", status, body)
 	}
 	refused("a second time")
+	lease()
+	if status, body := fetch(t, "GET", url+node.FetchPath, ""); status != 200 || body != "secret of node0" {
+		t.Errorf("status %d, %q", status, body)
+	}
+	refused("a second time, by itself")
 	lease()
 	missing.Store(true)
 	refused("without one")
 	missing.Store(false)
 	refused("after that")
+}
+
+// pack plays Config.Pack.
+func pack(config []byte) ([]byte, error) { return append([]byte("archive of "), config...), nil }
+
+// A node that has booted from a disk gets a lease, and may fetch its configuration then.
+func TestSeeker(t *testing.T) {
+	s, r := services(t, func(c *Config) {
+		c.Broadcast = true
+		c.Node = func(id.Node) ([]byte, error) { return []byte("secret"), nil }
+		c.Pack = pack
+	})
+	mac := host(1).MAC
+	q := seek.NewQuestion(mac[:], [4]byte{1, 2, 3, 4})
+	for range 2 {
+		datagram, err := q.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, _ := s.answer(start, datagram)
+		if !q.Receive(answer) {
+			t.Fatalf("the answer %x was not taken", answer)
+		}
+	}
+	want := seek.Lease{Address: netip.PrefixFrom(host(1).Address, s.config.Server.Bits()), Server: s.config.Server.Addr()}
+	if l, ok := q.Lease(); !ok || l != want {
+		t.Errorf("lease %v, %v; want %v", l, ok, want)
+	}
+	if why := s.grants.Take(start, host(1)); why != "" {
+		t.Errorf("no configuration: %s", why)
+	}
+	if text := r.all(); !strings.Contains(text, "it has got its address") {
+		t.Errorf("reports %q", text)
+	}
 }
 
 func TestGrants(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"margay/kernel/abi/node"
 	"margay/kernel/gate"
 )
 
@@ -52,18 +53,20 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	file, ok := s.files[r.URL.Path]
+	config := s.config.Node != nil && (r.URL.Path == ConfigPath || r.URL.Path == node.FetchPath)
 	if r.URL.Path == ScriptPath && host.Guest {
 		file = served{s.waitingScript(host), Script}
 	}
-	switch {
-	case r.URL.Path == ConfigPath && s.config.Node != nil:
-	case !ok:
+	if !ok && !config {
 		s.log.Printf("boot: %v asks for %.100q, which does not exist", host, r.URL.Path)
 		http.NotFound(w, r)
 		return
 	}
 	if host.Guest && file.stage != Script && file.stage != Loader {
-		http.Error(w, "not a node of this machine yet", http.StatusForbidden)
+		if r.URL.Path == node.FetchPath {
+			s.met(host)
+		}
+		http.Error(w, waiting(host), http.StatusForbidden)
 		return
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -75,15 +78,15 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "a request has no content", http.StatusBadRequest)
 		return
 	}
-	if r.URL.Path == ConfigPath {
-		if file.File, err = s.take(host, r.Method); err != nil {
+	if config {
+		if file.File, err = s.take(host, r.Method, r.URL.Path); err != nil {
 			http.Error(w, err.Error(), http.StatusForbidden)
 			return
 		}
 		file.stage = Configuration
 	}
-	if host.Guest && file.stage == Script && s.config.Met != nil {
-		s.config.Met(host.MAC)
+	if host.Guest && file.stage == Script {
+		s.met(host)
 	}
 	_ = control.SetReadDeadline(time.Time{})                   // the time for the request is over, and it is here
 	w.Header().Set("Content-Type", "application/octet-stream") // else it would be guessed
@@ -93,6 +96,13 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 			s.reached(host, Status{Stage: file.stage, Percent: int(content.at.Load() * 100 / file.Size)})
 		}
 	}}, r, "", time.Time{}, content)
+}
+
+// met reports a guest that waits.
+func (s *Services) met(h Host) {
+	if s.config.Met != nil {
+		s.config.Met(h.MAC)
+	}
 }
 
 // counted is a file that knows how far it was read. For several ranges, http.ServeContent reads it

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -121,23 +122,36 @@ func TestRefusedRequests(t *testing.T) {
 	}
 }
 
-// raw sends a text, which need not be a request, and returns the answer.
+// raw sends a text, which need not be a request, and returns the answer. It tries again when its
+// connection is reset: the last ones of this station count until the services have seen their end.
 func raw(t *testing.T, url, text string) (status int, body string) {
 	t.Helper()
-	c, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	for deadline := time.Now().Add(patience); ; {
+		status, body, err := once(strings.TrimPrefix(url, "http://"), text)
+		if err == nil {
+			return status, body
+		}
+		if !errors.Is(err, syscall.ECONNRESET) || time.Now().After(deadline) {
+			t.Fatalf("%.80q: %v", text, err)
+		}
+	}
+}
+
+func once(address, text string) (status int, body string, err error) {
+	c, err := net.Dial("tcp", address)
 	if err != nil {
-		t.Fatal(err)
+		return 0, "", err
 	}
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(patience))
 	go io.WriteString(c, text)
 	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
-		t.Fatalf("%.80q: %v", text, err)
+		return 0, "", err
 	}
 	defer answer.Body.Close()
-	all, _ := io.ReadAll(answer.Body)
-	return answer.StatusCode, string(all)
+	all, err := io.ReadAll(answer.Body)
+	return answer.StatusCode, string(all), err
 }
 
 // A station that is not a node gets nothing.

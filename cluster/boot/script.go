@@ -33,16 +33,21 @@ reboot
 // waitSeconds is the time between two requests of a guest.
 const waitSeconds = 5
 
+// waiting is what a guest shows.
+func waiting(h Host) string {
+	return fmt.Sprintf("This machine is not a node yet. On the service host: margay node approve %v", h.MAC)
+}
+
 // waitingScript returns the script of a guest, which asks for an address and a script again and
 // again. As a node it gets others.
 func (s *Services) waitingScript(h Host) File {
 	return text(fmt.Sprintf(`#!ipxe
-echo This machine is not a node yet. On the service host: margay node approve %[1]v
+echo %[1]s
 :again
 sleep %[2]d
 dhcp || goto again
 chain --replace %[3]s || goto again
-`, h.MAC, waitSeconds, s.locations[ByScript]))
+`, waiting(h), waitSeconds, s.locations[ByScript]))
 }
 
 func text(s string) File { return File{strings.NewReader(s), int64(len(s))} }

@@ -1,6 +1,8 @@
 package machine
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +16,7 @@ import (
 
 	"margay/cluster/roster"
 	"margay/cluster/site"
+	"margay/cluster/trust"
 	"margay/internal/machinename"
 	"margay/kernel/abi/id"
 )
@@ -54,6 +57,17 @@ func (d Dir) Log(who string) string { return d.file("log", who+".log") }
 
 // Port is the socket of a port of the machine's switch.
 func (d Dir) Port(name string) string { return d.file("ports", name) }
+
+// Fingerprint returns the hash (SHA-256, hexadecimal) of the certificate of the machine. No other
+// machine has the same one.
+func (d Dir) Fingerprint() (string, error) {
+	authority, err := trust.Load(d.keyFile())
+	if err != nil {
+		return "", err
+	}
+	hash := sha256.Sum256(authority.Certificate())
+	return hex.EncodeToString(hash[:]), nil
+}
 
 func (d Dir) lockFile() string              { return d.file("lock") }
 func (d Dir) makingFile() string            { return d.file(makingName) }

@@ -90,8 +90,7 @@ func prepareMetalBoot(ctx context.Context, d Dir, o *UpOptions) error {
 	if err := useImage(d, o, image, initramfs.AllCores, ""); err != nil {
 		return err
 	}
-	// A monitor shows the console if there is no serial port.
-	o.Spec.Cmdline = strings.TrimSpace("console=tty0 " + o.Spec.Cmdline + " " + o.Spec.KernelWords)
+	o.Spec.Cmdline = strings.TrimSpace(provision.ScreenToo + " " + o.Spec.Cmdline + " " + o.Spec.KernelWords)
 	return nil
 }
 
@@ -267,7 +266,7 @@ func newMetal(s Spec, a *trust.Authority, events metalEvents) (m *metalNodes, er
 func (m *metalNodes) makeServices() error {
 	config := boot.Config{
 		Server: m.spec.Metal.Plan.Server, Cmdline: m.spec.Cmdline, Report: m.reached, Log: m.events.log,
-		Broadcast: true, Node: m.hand, Asks: m.asks, Met: m.met,
+		Broadcast: true, Node: m.hand, Pack: pack, Asks: m.asks, Met: m.met,
 	}
 	if m.wire != nil {
 		config.MAC, config.Send = m.wire.MAC(), m.wire.Send
@@ -378,8 +377,8 @@ func (m *metalNodes) met(mac boot.MAC) {
 // reached passes on how far a node has got.
 func (m *metalNodes) reached(number id.Node, s boot.Status) { m.events.stage(number, s) }
 
-// hand returns the archive with the configuration of a node that boots. It is given once for each
-// boot: from then on, the card of the node gets no answer while the node is up.
+// hand returns the configuration of a node that boots. It is given once for each boot: from then
+// on, the card of the node gets no answer while the node is up.
 func (m *metalNodes) hand(number id.Node) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -395,15 +394,16 @@ func (m *metalNodes) hand(number id.Node) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	archive, err := initramfs.NodeArchive([]initramfs.File{
-		{Path: filepath.Dir(node.Path), Mode: os.ModeDir | 0o700},
-		{Path: node.Path, Mode: 0o600, Data: text},
-	})
-	if err != nil {
-		return nil, err
-	}
 	n.phase = handed
-	return archive, nil
+	return text, nil
+}
+
+// pack returns the archive with a configuration.
+func pack(config []byte) ([]byte, error) {
+	return initramfs.NodeArchive([]initramfs.File{
+		{Path: filepath.Dir(node.Path), Mode: os.ModeDir | 0o700},
+		{Path: node.Path, Mode: 0o600, Data: config},
+	})
 }
 
 // config returns the configuration of a node. The caller holds m.mu.

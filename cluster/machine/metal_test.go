@@ -107,7 +107,11 @@ func TestMetalByHand(t *testing.T) {
 	if why := p.ask(1); why != "" {
 		t.Errorf("it gets no answer: %s", why)
 	}
-	archive, err := p.hand(3)
+	text, err := p.hand(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive, err := pack(text)
 	for _, want := range []string{`"address": "10.8.0.5/24"`, `"mac": "` + cardOf(1).String(), `"serve": "10.8.0.1:7117"`, `"substrate": "metal"`, `"token"`} {
 		if !strings.Contains(string(archive), want) {
 			t.Errorf("no %s in the configuration: %v", want, err)

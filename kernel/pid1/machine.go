@@ -2,6 +2,7 @@ package pid1
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/abi/node"
+	"margay/kernel/seek"
 )
 
 // Machine is a node that has its Linux kernel to itself: a virtual machine, or metal.
@@ -68,7 +70,7 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 	if err := errors.Join(m.LoadModules(), withhold(), dumpToJobs()); err != nil {
 		log("%v", err)
 	}
-	if err := takeConfig(itemsPath, "/"); err != nil {
+	if err := findConfig(log); err != nil {
 		return node.Config{}, err
 	}
 	config, err := node.Read(node.Path)
@@ -80,6 +82,31 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 	}
 	return config, configureNetwork(config)
 }
+
+// findConfig puts the configuration into the root: it is in the node image, or an item of the
+// virtual machine, or the command line says that the node seeks it.
+func findConfig(log func(format string, args ...any)) error {
+	cmdline, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
+	machine, sought, err := seek.Sought(string(cmdline))
+	if err != nil {
+		return err
+	}
+	if !sought {
+		return takeConfig(itemsPath, "/")
+	}
+	log("looking for the configuration on the network")
+	text, err := seek.Seeker{Network: seek.Cards{}, Machine: machine, Pause: seekPause, Log: log}.Find(context.Background())
+	if err != nil {
+		return err
+	}
+	return writeConfig("/", text)
+}
+
+// seekPause is the time between two rounds of questions for the configuration.
+const seekPause = 5 * time.Second
 
 // itemsPath is where Linux shows the items of a virtual machine.
 const itemsPath = "/sys/firmware/qemu_fw_cfg/by_name/opt"
@@ -95,6 +122,12 @@ func takeConfig(items, root string) error {
 	if err != nil {
 		return fmt.Errorf("configuration: the image has no %s: %w", node.Path, err)
 	}
+	return writeConfig(root, text)
+}
+
+// writeConfig writes the configuration of the node whose root is given.
+func writeConfig(root string, text []byte) error {
+	path := filepath.Join(root, node.Path)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("configuration: %w", err)
 	}

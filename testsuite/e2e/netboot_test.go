@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -57,13 +58,7 @@ func TestNetboot(t *testing.T) {
 		time.Sleep(250 * time.Millisecond)
 		return strings.Contains(m.margay("nodes").stdout, "node0  up ")
 	})
-	text := filepath.Join(t.TempDir(), "text")
-	if err := os.WriteFile(text, []byte(strings.Repeat("the quick brown fox\n", 1000)), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if r := m.run(0, "-n", "1", "--with", text, filepath.Join(bin, "histogram"), text); !strings.Contains(r.stdout, "      1000  the\n") {
-		t.Errorf("the histogram: %v", r)
-	}
+	m.countsWords()
 	// By this answer the holder knows that the node is up (metal.Wire.Alive).
 	if conn, err := net.DialTimeout("tcp4", "10.8.0.2:80", time.Minute); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("a connection to the node: %v, %v", conn, err)
@@ -77,6 +72,18 @@ func TestNetboot(t *testing.T) {
 	}
 	if addresses, err := left.Addrs(); err != nil || strings.Contains(fmt.Sprint(addresses), "10.8.0.") {
 		t.Errorf("the interface has %v, %v", addresses, err)
+	}
+}
+
+// countsWords runs the histogram.
+func (m *machine) countsWords() {
+	m.t.Helper()
+	text := filepath.Join(m.t.TempDir(), "text")
+	if err := os.WriteFile(text, []byte(strings.Repeat("the quick brown fox\n", 1000)), 0o644); err != nil {
+		m.t.Fatal(err)
+	}
+	if r := m.run(0, "-n", "1", "--with", text, filepath.Join(bin, "histogram"), text); !strings.Contains(r.stdout, "      1000  the\n") {
+		m.t.Errorf("the histogram: %v", r)
 	}
 }
 
@@ -112,6 +119,13 @@ func ownWire(t *testing.T) (name string, card *os.File) {
 // plugIn starts a machine that boots from its network card alone, and ends it with the test.
 func plugIn(t *testing.T, card *os.File, mac string) {
 	t.Helper()
+	emulate(t, card, "-device", "virtio-net-pci,netdev=net,bootindex=0,mac="+mac)
+}
+
+// emulate starts an emulated machine at the end of a wire, with further arguments of QEMU. The test
+// ends it, unless the caller does.
+func emulate(t *testing.T, card *os.File, more ...string) (end func()) {
+	t.Helper()
 	found, err := provision.FindEmulator(t.Context(), emulator.Options{Arch: qemu.Arch(runtime.GOARCH)})
 	if err != nil {
 		t.Fatal(err)
@@ -120,8 +134,9 @@ func plugIn(t *testing.T, card *os.File, mac string) {
 	args := []string{
 		"-M", "q35,graphics=off", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", "2", "-m", "384", "-nodefaults", "-no-user-config", "-display", "none",
 		"-boot", "strict=on,reboot-timeout=1000", "-serial", "file:" + console,
-		"-netdev", "tap,id=net,fd=3", "-device", "virtio-net-pci,netdev=net,bootindex=0,mac=" + mac,
+		"-netdev", "tap,id=net,fd=3",
 	}
+	args = append(args, more...)
 	for _, dir := range found.Firmware() {
 		args = append(args, "-L", dir)
 	}
@@ -132,11 +147,13 @@ func plugIn(t *testing.T, card *os.File, mac string) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	end = sync.OnceFunc(func() {
 		_ = cmd.Process.Kill() // an error is its end
 		_ = cmd.Wait()         // it was killed
 		if text, _ := os.ReadFile(console); t.Failed() {
 			t.Logf("QEMU: %s\n%s", said.String(), text)
 		}
 	})
+	t.Cleanup(end)
+	return end
 }

@@ -93,6 +93,35 @@ func TestFetchThenCache(t *testing.T) {
 	}
 }
 
+// The stub is fetched once, from the package for the architecture.
+func TestStub(t *testing.T) {
+	root, a := apttest.DebianHost(t), archive()
+	a.Suites["bookworm"]["systemd-boot-efi"] = ""
+	a.Trees["systemd-boot-efi"] = map[string]string{stubs["amd64"]: "stub"}
+	o := Options{CacheDir: filepath.Join(t.TempDir(), "stub")}
+	for range 2 {
+		path, err := findStub(t.Context(), o, "amd64", root, a.Run)
+		if text, _ := os.ReadFile(path); err != nil || string(text) != "stub" || !strings.HasPrefix(path, o.CacheDir) {
+			t.Errorf("%s with %q, %v", path, text, err)
+		}
+	}
+	if n := a.Called("apt-get download"); n != 1 {
+		t.Errorf("%d downloads", n)
+	}
+	apttest.Write(t, filepath.Join(root, stubs["amd64"]), "installed")
+	if path, err := findStub(t.Context(), o, "amd64", root, a.Run); err != nil || !strings.HasPrefix(path, root) {
+		t.Errorf("installed: %s, %v", path, err)
+	}
+	delete(a.Suites["bookworm"], "systemd-boot-efi")
+	o.CacheDir += "2"
+	if _, err := findStub(t.Context(), o, "arm64", root, a.Run); err == nil || !strings.Contains(err.Error(), "apt-get install systemd-boot-efi") {
+		t.Errorf("without the package: %v", err)
+	}
+	if _, err := findStub(t.Context(), o, "s390x", root, a.Run); err == nil || !strings.Contains(err.Error(), "there is none for s390x") {
+		t.Errorf("for another processor: %v", err)
+	}
+}
+
 // An error names its cause and the packages, and leaves nothing in the cache.
 func TestErrors(t *testing.T) {
 	for _, c := range []struct {

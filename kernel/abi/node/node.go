@@ -2,7 +2,8 @@
 // node. It defines the configuration, which the machine writes for each node and PID 1 and the node
 // kernel read, the names of the substrates, and the paths in a node image. On a virtual machine the
 // configuration is appended to the node image, or, if that comes over the network, an item of the
-// virtual machine; on a hosted node it is a file. The package is a leaf.
+// virtual machine; on a hosted node it is a file; on a metal node it comes with the node image, or
+// PID 1 fetches it. The package is a leaf.
 package node
 
 import (
@@ -25,6 +26,17 @@ const Path = "/margay/node.json"
 // Item is the name of the configuration among the items of a virtual machine that boots from its
 // network card. It has secrets, so the network does not carry it.
 const Item = "margay/node.json"
+
+// How a node that boots from a disk gets its configuration (kernel/seek): the user class of its
+// questions by DHCP, the path of the configuration on the boot services and their port, and the
+// word of the kernel command line that names its machine, with the value for any machine.
+const (
+	UserClass   = "Margay"
+	FetchPath   = "/node.json"
+	BootPort    = 80
+	MachineWord = "margay.machine"
+	AnyMachine  = "any"
+)
 
 // LoadOrder is the file of a node image that lists its kernel modules: one absolute path per line,
 // dependencies first.

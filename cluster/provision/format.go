@@ -1,0 +1,212 @@
+package provision
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"margay/cluster/provision/firmware"
+	"margay/initramfs"
+	"margay/initramfs/disk"
+	"margay/initramfs/guestkernel"
+	"margay/initramfs/uki"
+	"margay/internal/progress"
+	"margay/kernel/abi/node"
+)
+
+// Format is the form of a file with a node image.
+type Format string
+
+// The formats.
+const (
+	Netboot Format = "netboot" // the node image alone, for a boot program that brings kernel and command line
+	UKI     Format = "uki"     // a unified kernel image: an EFI program with all that a node boots
+	Disk    Format = "disk"    // a disk with that program, for UEFI firmware
+)
+
+// Formats are all of them.
+var Formats = []Format{Netboot, UKI, Disk}
+
+// Bootable describes a file that UEFI firmware boots.
+type Bootable struct {
+	Format  Format `json:"format"`
+	Path    string `json:"path"`
+	Size    int64  `json:"size"`   // bytes
+	SHA256  string `json:"sha256"` // of the file, in hexadecimal
+	Cmdline string `json:"command_line"`
+	Stub    string `json:"stub,omitempty"` // path of the EFI stub that was used
+}
+
+// BootableOptions say how a file boots.
+type BootableOptions struct {
+	Format  Format // UKI or Disk
+	Path    string // where it is written
+	Profile initramfs.Profile
+	Words   string // further ones of the kernel's command line
+	Machine string // hash of the certificate of the machine that nodes join; empty: any
+	Stub    string // path of an EFI stub; empty: the one of the distribution
+	Told    progress.Func
+}
+
+// WriteBootable writes a file with a node image that UEFI firmware boots. A node that boots it
+// seeks its configuration on the network (kernel/seek). The same image, options and stub give the
+// same bytes.
+func WriteBootable(ctx context.Context, image Image, o BootableOptions) (Bootable, error) {
+	b, err := writeBootable(ctx, image, o)
+	if err != nil {
+		return Bootable{}, fmt.Errorf("image of format %s: %w", o.Format, err)
+	}
+	return b, nil
+}
+
+func writeBootable(ctx context.Context, image Image, o BootableOptions) (Bootable, error) {
+	arch, err := guestkernel.ArchNamed(image.Kernel.Arch)
+	if err != nil {
+		return Bootable{}, err
+	}
+	b := Bootable{Format: o.Format, Path: o.Path, Stub: o.Stub}
+	if b.Stub == "" {
+		if b.Stub, err = findStub(ctx, arch, o.Told); err != nil {
+			return Bootable{}, err
+		}
+	}
+	machine := node.AnyMachine
+	if o.Machine != "" {
+		machine = o.Machine
+	}
+	words := append([]string{node.MachineWord + "=" + machine}, strings.Fields(o.Words)...)
+	if b.Cmdline, err = initramfs.Cmdline(image.Kernel, o.Profile, initramfs.AllCores, words...); err != nil {
+		return Bootable{}, err
+	}
+	b.Cmdline = ScreenToo + " " + b.Cmdline
+	program, err := unified(image, b)
+	if err != nil {
+		return Bootable{}, err
+	}
+	return b, b.write(program, arch.Name)
+}
+
+// write writes a program for an architecture, by Go's name, in the format of b, and completes b.
+func (b *Bootable) write(program []byte, arch string) error {
+	hash := sha256.New()
+	err := initramfs.Replace(b.Path, func(f *os.File) (err error) {
+		w := io.MultiWriter(f, hash)
+		if b.Format == Disk {
+			err = disk.Write(programs[arch], program, w)
+		} else {
+			_, err = w.Write(program)
+		}
+		if err != nil {
+			return err
+		}
+		b.Size, err = f.Seek(0, io.SeekCurrent)
+		return err
+	})
+	b.SHA256 = hex.EncodeToString(hash.Sum(nil))
+	return err
+}
+
+// WriteDisk writes a disk image with a unified kernel image that exists, which may be signed.
+func WriteDisk(unified, path string) (Bootable, error) {
+	program, err := os.ReadFile(unified)
+	if err != nil {
+		return Bootable{}, err
+	}
+	image, err := uki.Read(program)
+	if err != nil {
+		return Bootable{}, fmt.Errorf("%s: %w", unified, err)
+	}
+	arch := image.Processor()
+	if programs[arch] == "" {
+		return Bootable{}, fmt.Errorf("%s is for %s, which no node is", unified, arch)
+	}
+	b := Bootable{Format: Disk, Path: path, Cmdline: string(image.Part(uki.Cmdline))}
+	if err := b.write(program, arch); err != nil {
+		return Bootable{}, fmt.Errorf("image of format %s: %w", Disk, err)
+	}
+	return b, nil
+}
+
+// ScreenToo is the word of the kernel command line by which a screen shows the console if there is
+// no serial port.
+const ScreenToo = "console=tty0"
+
+// programs are the names of the program that firmware starts from a disk without a boot entry (UEFI
+// 2.10, section 3.5.1.1), by Go's names of architectures.
+var programs = map[string]string{"amd64": "BOOTX64.EFI", "arm64": "BOOTAA64.EFI"}
+
+// findStub finds the EFI stub of the distribution.
+func findStub(ctx context.Context, arch guestkernel.Arch, report progress.Func) (string, error) {
+	cache, err := CacheDir()
+	if err != nil {
+		return "", err
+	}
+	o := firmware.Options{CacheDir: filepath.Join(cache, "stub", arch.Debian), Progress: report}
+	path, err := firmware.FindStub(ctx, o, arch.Debian)
+	if err != nil {
+		return "", fmt.Errorf("%w; or name a stub with --stub", err)
+	}
+	return path, nil
+}
+
+// unified returns a unified kernel image.
+func unified(image Image, b Bootable) ([]byte, error) {
+	var files [3][]byte
+	for i, path := range []string{b.Stub, image.Kernel.Image, image.Path} {
+		var err error
+		if files[i], err = os.ReadFile(path); err != nil {
+			return nil, err
+		}
+	}
+	stub, kernel, initrd := files[0], files[1], files[2]
+	if !bytes.HasPrefix(kernel, []byte("MZ")) {
+		return nil, fmt.Errorf("kernel %s is not an EFI program: give one that is with --kernel, built with CONFIG_EFI_STUB", image.Kernel.Image)
+	}
+	release := fmt.Sprintf("ID=margay\nNAME=Margay\nPRETTY_NAME=\"Margay node, Linux %s\"\n", image.Kernel.Version)
+	var program bytes.Buffer
+	err := uki.Build(stub, []uki.Section{
+		{Name: uki.Release, Data: []byte(release)},
+		{Name: uki.Uname, Data: []byte(image.Kernel.Version)},
+		{Name: uki.Cmdline, Data: []byte(b.Cmdline)},
+		{Name: uki.Initrd, Data: initrd},
+		{Name: uki.Linux, Data: kernel},
+	}, &program)
+	if errors.Is(err, uki.ErrStub) {
+		err = fmt.Errorf("%s: %w", b.Stub, err)
+	}
+	return program.Bytes(), err
+}
+
+// ParseFormat returns the format of that name.
+func ParseFormat(name string) (Format, error) {
+	if f := Format(name); slices.Contains(Formats, f) {
+		return f, nil
+	}
+	return "", fmt.Errorf("there is no image format %q: use %s, %s or %s", name, Netboot, UKI, Disk)
+}
+
+// CheckOutput returns an error if a file cannot be written at a path because something else is
+// there.
+func CheckOutput(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().IsRegular():
+		return nil
+	case info.Mode()&fs.ModeDevice != 0:
+		return fmt.Errorf("%s is a device: write the image to a file, and copy it: dd if=FILE of=%s bs=4M conv=fsync", path, path)
+	}
+	return fmt.Errorf("%s is not a file", path)
+}

@@ -1,0 +1,207 @@
+package seek
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"net/textproto"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"margay/internal/printable"
+	"margay/kernel/abi/node"
+)
+
+// Times of one question. A network card needs some seconds until its cable works.
+const (
+	firstWait = time.Second // for an answer; each further one is twice as long
+	lastWait  = 8 * time.Second
+	fetchTime = 20 * time.Second // for the configuration
+)
+
+// sends bounds the datagrams of one question, whatever answers come.
+const sends = 10
+
+// maxDatagram bounds an answer by DHCP, in bytes.
+const maxDatagram = 1500
+
+// Bounds of an answer by HTTP, in bytes. A configuration with extensions is large.
+const (
+	maxHeader = 8 << 10
+	maxAnswer = 16 << 20
+	maxReason = 200 // of a refusal
+)
+
+// Cards is the Network of the network cards of this machine.
+type Cards struct{}
+
+// Cards implements Network.
+func (Cards) Cards() (all []Card, err error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		if a.EncapType == "ether" && a.Flags&net.FlagLoopback == 0 && len(a.HardwareAddr) == 6 {
+			all = append(all, Card{a.Name, a.HardwareAddr})
+		}
+	}
+	return all, nil
+}
+
+// Ask implements Network.
+func (Cards) Ask(ctx context.Context, c Card) ([]byte, error) {
+	link, err := netlink.LinkByName(c.Name)
+	if err != nil {
+		return nil, err
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return nil, fmt.Errorf("turn it on: %w", err)
+	}
+	lease, err := ask(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	address := &netlink.Addr{IPNet: &net.IPNet{IP: lease.Address.Addr().AsSlice(), Mask: net.CIDRMask(lease.Address.Bits(), 32)}}
+	if err := netlink.AddrReplace(link, address); err != nil {
+		return nil, fmt.Errorf("give it %v: %w", lease.Address, err)
+	}
+	text, err := fetch(ctx, lease.Server)
+	return text, errors.Join(err, netlink.AddrDel(link, address))
+}
+
+// ask asks for a lease on a card.
+func ask(ctx context.Context, c Card) (Lease, error) {
+	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var err error
+		failed := raw.Control(func(fd uintptr) {
+			err = errors.Join(unix.BindToDevice(int(fd), c.Name), unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 1))
+		})
+		return errors.Join(failed, err)
+	}}
+	conn, err := config.ListenPacket(ctx, "udp4", fmt.Sprintf(":%d", dhcpv4.ClientPort))
+	if err != nil {
+		return Lease{}, err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	var id [4]byte
+	if _, err := rand.Read(id[:]); err != nil {
+		return Lease{}, err
+	}
+	return exchange(conn, NewQuestion(c.MAC, id))
+}
+
+// exchange sends the datagrams of a question, also again, until there is a lease.
+func exchange(conn net.PacketConn, q *Question) (Lease, error) {
+	everyone := &net.UDPAddr{IP: net.IPv4bcast, Port: dhcpv4.ServerPort}
+	wait := firstWait
+	for range sends {
+		datagram, err := q.Next()
+		if err != nil {
+			return Lease{}, err
+		}
+		if _, err := conn.WriteTo(datagram, everyone); err != nil {
+			return Lease{}, fmt.Errorf("ask for an address: %w", err)
+		}
+		further, err := receive(conn, q, time.Now().Add(wait))
+		if err != nil {
+			return Lease{}, err
+		}
+		if l, ok := q.Lease(); ok {
+			return l, nil
+		}
+		if !further {
+			if wait *= 2; wait > lastWait {
+				break
+			}
+		}
+	}
+	return Lease{}, errors.New("no boot services of a machine answer there")
+}
+
+// receive receives datagrams until the question has got further or the time is over.
+func receive(conn net.PacketConn, q *Question, until time.Time) (further bool, err error) {
+	if err := conn.SetReadDeadline(until); err != nil {
+		return false, err
+	}
+	b := make([]byte, maxDatagram)
+	for {
+		n, _, err := conn.ReadFrom(b)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return false, nil
+		case err != nil:
+			return false, fmt.Errorf("answer about an address: %w", err)
+		case q.Receive(b[:n]):
+			return true, nil
+		}
+	}
+}
+
+// fetch fetches the configuration.
+func fetch(ctx context.Context, server netip.Addr) ([]byte, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, fetchTime, fmt.Errorf("not done after %v", fetchTime))
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp4", netip.AddrPortFrom(server, node.BootPort).String())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.0\r\nHost: %v\r\n\r\n", node.FetchPath, server); err != nil {
+		return nil, err
+	}
+	text, err := readAnswer(conn)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("configuration from %v: %w", server, err)
+	}
+	return text, nil
+}
+
+// readAnswer reads the answer to a request by HTTP/1.0, which is untrusted.
+func readAnswer(r io.Reader) ([]byte, error) {
+	in := textproto.NewReader(bufio.NewReader(io.LimitReader(r, maxHeader+maxAnswer)))
+	status, err := in.ReadLine()
+	if err != nil {
+		return nil, err
+	}
+	header, err := in.ReadMIMEHeader()
+	if err != nil {
+		return nil, err
+	}
+	size, err := strconv.ParseUint(header.Get("Content-Length"), 10, 32)
+	if err != nil || size > maxAnswer {
+		return nil, fmt.Errorf("an answer of %.20q bytes", header.Get("Content-Length"))
+	}
+	text := make([]byte, size)
+	if _, err := io.ReadFull(in.R, text); err != nil {
+		return nil, err
+	}
+	version, code, _ := strings.Cut(status, " ")
+	switch {
+	case !strings.HasPrefix(version, "HTTP/1."):
+		return nil, errors.New("the answer is not one of HTTP")
+	case !strings.HasPrefix(code, "200"):
+		return nil, fmt.Errorf("refused: %s", printable.Short(strings.TrimSpace(string(text)), maxReason))
+	}
+	return text, nil
+}
