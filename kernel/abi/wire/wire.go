@@ -129,7 +129,16 @@
 // from 0, the leader at place p among n, in the order of ranks, sends the greatest Outcome that it
 // knows to the leader at place p + 2^k modulo n, and waits for the note of the leader at place
 // p - 2^k. After the first round with 2^(k+1) >= n all know the same. The leader writes the outcome
-// on its board. A Note takes the mirrored channel to its target if there is one, even a paused one,
+// on its board.
+//
+// Leaders that share CPUs with ranks of other nodes (PathStrewn) say so in their notes, and so does
+// a note if all leaders that its sender knows about do. After a barrier in which all did, the next one
+// climbs a tree (Parent) instead: a leader waits for notes of round RoundUp + r of its children,
+// where r is the round of Parent; then it sends one to its parent, waits for one of RoundDown + r
+// of it, which has the outcome, and sends that to its children. All leaders know of each barrier
+// alike whether the next one climbs.
+//
+// A Note takes the mirrored channel to its target if there is one, even a paused one,
 // and passes the node kernels only while there is none; its order among other messages does not
 // matter.
 //
@@ -158,7 +167,7 @@ import (
 )
 
 // Version is the version of this interface. A rank and its node kernel must have the same one.
-const Version = 8
+const Version = 9
 
 // Names in a rank's environment.
 const (
