@@ -43,8 +43,8 @@ struct exchange_turn {
 	unsigned char round, waits;
 };
 
-/* exchange_view is what a note says of the leaders that its sender knows about. The outcome is 0 if it
- * has not come. */
+/* exchange_view is what a note says of the leaders that its sender knows about. The outcome is 0 if
+ * it has not come. */
 struct exchange_view {
 	unsigned char outcome, strewn;
 };
@@ -70,8 +70,8 @@ static inline void exchange_add(struct exchange *e, int shape, int place, int ro
 	e->shapes[shape][e->lengths[shape]++] = (struct exchange_turn){e->leaders[place], round, waits};
 }
 
-/* exchange_parent returns the parent in the tree of a place other than 0, and stores the round of its
- * notes, which no other child of that parent has. */
+/* exchange_parent returns the parent in the tree of a place other than 0, and stores the round of
+ * its notes, which no other child of that parent has. */
 static inline int exchange_parent(int place, int *round)
 {
 	int in = place % WIRE_TREE_GROUP;

@@ -152,8 +152,8 @@ func (e *End) look(now time.Duration, position uint64) {
 	}
 }
 
-// Due returns when Emit must be called, also for a rank that sleeps, if nothing arrives and nothing is written before; 0: never.
-// Emit must have returned nothing.
+// Due returns when Emit must be called, for a rank that sleeps, too, if nothing arrives and nothing
+// is written before; 0: never. Emit must have returned nothing.
 func (e *End) Due() time.Duration {
 	if e.owed > 0 && (e.deadline == 0 || e.ackAt < e.deadline) {
 		return e.ackAt

@@ -264,8 +264,8 @@ func TestDue(t *testing.T) {
 	}
 }
 
-// Before a rank sleeps, it acknowledges at once, unless its last acknowledgements have travelled with
-// data. Then it must wake for the next one, if no data follow.
+// Before a rank sleeps, it acknowledges at once, unless its last acknowledgements have travelled
+// with data. Then it must wake for the next one, if no data follow.
 func TestRest(t *testing.T) {
 	m := newModel(t, rand.New(rand.NewPCG(1, 1)))
 	m.lossy = false

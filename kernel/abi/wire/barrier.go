@@ -20,8 +20,8 @@ const (
 // MaxRounds bounds the rounds in which leaders exchange outcomes.
 const MaxRounds = 32
 
-// Rounds of notes: those of the exchange begin with 0, those up and down the tree with these.
-// NoteRounds bounds all.
+// Rounds of notes in the exchange begin with 0, up and down the tree with these. NoteRounds bounds
+// all.
 const (
 	RoundUp    = MaxRounds
 	RoundDown  = 2 * MaxRounds
@@ -53,9 +53,9 @@ func Exchange(a, b, leaders int) bool {
 // treeGroup is the number of leaders with one parent in the tree, and that one.
 const treeGroup = 8
 
-// Parent returns the parent in the tree of a place among the leaders other than 0: the first one of
-// its group of 8, and among these, that of a binomial tree. round tells the children of a parent
-// apart; it is less than MaxRounds.
+// Parent returns the parent in the tree of a place among the leaders other than 0: the first place
+// of its group of 8; the first places of groups have a binomial tree. No two children of a parent
+// have one round, which is less than MaxRounds.
 func Parent(place int) (parent int, round uint8) {
 	if in := place % treeGroup; in != 0 {
 		return place - in, uint8(in)

@@ -131,15 +131,14 @@
 // p - 2^k. After the first round with 2^(k+1) >= n all know the same. The leader writes the outcome
 // on its board.
 //
-// Leaders that share CPUs with ranks of other nodes (PathStrewn) say so in their notes, and so does
-// a note if all leaders that its sender knows about do. After a barrier in which all did, the next one
-// climbs a tree (Parent) instead: a leader waits for notes of round RoundUp + r of its children,
-// where r is the round of Parent; then it sends one to its parent, waits for one of RoundDown + r
-// of it, which has the outcome, and sends that to its children. All leaders know of each barrier
-// alike whether the next one climbs.
+// A note also says whether all leaders that its sender knows about share CPUs with ranks of other
+// nodes (PathStrewn). After a barrier in which all did, the next one climbs a tree (Parent): a
+// leader waits for notes of round RoundUp + r of its children, where r is the round of Parent; then
+// it sends one to its parent, waits for one of RoundDown + r of it, which has the outcome, and
+// sends that to its children. So all leaders know alike which barriers climb.
 //
-// A Note takes the mirrored channel to its target if there is one, even a paused one,
-// and passes the node kernels only while there is none; its order among other messages does not
+// A Note takes the mirrored channel to its target if there is one, even a paused one, and passes
+// the node kernels only while there is none; its order among other messages does not
 // matter.
 //
 // If the outcome is that some rank was not quiet, all ranks enter a barrier of the node kernels
