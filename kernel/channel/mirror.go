@@ -24,7 +24,7 @@ const MirrorLimit = 120
 // MirrorReserve is the number of these that are reserved for leaders that meet in barriers (wire,
 // "The board"), so that other pairs cannot take all of them. The reserve covers all barriers of a
 // job on up to 256 nodes.
-const MirrorReserve = 16
+const MirrorReserve = 20
 
 // keptMirror is the name under which a job's init keeps a pair of mirrored channels, followed by
 // the local rank and the other rank.
@@ -182,7 +182,7 @@ func (t *Table) meets(local int, rank id.Rank) bool {
 	leaders := t.config.Leaders
 	own, ok := slices.BinarySearch(leaders, t.config.Ranks[local].Number)
 	other, also := slices.BinarySearch(leaders, rank)
-	return ok && also && wire.Exchange(own, other, len(leaders))
+	return ok && also && (wire.Exchange(own, other, len(leaders)) || wire.Climb(own, other))
 }
 
 func farItem(local int, rank id.Rank) string { return fmt.Sprint(keptMirror, local, "/", rank) }

@@ -63,6 +63,9 @@ func (j *Job) setPath() {
 	if !seen && !inspects {
 		bits |= wire.PathMeet
 	}
+	if j.climbs() {
+		bits |= wire.PathStrewn
+	}
 	if !j.scheduled() {
 		switch j.config.Crowd {
 		case Apart:
@@ -77,6 +80,11 @@ func (j *Job) setPath() {
 	j.channels.SetPath(bits)
 	j.publish(bits&wire.PathDirect != 0 && !inspects)
 }
+
+// climbs reports whether the leader of this node wants barriers to climb the tree: on shared CPUs
+// it matters how often ranks are woken. For two nodes, an exchange has as few notes as the tree,
+// and they need not wait for each other.
+func (j *Job) climbs() bool { return j.config.Crowd == Strewn && len(j.config.Members) > 2 }
 
 // inspects reports whether extensions in slot packet want to see the messages from other nodes.
 func (j *Job) inspects() bool {

@@ -290,6 +290,16 @@ func TestHostileBoard(t *testing.T) {
 	j.fault("which has ended")
 }
 
+// Leaders of more than two nodes that share CPUs are to meet along the tree.
+func TestStrewnPath(t *testing.T) {
+	for nodes, want := range map[int]uint32{2: 0, 3: wire.PathStrewn} {
+		j := openWith(t, nodes, 1, JobConfig{Job: 7, Secret: []byte("12345678"), Crowd: Strewn})
+		if path := j.join(0).area.Path().Load(); path != wire.PathDirect|wire.PathMeet|want {
+			t.Errorf("%d nodes: path %b", nodes, path)
+		}
+	}
+}
+
 // While a job's scheduler wants to be notified of messages, they pass the node kernel, and the
 // job's ranks do not spin.
 func TestScheduledPath(t *testing.T) {

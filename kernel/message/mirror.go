@@ -153,7 +153,8 @@ func (r *rank) introduce() {
 	leaders := j.leaders()
 	own := slices.Index(leaders, r.number)
 	for place, leader := range leaders {
-		if wire.Exchange(own, place, len(leaders)) && !r.met[leader] {
+		meets := wire.Exchange(own, place, len(leaders)) || j.climbs() && wire.Climb(own, place)
+		if meets && !r.met[leader] {
 			r.met[leader] = true
 			j.meet(r.index, leader)
 		}

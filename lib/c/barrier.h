@@ -36,47 +36,119 @@ static inline void turns_judge(struct turns *t, int quiet)
 	t->next = 2 * t->next + 1 < WIRE_MOST_SKIPPED ? 2 * t->next + 1 : WIRE_MOST_SKIPPED;
 }
 
+/* exchange_turn is something that a leader does in a barrier: it sends a note of a round to another
+ * leader, or waits for one. */
+struct exchange_turn {
+	int rank;
+	unsigned char round, waits;
+};
+
+/* exchange_view is what a note says of the leaders that its sender knows about. The outcome is 0 if
+ * it has not come. */
+struct exchange_view {
+	unsigned char outcome, strewn;
+};
+
 /* exchange is a leader's part in the barriers of a job with several nodes. */
 struct exchange {
 	int *leaders; /* ranks by place, NULL: this rank leads no node */
-	int count, place, rounds;
+	int count, place;
+	struct exchange_turn shapes[2][2 * WIRE_MAX_ROUNDS + 1]; /* in the exchange, and in the tree */
+	int lengths[2];
 
 	uint64_t number; /* of the last barrier that was begun */
-	int outcome;     /* that this leader knows so far */
-	int sent;        /* rounds of it in which the note was sent */
-	int taken;       /* rounds of it whose notes are part of outcome */
+	int shape;       /* its turns */
+	int done;        /* how many of them */
+	struct exchange_view view; /* what this leader knows of it so far */
 
-	/* The notes for the last barrier and the next one, by the number's lowest bit and the round;
-	 * 0: it has not come. */
-	unsigned char came[2][WIRE_MAX_ROUNDS];
+	/* The notes for the last barrier and the next one, by the number's lowest bit and the round. */
+	struct exchange_view came[2][WIRE_NOTE_ROUNDS];
 };
 
-/* exchange_at returns the leader so many places behind this one. */
-static inline int exchange_at(const struct exchange *e, int64_t step)
+static inline void exchange_add(struct exchange *e, int shape, int place, int round, int waits)
 {
-	return e->leaders[((e->place + step) % e->count + e->count) % e->count];
+	e->shapes[shape][e->lengths[shape]++] = (struct exchange_turn){e->leaders[place], round, waits};
 }
 
-/* exchange_take takes the notes that have come, in the order of rounds, up to the last round in
- * which this leader has sent its own. */
-static inline void exchange_take(struct exchange *e)
+/* exchange_parent returns the parent in the tree of a place other than 0, and stores the round of
+ * its notes, which no other child of that parent has. */
+static inline int exchange_parent(int place, int *round)
 {
-	for (; e->taken < e->sent; e->taken++) {
-		int v = e->came[e->number & 1][e->taken];
-		if (!v)
-			return;
-		if (e->outcome < v)
-			e->outcome = v;
+	int in = place % WIRE_TREE_GROUP;
+	*round = in ? in : WIRE_TREE_GROUP + __builtin_ctz(place / WIRE_TREE_GROUP);
+	return in ? place - in : place & (place - 1);
+}
+
+/* exchange_open prepares the turns when leaders, count and place are known. */
+static inline void exchange_open(struct exchange *e)
+{
+	int n = e->count, place = e->place, round = 0, children[WIRE_MAX_ROUNDS], count = 0;
+	for (int64_t step = 1; step < n; step *= 2, round++) {
+		exchange_add(e, 0, (place + step) % n, round, 0);
+		exchange_add(e, 0, (place + n - step) % n, round, 1);
+	}
+	for (int child = place + 1; child < n; child++)
+		if (exchange_parent(child, &round) == place) {
+			exchange_add(e, 1, child, WIRE_ROUND_UP + round, 1);
+			children[count++] = child;
+		}
+	if (place) {
+		int parent = exchange_parent(place, &round);
+		exchange_add(e, 1, parent, WIRE_ROUND_UP + round, 0);
+		exchange_add(e, 1, parent, WIRE_ROUND_DOWN + round, 1);
+	}
+	while (count-- > 0) { /* the largest subtree first */
+		exchange_parent(children[count], &round);
+		exchange_add(e, 1, children[count], WIRE_ROUND_DOWN + round, 0);
 	}
 }
 
-/* exchange_begin begins the next barrier, which the ranks of this node have entered so. */
-static inline void exchange_begin(struct exchange *e, uint64_t number, int outcome)
+/* exchange_turn_now returns the turn that is not done, NULL: there is none. */
+static inline const struct exchange_turn *exchange_turn_now(const struct exchange *e)
+{
+	return e->done < e->lengths[e->shape] ? &e->shapes[e->shape][e->done] : NULL;
+}
+
+/* exchange_take takes the notes that have come, up to the turn in which this leader must send its
+ * own, and returns that turn, NULL: there is none at present. It waits for none in an abandoned
+ * barrier. */
+static inline const struct exchange_turn *exchange_take(struct exchange *e)
+{
+	const struct exchange_turn *t;
+	for (; (t = exchange_turn_now(e)) && t->waits; e->done++) {
+		const struct exchange_view *v = &e->came[e->number & 1][t->round];
+		if (v->outcome) {
+			e->view.outcome = e->view.outcome > v->outcome ? e->view.outcome : v->outcome;
+			e->view.strewn &= v->strewn;
+		} else if (e->view.outcome != WIRE_OUTCOME_ABANDONED) {
+			return NULL;
+		}
+	}
+	return t;
+}
+
+/* exchange_begin begins the next barrier, which the ranks of this node have entered so. strewn says
+ * that this rank shares its CPU with ranks of other nodes. If all leaders were strewn in the last
+ * barrier, this one climbs the tree. */
+static inline void exchange_begin(struct exchange *e, uint64_t number, int outcome, int strewn)
 {
 	memset(e->came[(number + 1) & 1], 0, sizeof e->came[0]);
+	e->shape = e->view.strewn;
 	e->number = number;
-	e->outcome = outcome;
-	e->sent = e->taken = 0;
+	e->done = 0;
+	e->view = (struct exchange_view){outcome, strewn};
+}
+
+/* exchange_awaits reports whether a leader sends this one notes of a round. */
+static inline int exchange_awaits(const struct exchange *e, int source, int round)
+{
+	for (int shape = 0; shape < 2; shape++)
+		for (int i = 0; i < e->lengths[shape]; i++) {
+			const struct exchange_turn *t = &e->shapes[shape][i];
+			if (t->waits && t->round == round)
+				return t->rank == source;
+		}
+	return 0;
 }
 
 /* exchange_arrive takes a note, which may be anything, and returns -1 if it makes no sense. */
@@ -84,44 +156,39 @@ static inline int exchange_arrive(struct exchange *e, int source, const uint64_t
 {
 	uint64_t number = args[0];
 	int round = args[1] & 0xff, outcome = args[1] >> 8 & 0xff;
-	if (!e->leaders || args[1] >> 16 || payload || !number || number > e->number + 1 || round >= e->rounds)
+	if (!e->leaders || args[1] >= 2 * WIRE_NOTE_STREWN || payload || !number || number > e->number + 1)
 		return -1;
-	if (outcome < WIRE_OUTCOME_QUIET || outcome > WIRE_OUTCOME_ABANDONED || exchange_at(e, -((int64_t)1 << round)) != source)
+	if (outcome < WIRE_OUTCOME_QUIET || outcome > WIRE_OUTCOME_ABANDONED || !exchange_awaits(e, source, round))
 		return -1;
 	if (number < e->number)
 		return 0; /* a second time */
-	unsigned char *came = &e->came[number & 1][round];
-	if (!*came)
-		*came = outcome;
-	exchange_take(e);
+	struct exchange_view *came = &e->came[number & 1][round];
+	if (!came->outcome)
+		*came = (struct exchange_view){outcome, (args[1] & WIRE_NOTE_STREWN) != 0};
 	return 0;
 }
 
 /* exchange_next returns the rank to which the next note must be sent, and its arguments, or -1 if
  * there is none at present. */
-static inline int exchange_next(const struct exchange *e, uint64_t args[2])
+static inline int exchange_next(struct exchange *e, uint64_t args[2])
 {
-	if (e->sent == e->rounds || (e->sent > e->taken && e->outcome != WIRE_OUTCOME_ABANDONED))
+	const struct exchange_turn *t = exchange_take(e);
+	if (!t)
 		return -1;
 	args[0] = e->number;
-	args[1] = (uint64_t)e->sent | (uint64_t)e->outcome << 8;
-	return exchange_at(e, (int64_t)1 << e->sent);
+	args[1] = t->round | (uint64_t)e->view.outcome << 8 | (e->view.strewn ? WIRE_NOTE_STREWN : 0);
+	return t->rank;
 }
 
 /* exchange_sent notes that the note of exchange_next was sent. */
-static inline void exchange_sent(struct exchange *e)
-{
-	e->sent++;
-	exchange_take(e);
-}
+static inline void exchange_sent(struct exchange *e) { e->done++; }
 
 /* exchange_decided returns the outcome about the last barrier that was begun, 0 while there is
- * none. An abandoned barrier is decided when all notes are sent. */
-static inline int exchange_decided(const struct exchange *e)
+ * none. */
+static inline int exchange_decided(struct exchange *e)
 {
-	if (e->taken == e->rounds || (e->sent == e->rounds && e->outcome == WIRE_OUTCOME_ABANDONED))
-		return e->outcome;
-	return 0;
+	exchange_take(e);
+	return exchange_turn_now(e) ? 0 : e->view.outcome;
 }
 
 /* exchange_abandon abandons a barrier, which need not have begun: exchange_next returns all notes
@@ -129,8 +196,8 @@ static inline int exchange_decided(const struct exchange *e)
 static inline void exchange_abandon(struct exchange *e, uint64_t number)
 {
 	if (e->number != number)
-		exchange_begin(e, number, WIRE_OUTCOME_ABANDONED);
-	e->outcome = WIRE_OUTCOME_ABANDONED;
+		exchange_begin(e, number, WIRE_OUTCOME_ABANDONED, 0);
+	e->view.outcome = WIRE_OUTCOME_ABANDONED;
 }
 
 #endif

@@ -46,6 +46,7 @@ struct far {
 	int owed;       /* datagrams with data that were not acknowledged */
 	int64_t ack_at; /* the acknowledgement must be sent then */
 	int hurry;      /* or at once */
+	int rides;      /* the last ones have travelled with data */
 };
 
 static inline uint64_t far_load(const struct channel *c, size_t offset)
@@ -89,6 +90,10 @@ static inline void far_back(struct far *f)
 	f->window = f->window > 1 ? f->window / 2 : 1;
 }
 
+/* far_rest makes an acknowledgement that waits due before the rank sleeps, unless the last ones
+ * have travelled with data. */
+static inline void far_rest(struct far *f) { f->hurry |= f->owed > 0 && !f->rides; }
+
 /* far_look handles a time-out. */
 static inline void far_look(struct far *f, int64_t now)
 {
@@ -108,7 +113,10 @@ static inline void far_look(struct far *f, int64_t now)
 
 /* far_due returns when far_emit must be called if nothing arrives and nothing is written before; 0:
  * never. far_emit must have returned 0. */
-static inline int64_t far_due(const struct far *f) { return f->deadline; }
+static inline int64_t far_due(const struct far *f)
+{
+	return f->owed > 0 && (!f->deadline || f->ack_at < f->deadline) ? f->ack_at : f->deadline;
+}
 
 /* far_cut returns how many bytes of at most n go into a datagram, from a place in the ring: whole
  * records. */
@@ -139,6 +147,7 @@ static inline size_t far_emit(struct far *f, char *b, int64_t now)
 		n = far_cut(f, at, f->out.position - f->sent);
 	else if (!f->ask && !f->hurry && !far_credit_due(f) && !(f->owed > 0 && now >= f->ack_at))
 		return 0;
+	f->rides = (n || f->rides) && now < f->ack_at;
 	f->told = far_load(&f->in, WIRE_CHANNEL_TAKEN);
 	far_store(&f->in, WIRE_CHANNEL_ACKNOWLEDGED, f->arrived);
 	struct mirror_header h = {.magic = MIRROR_MAGIC, .version = MIRROR_VERSION, .flags = f->ask ? MIRROR_ASK : 0, .number = f->number,

@@ -66,7 +66,7 @@ static struct {
 	char *spare;        /* scratch memory of SPARE bytes; NULL: it is in use, or there is none */
 } state;
 
-#define SPARE (WIRE_MOST_EXCHANGING * MARGAY_MAX_PAYLOAD)
+#define SPARE (WIRE_MOST_SMALL * MARGAY_MAX_PAYLOAD)
 
 static const char *const kinds[] = {"", "broadcast", "reduce", "all-reduce", "gather", "all-gather", "all-to-all", "scan", "barrier", "split"};
 static const char *const types[] = {"bytes", "int32", "int64", "uint32", "uint64", "float32", "float64"};

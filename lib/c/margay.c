@@ -314,10 +314,8 @@ static int prepare_barriers(void)
 			e->place = e->count;
 		leaders[e->count++] = rank;
 	}
-	while (1 << e->rounds < e->count)
-		e->rounds++;
-	e->sent = e->taken = e->rounds;
 	e->leaders = leaders;
+	exchange_open(e);
 	return 0;
 }
 
@@ -796,14 +794,14 @@ static int receive_datagrams(void)
 	return n;
 }
 
-/* hurry sends acknowledgements that wait for data, before the rank sleeps. */
-static void hurry(void)
+/* transmit_all sends the datagrams and requests that are due before the rank sleeps. */
+static void transmit_all(void)
 {
 	for (uint32_t i = 0; i < self.end_count; i++) {
-		struct far *f = self.ends[i];
-		f->hurry |= f->owed > 0;
-		transmit(f);
-		ask_due(&f->direct);
+		far_rest(self.ends[i]);
+		if (far_busy(self.ends[i]))
+			transmit(self.ends[i]);
+		ask_due(&self.ends[i]->direct);
 	}
 }
 
@@ -1219,13 +1217,14 @@ static int run_some(void)
  * Strangers may have sent some. */
 static int poll_all(int most)
 {
-	int was = mask(), n = 0;
+	int was = mask(), n = 0, came = 0;
 	if (fetch_channels() == 0) {
-		for (int came = 1; came > 0 && most > 0; most -= came) {
-			came = receive_datagrams();
+		do {
+			if (most > 0)
+				most -= came = receive_datagrams();
 			for (int some; (some = run_some()) > 0;)
 				n += some;
-		}
+		} while (came > 0 && most > 0);
 	}
 	margay_in_progress();
 	margay_in_collect();
@@ -1437,17 +1436,17 @@ static int sleep_until(int64_t deadline)
 {
 	int64_t due = next_due();
 	for (;;) {
-		int wait = -1;
+		struct timespec wait;
 		int64_t end = deadline < 0 || (due >= 0 && due < deadline) ? due : deadline;
 		if (end >= 0) {
-			int64_t left = (end - now_ns() + 999999) / 1000000;
+			int64_t left = end - now_ns();
 			if (left <= 0)
 				return end == due;
-			wait = left > 1 << 30 ? 1 << 30 : (int)left;
+			wait = (struct timespec){left / 1000000000, left % 1000000000};
 		}
 		struct pollfd p[] = {{.fd = self.doorbell, .events = POLLIN}, {.fd = self.peer_doorbell, .events = POLLIN},
 				     {.fd = self.datagrams, .events = POLLIN}};
-		int n = poll(p, 3, wait);
+		int n = ppoll(p, 3, end >= 0 ? &wait : NULL, NULL);
 		if (n > 0 && (p[0].revents || p[1].revents))
 			self.rung = 1;
 		if (n != 0)
@@ -1492,12 +1491,12 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 		if (linger(&pace, deadline))
 			continue;
 		there = hush();
-		hurry();
-		/* Messages and upcalls that arrive after this ring. */
+		transmit_all();
+		/* Messages and upcalls that arrive after this ring, and datagrams end the sleep. */
 		announce(1);
 		arm(0);
 		parts = self.parts;
-		more = poll_all(1);
+		more = poll_all(0);
 		n += more - (int)(self.parts - parts);
 		rung = more || done(n, arg) || (there && sleep_until(deadline));
 		announce(0);
@@ -1631,7 +1630,7 @@ static int lead(uint64_t number)
 	if (self.exchange.number < number) {
 		if (!all_met(0, number) || is_bounded(number))
 			return 0;
-		exchange_begin(&self.exchange, number, inside(number));
+		exchange_begin(&self.exchange, number, inside(number), (atomic_load(word32(WIRE_PATH)) & WIRE_STREWN) != 0);
 	}
 	return send_notes();
 }
@@ -1734,7 +1733,7 @@ static int flows(int n, uint64_t arg)
  * it and have not arrived, those behind it wait, too. */
 static int catch_up(int64_t deadline)
 {
-	for (poll_all(1); self.stalled;)
+	for (poll_all(0); self.stalled;)
 		if (wait_until(flows, 0, margay_in_left(deadline)) < 0)
 			return -1;
 	return 0;

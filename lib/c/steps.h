@@ -33,7 +33,7 @@ struct call {
 	int ranks;    /* of the group */
 	int own;      /* place of this rank */
 	int children; /* places own+1, own+2, own+4 and so on, below the lowest bit of own */
-	int small;    /* an all-reduce by messages from each rank to each other one */
+	int (*small)(struct call *c); /* the algorithm of a small all-reduce; NULL: it is none */
 	struct step step;
 	size_t half; /* of scratch, for a reduction: a piece */
 	char *scratch;
@@ -54,13 +54,17 @@ struct call {
 
 static inline size_t steps_least(size_t a, size_t b) { return a < b ? a : b; }
 
+static inline int steps_exchange(struct call *c);
+static inline int steps_funnel(struct call *c);
+
 /* steps_begin prepares the steps of a call of a rank at a place of a group, and returns the size of
  * the scratch memory that they need. near says that the group is on one node. */
 static inline size_t steps_begin(struct call *c, int ranks, int place, int near)
 {
 	c->ranks = ranks;
 	c->own = (place - c->root + ranks) % ranks;
-	c->children = c->small = c->step.open = c->turn = c->round = 0;
+	c->children = c->step.open = c->turn = c->round = 0;
+	c->small = NULL;
 	c->at = c->held = 0;
 	c->scratch = NULL;
 	for (int bit = 1; !(c->own & bit) && bit < ranks - c->own; bit *= 2)
@@ -69,7 +73,8 @@ static inline size_t steps_begin(struct call *c, int ranks, int place, int near)
 	case WIRE_CALL_REDUCE:
 	case WIRE_CALL_ALL_REDUCE:
 	case WIRE_CALL_SCAN:
-		c->small = c->kind == WIRE_CALL_ALL_REDUCE && near && ranks <= WIRE_MOST_EXCHANGING && c->length <= MARGAY_MAX_PAYLOAD;
+		if (c->kind == WIRE_CALL_ALL_REDUCE && ranks <= WIRE_MOST_SMALL && c->length <= MARGAY_MAX_PAYLOAD)
+			c->small = near || ranks <= 2 ? steps_exchange : steps_funnel;
 		c->half = c->size < MARGAY_MAX_PAYLOAD ? MARGAY_MAX_PAYLOAD / c->size * c->size : c->size;
 		return c->small ? ranks * c->length : 2 * c->half;
 	case WIRE_CALL_GATHER:
@@ -145,6 +150,17 @@ static inline int steps_reduce(struct call *c)
 	return 0;
 }
 
+/* steps_combine combines in of all ranks, all others' in scratch, in out, as steps_reduce does. */
+static inline void steps_combine(struct call *c)
+{
+	size_t n = c->length;
+	memcpy(c->scratch + c->own * n, c->in, n);
+	for (int bit = 1; bit < c->ranks; bit *= 2)
+		for (int at = 0; at + bit < c->ranks; at += 2 * bit)
+			c->combine(c->scratch + at * n, c->scratch + (at + bit) * n, c->count, c->data);
+	memcpy(c->out, c->scratch, n);
+}
+
 /* steps_exchange is reduce and broadcast with a message from each rank to each other one. */
 static inline int steps_exchange(struct call *c)
 {
@@ -154,17 +170,28 @@ static inline int steps_exchange(struct call *c)
 		return 0;
 	if (turn < others)
 		return steps_send(c, (c->own + 1 + turn) % c->ranks, c->in, n);
-	if (turn == others)
-		memcpy(c->scratch + c->own * n, c->in, n);
 	if (turn < 2 * others) {
 		int other = (c->own + 1 + turn - others) % c->ranks;
 		return steps_receive(c, other, c->scratch + other * n, n);
 	}
-	for (int bit = 1; bit < c->ranks; bit *= 2)
-		for (int at = 0; at + bit < c->ranks; at += 2 * bit)
-			c->combine(c->scratch + at * n, c->scratch + (at + bit) * n, c->count, c->data);
-	memcpy(c->out, c->scratch, n);
+	steps_combine(c);
 	return 0;
+}
+
+/* steps_funnel is reduce and broadcast with a message from each rank to the root and one back. */
+static inline int steps_funnel(struct call *c)
+{
+	size_t n = c->length;
+	int others = c->ranks - 1, turn = c->turn++;
+	if (!n || turn >= (c->own ? 2 : 2 * others))
+		return 0;
+	if (c->own)
+		return turn == 0 ? steps_send(c, 0, c->in, n) : steps_receive(c, 0, c->out, n);
+	if (turn < others)
+		return steps_receive(c, 1 + turn, c->scratch + (1 + turn) * n, n);
+	if (turn == others)
+		steps_combine(c);
+	return steps_send(c, 1 + turn - others, c->out, n);
 }
 
 /* steps_subtree returns the number of places in the subtree of a place, which begins with it. */
@@ -309,7 +336,7 @@ static inline int steps_next(struct call *c)
 	case WIRE_CALL_REDUCE:
 		return steps_reduce(c);
 	case WIRE_CALL_ALL_REDUCE:
-		return c->small ? steps_exchange(c) : steps_spread(c, steps_reduce, c->length);
+		return c->small ? c->small(c) : steps_spread(c, steps_reduce, c->length);
 	case WIRE_CALL_GATHER:
 		return steps_gather(c);
 	case WIRE_CALL_ALL_GATHER:

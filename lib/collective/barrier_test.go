@@ -65,7 +65,7 @@ func (m *meetings) enter(l *leader) {
 		v = wire.OutcomeLoud
 	}
 	m.entered[number-1][l.place] = v
-	l.Begin(uint64(number), v)
+	l.Begin(uint64(number), v, m.random.IntN(4*len(m.leaders)) > 0)
 }
 
 // act lets a leader send the notes that are due, and decide.
@@ -237,7 +237,7 @@ func TestLeaderAbandons(t *testing.T) {
 // Notes that no leader sends are refused.
 func TestNonsenseNotes(t *testing.T) {
 	e := NewExchange([]uint32{0, 2, 5}, 2)
-	e.Begin(7, wire.OutcomeQuiet)
+	e.Begin(7, wire.OutcomeQuiet, true)
 	for name, k := range map[string]struct {
 		source uint32
 		note   wire.Note

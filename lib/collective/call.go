@@ -34,10 +34,10 @@ func (s *Spec) length(size int) int {
 type Call struct {
 	spec     Spec
 	header   wire.Call
-	size     int // ranks of the group
-	own      int // place of this rank, counted from the root, as all places in this type
-	children int // places own+1, own+2, own+4 and so on, below the lowest bit of own
-	small    bool
+	size     int         // ranks of the group
+	own      int         // place of this rank, counted from the root, as all places in this type
+	children int         // places own+1, own+2, own+4 and so on, below the lowest bit of own
+	small    func() bool // the algorithm of a small all-reduce; nil: it is none
 	over     bool
 	err      error
 
@@ -66,7 +66,7 @@ func (c *Call) Over() bool { return c.over }
 // Err returns why the call has failed, nil if it has not.
 func (c *Call) Err() error { return c.err }
 
-// newCall returns a call of a rank at a place. A small one has all ranks on one node.
+// newCall returns a call of a rank at a place. near says that all ranks are on one node.
 func newCall(s Spec, header wire.Call, size, place int, near bool) *Call {
 	c := &Call{spec: s, header: header, size: size, own: (place - s.Root + size) % size}
 	for bit := 1; c.own&bit == 0 && c.own+bit < size; bit *= 2 {
@@ -74,11 +74,13 @@ func newCall(s Spec, header wire.Call, size, place int, near bool) *Call {
 	}
 	switch s.Kind {
 	case wire.CallReduce, wire.CallAllReduce, wire.CallScan:
-		c.small = s.Kind == wire.CallAllReduce && near && size <= wire.MostExchanging && len(s.In) <= wire.MaxPayload
-		if c.small {
-			c.scratch = aligned(size * len(s.In))
-		} else {
+		switch {
+		case s.Kind != wire.CallAllReduce || size > wire.MostSmall || len(s.In) > wire.MaxPayload:
 			c.scratch = aligned(2 * c.piece())
+		case near || size <= 2:
+			c.small, c.scratch = c.exchange, aligned(size*len(s.In))
+		default:
+			c.small, c.scratch = c.funnel, aligned(size*len(s.In))
 		}
 	case wire.CallGather, wire.CallAllGather, wire.CallSplit:
 		if c.own != 0 {
@@ -101,8 +103,8 @@ func (c *Call) next() bool {
 	case wire.CallReduce:
 		return c.reduce()
 	case wire.CallAllReduce:
-		if c.small {
-			return c.exchange()
+		if c.small != nil {
+			return c.small()
 		}
 		return c.then(c.reduce, c.broadcast)
 	case wire.CallGather:
@@ -203,25 +205,55 @@ func (c *Call) exchange() bool {
 	if n == 0 {
 		return false
 	}
-	block := func(place int) []byte { return c.scratch[place*n:][:n] }
 	turn := c.turn
 	c.turn++
-	if turn == others {
-		copy(block(c.own), c.spec.In)
-	}
 	switch other := (c.own + 1 + turn%max(1, others)) % c.size; {
 	case turn < others:
 		return c.send(other, c.spec.In)
 	case turn < 2*others:
-		return c.receive(other, block(other))
+		return c.receive(other, c.block(other))
 	}
+	c.combine()
+	return false
+}
+
+// funnel is reduce and broadcast with a message from each rank to the root and one back. It
+// combines in the same order and association.
+func (c *Call) funnel() bool {
+	turn, others := c.turn, c.size-1
+	c.turn++
+	switch {
+	case len(c.spec.In) == 0:
+		return false
+	case c.own != 0 && turn == 0:
+		return c.send(0, c.spec.In)
+	case c.own != 0 && turn == 1:
+		return c.receive(0, c.spec.Out)
+	case c.own != 0 || turn == 2*others:
+		return false
+	case turn < others:
+		return c.receive(1+turn, c.block(1+turn))
+	case turn == others:
+		c.combine()
+	}
+	return c.send(1+turn-others, c.spec.Out)
+}
+
+// block is the room in scratch for In of the rank at a place.
+func (c *Call) block(place int) []byte {
+	n := len(c.spec.In)
+	return c.scratch[place*n:][:n]
+}
+
+// combine combines In of all ranks, all others' in scratch, in Out, as reduce does.
+func (c *Call) combine() {
+	copy(c.block(c.own), c.spec.In)
 	for bit := 1; bit < c.size; bit *= 2 {
 		for at := 0; at+bit < c.size; at += 2 * bit {
-			c.spec.Combine(block(at), block(at+bit))
+			c.spec.Combine(c.block(at), c.block(at+bit))
 		}
 	}
-	copy(c.spec.Out, block(0))
-	return false
+	copy(c.spec.Out, c.block(0))
 }
 
 // subtree returns the number of places in the subtree of a place, which begins with it.

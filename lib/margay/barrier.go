@@ -189,7 +189,7 @@ func (j *Job) lead(number uint64, met func() bool) wire.Outcome {
 		if !met() || j.bounded(number) {
 			return 0
 		}
-		e.Begin(number, j.inside(number))
+		e.Begin(number, j.inside(number), j.area.Path().Load()&wire.PathStrewn != 0)
 	}
 	return j.decide()
 }

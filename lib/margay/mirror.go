@@ -115,7 +115,7 @@ func (j *Job) watch(socket, again int) {
 		<-j.mirrors.arm
 		for !j.finalized.Load() {
 			p := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLIN}, {Fd: int32(again), Events: unix.POLLIN}}
-			_, err := unix.Poll(p, j.untilDue())
+			_, err := unix.Ppoll(p, j.untilDue(), nil)
 			if p[1].Revents != 0 {
 				_, _ = unix.Read(again, make([]byte, len(one)))
 			} else if err != unix.EINTR {
@@ -129,19 +129,20 @@ func (j *Job) watch(socket, again int) {
 	}
 }
 
-// untilDue returns the time in milliseconds until a datagram must be sent again; -1: never.
-func (j *Job) untilDue() int {
+// untilDue returns the time until a datagram must be sent that waits for none; nil: never.
+func (j *Job) untilDue() *unix.Timespec {
 	j.sending.Lock()
 	defer j.sending.Unlock()
 	m := &j.mirrors
 	if m.polled = m.due(); m.polled == noTime {
-		return -1
+		return nil
 	}
-	return int(max(m.polled-m.now()+time.Millisecond-1, 0) / time.Millisecond)
+	t := unix.NsecToTimespec(int64(max(m.polled-m.now(), 0)))
+	return &t
 }
 
-// due returns when the next datagram must be sent again; noTime: never. The caller holds
-// Job.sending.
+// due returns when the next datagram must be sent that waits for none; noTime: never. The caller
+// holds Job.sending.
 func (m *mirrors) due() time.Duration {
 	next := time.Duration(noTime)
 	for _, f := range m.ends {
@@ -292,9 +293,8 @@ func (m *mirrors) arrive(b []byte, from address, now time.Duration) {
 	}
 }
 
-// hurry sends acknowledgements that wait for data, before the rank sleeps, and has watch wake it in
-// time.
-func (j *Job) hurry() {
+// rest sends datagrams that are due before the rank sleeps, and makes watch wake it in time.
+func (j *Job) rest() {
 	j.sending.Lock()
 	defer j.sending.Unlock()
 	m := &j.mirrors
@@ -302,7 +302,7 @@ func (j *Job) hurry() {
 		return
 	}
 	for _, f := range m.ends {
-		f.Hurry()
+		f.Rest()
 		m.transmit(f, m.now())
 		if f.direct != nil {
 			m.request(f.direct)
@@ -320,7 +320,7 @@ func (j *Job) hasten() {
 	}
 }
 
-// hasten has watch wake sleeping goroutines in time for the next datagram that must be sent again.
+// hasten has watch wake sleeping goroutines in time for the next datagram that must be sent.
 // The caller holds Job.sending.
 func (m *mirrors) hasten() {
 	if due := m.due(); due < m.polled {

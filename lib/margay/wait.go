@@ -52,7 +52,7 @@ func (j *Job) wait(ctx context.Context, done func(handled int) bool) error {
 		return !done(handled) && n == 0 && !advanced
 	}
 	for {
-		j.hurry()
+		j.rest()
 		if err := j.sleep(ctx, idle); err != nil {
 			return err
 		}

@@ -19,6 +19,8 @@ type meeting struct {
 	entered  uint64 // barriers of the node kernels
 	spoken   uint64 // messages for handler 6
 	got      uint64 // the rank's
+	strewn   bool
+	climbed  int // notes of the rank in the tree
 }
 
 // startMeeting starts the program in the mode meet. The rank has entered no barrier.
@@ -43,6 +45,9 @@ func (m *meeting) poll() {
 		}
 		switch r.Handler {
 		case wire.HandlerBarrier:
+			if n, err := wire.ParseNote(r.Args, len(r.Payload)); err == nil && n.Round >= wire.RoundUp {
+				m.climbed++
+			}
 			if err := m.exchange.Arrive(r.Peer, r.Args, len(r.Payload)); err != nil {
 				m.t.Fatal(err)
 			}
@@ -75,7 +80,7 @@ func (m *meeting) speak() {
 func (m *meeting) meet(v wire.Outcome) wire.Outcome {
 	m.t.Helper()
 	m.number++
-	m.exchange.Begin(m.number, v)
+	m.exchange.Begin(m.number, v, m.strewn)
 	decided := false
 	m.Await("outcome", func() bool { m.poll(); v, decided = m.exchange.Decided(); return decided })
 	if entered := m.area.Entered().Load(); entered != m.entered && v == wire.OutcomeQuiet {
@@ -146,6 +151,35 @@ func leaders(t *testing.T, seed uint64, program Program) {
 	}
 }
 
+// strewnLeaders: leaders that share CPUs with ranks of other nodes complete barriers along the tree
+// when they know it of each other, and no longer when that has changed.
+func strewnLeaders(t *testing.T, seed uint64, program Program) {
+	const all = wire.PathDirect | wire.PathMeet
+	m := startMeeting(t, seed, program, "8")
+	m.loss = 10
+	m.begin()
+	m.strewn = true
+	m.setPath(all | wire.PathStrewn)
+	for climbed, v := range []wire.Outcome{wire.OutcomeQuiet, wire.OutcomeQuiet, wire.OutcomeLoud} {
+		m.speak()
+		if got := m.meet(v); got != v || m.climbed != climbed {
+			t.Errorf("outcome %d, want %d, after %d notes in the tree, want %d", got, v, m.climbed, climbed)
+		}
+	}
+	m.kernels(all)
+	for range 2 { // the first one of these climbs the tree
+		m.speak()
+		if got := m.meet(wire.OutcomeQuiet); got != wire.OutcomeQuiet || m.climbed != 3 {
+			t.Errorf("outcome %d after %d notes in the tree", got, m.climbed)
+		}
+	}
+	m.speak()
+	m.number++
+	m.exchange.Abandon(m.number)
+	m.Await("end", func() bool { m.poll(); return m.errors.String() != "" })
+	m.Ended(1)
+}
+
 // boundLeader: a rank does not wait for the leader of another node that has ended, but goes to the
 // node kernels.
 func boundLeader(t *testing.T, seed uint64, program Program) {
@@ -190,7 +224,7 @@ func stalledMessages(t *testing.T, seed uint64, program Program) {
 	m.Sleeps()
 	m.pass(wire.Record{Handler: 6, Args: [2]uint64{wire.Untried + 1}})
 	m.number++
-	m.exchange.Begin(m.number, wire.OutcomeQuiet) // finalizing
+	m.exchange.Begin(m.number, wire.OutcomeQuiet, false) // finalizing
 	ended := make(chan error, 1)
 	go func() { ended <- m.cmd.Wait() }()
 	m.Await("end", func() bool { m.poll(); return len(ended) > 0 })

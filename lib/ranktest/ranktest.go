@@ -509,6 +509,7 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 	t.Run("mirrored channels", func(t *testing.T) { mirrors(t, seed, program) })
 	t.Run("flood of another node", func(t *testing.T) { farFlood(t, seed, program) })
 	t.Run("leaders", func(t *testing.T) { leaders(t, seed, program) })
+	t.Run("strewn leaders", func(t *testing.T) { strewnLeaders(t, seed, program) })
 	t.Run("leader that has ended", func(t *testing.T) { boundLeader(t, seed, program) })
 	t.Run("leader that stops waiting", func(t *testing.T) { overdueLeader(t, seed, program) })
 	t.Run("stalled messages", func(t *testing.T) { stalledMessages(t, seed, program) })

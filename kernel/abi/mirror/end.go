@@ -62,6 +62,7 @@ type End struct {
 	owed    int           // datagrams with data that were not acknowledged
 	ackAt   time.Duration // the acknowledgement must be sent then
 	hurry   bool          // or at once
+	rides   bool          // the last ones have travelled with data
 }
 
 // NewEnd returns the end that sends out of the ring of out and fills the ring of in. It goes on
@@ -101,6 +102,10 @@ func (e *End) Busy() bool {
 // Hurry makes an acknowledgement that waits due.
 func (e *End) Hurry() { e.hurry = e.hurry || e.owed > 0 }
 
+// Rest makes an acknowledgement that waits due before the rank sleeps, unless the last ones have
+// travelled with data: then the next one probably will, too, and the rank must wake for Due.
+func (e *End) Rest() { e.hurry = e.hurry || e.owed > 0 && !e.rides }
+
 // Ask makes the other end answer at once.
 func (e *End) Ask() { e.ask = true }
 
@@ -118,10 +123,12 @@ func (e *End) Emit(b []byte, now time.Duration) []byte {
 	case e.sent < position && e.flying < e.window:
 		at := int(e.sent % wire.ChannelRing)
 		n := e.cut(at, int(position-e.sent))
+		e.rides = now < e.ackAt
 		b = e.begin(b)
 		b = append(b, e.out.Ring()[at:at+n]...)
 		e.fly(n, now)
 	case e.ask || e.hurry || e.creditDue() || e.owed > 0 && now >= e.ackAt:
+		e.rides = e.rides && now < e.ackAt
 		b = e.begin(b)
 	}
 	return b
@@ -145,9 +152,14 @@ func (e *End) look(now time.Duration, position uint64) {
 	}
 }
 
-// Due returns when Emit must be called if nothing arrives and nothing is written before; 0: never.
-// Emit must have returned nothing.
-func (e *End) Due() time.Duration { return e.deadline }
+// Due returns when Emit must be called, for a rank that sleeps, too, if nothing arrives and nothing
+// is written before; 0: never. Emit must have returned nothing.
+func (e *End) Due() time.Duration {
+	if e.owed > 0 && (e.deadline == 0 || e.ackAt < e.deadline) {
+		return e.ackAt
+	}
+	return e.deadline
+}
 
 // back sends again from the acknowledged position.
 func (e *End) back() {

@@ -264,6 +264,53 @@ func TestDue(t *testing.T) {
 	}
 }
 
+// Before a rank sleeps, it acknowledges at once, unless its last acknowledgements have travelled
+// with data. Then it must wake for the next one, if no data follow.
+func TestRest(t *testing.T) {
+	m := newModel(t, rand.New(rand.NewPCG(1, 1)))
+	m.lossy = false
+	a, b := m.sides[0], m.sides[1]
+	// rests lets b sleep with a message to acknowledge, and returns whether it does so at once.
+	rests := func() bool {
+		a.push(t, 1)
+		m.emit(0, a.end)
+		m.now += 30 * time.Microsecond
+		m.deliver()
+		before := m.most
+		b.end.Rest()
+		m.emit(1, b.end)
+		return m.most > before
+	}
+	answer := func() {
+		b.push(t, 1)
+		m.emit(1, b.end)
+	}
+	if !rests() {
+		t.Error("no acknowledgement, although no data have followed another one")
+	}
+	answer() // soon: the acknowledgement would have travelled with it
+	for range 3 {
+		if rests() {
+			t.Error("an acknowledgement did not wait for data, which had followed the last one")
+		}
+		answer()
+	}
+	if rests() {
+		t.Fatal("an acknowledgement did not wait for data")
+	}
+	due := b.end.Due()
+	if due <= m.now || due > m.now+ackDelay {
+		t.Fatalf("due at %v, at %v", due, m.now)
+	}
+	m.now = due
+	if n := len(b.end.Emit(nil, m.now)); n != HeaderSize {
+		t.Errorf("a datagram of %d bytes when an acknowledgement is due", n)
+	}
+	if !rests() {
+		t.Error("no acknowledgement, although no data have followed the last one")
+	}
+}
+
 // An end takes any datagram, as a hostile peer sends it, and stays usable.
 func FuzzArrive(f *testing.F) {
 	h := Header{Offset: 8, Arrived: 1 << 63, Taken: 16}

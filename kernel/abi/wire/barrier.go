@@ -3,6 +3,7 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 )
 
 // Outcome says how the ranks of a job, or some of them, have entered a barrier. The greatest of
@@ -18,6 +19,14 @@ const (
 
 // MaxRounds bounds the rounds in which leaders exchange outcomes.
 const MaxRounds = 32
+
+// Rounds of notes in the exchange begin with 0, up and down the tree with these. NoteRounds bounds
+// all.
+const (
+	RoundUp    = MaxRounds
+	RoundDown  = 2 * MaxRounds
+	NoteRounds = 3 * MaxRounds
+)
 
 // Leaders returns the lowest rank of each node, in ascending order.
 func Leaders(size int, nodeOf func(rank uint32) uint32) (leaders []uint32) {
@@ -41,18 +50,51 @@ func Exchange(a, b, leaders int) bool {
 	return false
 }
 
+// treeGroup is the number of leaders with one parent in the tree, and that one.
+const treeGroup = 8
+
+// Parent returns the parent in the tree of a place among the leaders other than 0: the first place
+// of its group of 8; the first places of groups have a binomial tree. No two children of a parent
+// have one round, which is less than MaxRounds.
+func Parent(place int) (parent int, round uint8) {
+	if in := place % treeGroup; in != 0 {
+		return place - in, uint8(in)
+	}
+	return place & (place - 1), uint8(treeGroup + bits.TrailingZeros(uint(place/treeGroup)))
+}
+
+// Climb reports whether one of two places among the leaders is the parent of the other.
+func Climb(a, b int) bool {
+	child := max(a, b)
+	if a == b {
+		return false
+	}
+	parent, _ := Parent(child)
+	return parent == min(a, b)
+}
+
 // Note is what a leader sends another in a round of a barrier. The arguments of its message are
 //
 //	0 u64: number of the barrier
-//	1 u64: round in bits 0 to 7, Outcome in 8 to 15
+//	1 u64: round in bits 0 to 7, Outcome in 8 to 15, Strewn in 16
 type Note struct {
 	Number  uint64
-	Round   uint8 // less than MaxRounds
+	Round   uint8 // less than NoteRounds
 	Outcome Outcome
+	Strewn  bool // all leaders that the sender knows about share their CPUs with ranks of other nodes
 }
 
+// noteStrewn is the bit of Strewn.
+const noteStrewn = 1 << 16
+
 // Args returns the arguments of the message.
-func (n Note) Args() [2]uint64 { return [2]uint64{n.Number, uint64(n.Round) | uint64(n.Outcome)<<8} }
+func (n Note) Args() [2]uint64 {
+	second := uint64(n.Round) | uint64(n.Outcome)<<8
+	if n.Strewn {
+		second |= noteStrewn
+	}
+	return [2]uint64{n.Number, second}
+}
 
 // ErrNote reports a message of HandlerBarrier that makes no sense.
 var ErrNote = errors.New("note about a barrier makes no sense")
@@ -60,8 +102,8 @@ var ErrNote = errors.New("note about a barrier makes no sense")
 // ParseNote reads the arguments of a message of HandlerBarrier with so much payload. The sender may
 // have written anything. The error wraps ErrNote.
 func ParseNote(args [2]uint64, payload int) (Note, error) {
-	n := Note{Number: args[0], Round: uint8(args[1]), Outcome: Outcome(args[1] >> 8)}
-	if args[1]>>16 != 0 || payload != 0 || n.Number == 0 || n.Round >= MaxRounds || n.Outcome < OutcomeQuiet || n.Outcome > OutcomeAbandoned {
+	n := Note{Number: args[0], Round: uint8(args[1]), Outcome: Outcome(args[1] >> 8), Strewn: args[1]&noteStrewn != 0}
+	if args[1] >= 2*noteStrewn || payload != 0 || n.Number == 0 || n.Round >= NoteRounds || n.Outcome < OutcomeQuiet || n.Outcome > OutcomeAbandoned {
 		return n, fmt.Errorf("%w: %#x, %#x, %d bytes of payload", ErrNote, args[0], args[1], payload)
 	}
 	return n, nil

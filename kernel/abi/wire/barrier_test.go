@@ -45,10 +45,11 @@ func TestExchange(t *testing.T) {
 func FuzzNote(f *testing.F) {
 	f.Add(uint64(1), uint64(1<<8), 0)
 	f.Add(uint64(1<<63), uint64(31|3<<8), 0)
+	f.Add(uint64(1), uint64(95|1<<8|1<<16), 0)
 	f.Add(uint64(0), uint64(1<<8), 0)
-	f.Add(uint64(1), uint64(32|1<<8), 0)
+	f.Add(uint64(1), uint64(96|1<<8), 0)
 	f.Add(uint64(1), uint64(4<<8), 0)
-	f.Add(uint64(1), uint64(1<<16|1<<8), 0)
+	f.Add(uint64(1), uint64(1<<17|1<<8), 0)
 	f.Add(uint64(1), uint64(1<<8), 8)
 	f.Fuzz(func(t *testing.T, first, second uint64, payload int) {
 		n, err := ParseNote([2]uint64{first, second}, payload)
@@ -57,7 +58,7 @@ func FuzzNote(f *testing.F) {
 			if !errors.Is(err, ErrNote) {
 				t.Error(err)
 			}
-		case n.Args() != [2]uint64{first, second} || payload != 0 || n.Number == 0 || n.Round >= MaxRounds || n.Outcome < OutcomeQuiet || n.Outcome > OutcomeAbandoned:
+		case n.Args() != [2]uint64{first, second} || payload != 0 || n.Number == 0 || n.Round >= NoteRounds || n.Outcome < OutcomeQuiet || n.Outcome > OutcomeAbandoned:
 			t.Errorf("%#x %#x, %d bytes: %+v", first, second, payload, n)
 		}
 	})

@@ -8,10 +8,11 @@ import (
 
 // Bits of an area's path word.
 const (
-	PathDirect = 1 // messages between ranks of the node may take channels
-	PathYield  = 2 // a rank that waits may yield its core for a while before it sleeps
-	PathSpin   = 4 // and may spin before that
-	PathMeet   = 8 // barriers may be completed on the boards
+	PathDirect = 1  // messages between ranks of the node may take channels
+	PathYield  = 2  // a rank that waits may yield its core for a while before it sleeps
+	PathSpin   = 4  // and may spin before that
+	PathMeet   = 8  // barriers may be completed on the boards
+	PathStrewn = 16 // the CPUs of the ranks of this node are shared with other nodes, and barriers may climb the tree
 )
 
 // Results of an Outlet or an Inlet: the process to wake. Other values are local ranks.

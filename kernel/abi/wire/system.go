@@ -21,9 +21,10 @@ const (
 // the other has not returned. Each is at most MaxPayload bytes of data.
 const CollectiveWindow = 16
 
-// MostExchanging is the size of the largest job on one node whose ranks send small values to each
-// other for an all-reduce, and not along a tree.
-const MostExchanging = 8
+// MostSmall is the size of the largest group whose all-reduce of a value of at most MaxPayload
+// bytes does not take a tree: on one node, and of two ranks, each rank sends its value to each
+// other one; other ranks send it to the first one, which sends the result back.
+const MostSmall = 8
 
 // CallKind says what a message of HandlerCollective is: a chunk of a collective operation, or one
 // of the last two.

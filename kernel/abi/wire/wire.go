@@ -129,8 +129,16 @@
 // from 0, the leader at place p among n, in the order of ranks, sends the greatest Outcome that it
 // knows to the leader at place p + 2^k modulo n, and waits for the note of the leader at place
 // p - 2^k. After the first round with 2^(k+1) >= n all know the same. The leader writes the outcome
-// on its board. A Note takes the mirrored channel to its target if there is one, even a paused one,
-// and passes the node kernels only while there is none; its order among other messages does not
+// on its board.
+//
+// A note also says whether all leaders that its sender knows about share CPUs with ranks of other
+// nodes (PathStrewn). After a barrier in which all did, the next one climbs a tree (Parent): a
+// leader waits for notes of round RoundUp + r of its children, where r is the round of Parent; then
+// it sends one to its parent, waits for one of RoundDown + r of it, which has the outcome, and
+// sends that to its children. So all leaders know alike which barriers climb.
+//
+// A Note takes the mirrored channel to its target if there is one, even a paused one, and passes
+// the node kernels only while there is none; its order among other messages does not
 // matter.
 //
 // If the outcome is that some rank was not quiet, all ranks enter a barrier of the node kernels
@@ -158,7 +166,7 @@ import (
 )
 
 // Version is the version of this interface. A rank and its node kernel must have the same one.
-const Version = 8
+const Version = 9
 
 // Names in a rank's environment.
 const (

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define WIRE_VERSION 8
+#define WIRE_VERSION 9
 #define WIRE_MAGIC 0x5947524d
 #define WIRE_RING_SIZE (256 << 10)
 #define WIRE_MAX_NAME 64
@@ -48,6 +48,7 @@
 #define WIRE_YIELD 2
 #define WIRE_SPIN 4
 #define WIRE_MEET 8
+#define WIRE_STREWN 16
 
 /* Places in a channel. */
 #define WIRE_CHANNEL_CLOSED 0
@@ -109,7 +110,7 @@ struct wire_record {
 /* Messages of the libraries (kernel/abi/wire, Call). */
 #define WIRE_HANDLER_COLLECTIVE 256
 #define WIRE_COLLECTIVE_WINDOW 16
-#define WIRE_MOST_EXCHANGING 8
+#define WIRE_MOST_SMALL 8
 #define WIRE_MAX_CALL_LENGTH ((UINT64_C(1) << 40) - 1)
 #define WIRE_MAX_CALL_NUMBER 0xfff
 
@@ -143,6 +144,11 @@ struct wire_record {
 /* The same, Note. */
 #define WIRE_HANDLER_BARRIER 258
 #define WIRE_MAX_ROUNDS 32
+#define WIRE_ROUND_UP 32
+#define WIRE_ROUND_DOWN 64
+#define WIRE_NOTE_ROUNDS 96
+#define WIRE_TREE_GROUP 8
+#define WIRE_NOTE_STREWN (1 << 16)
 #define WIRE_UNTRIED 2
 #define WIRE_MOST_SKIPPED 15
 

@@ -37,7 +37,7 @@ var same = map[string]string{
 	"offTail": "WIRE_TAIL", "offHead": "WIRE_HEAD", "offConsumerWaiting": "WIRE_CONSUMER_WAITING", "offProducerWaiting": "WIRE_PRODUCER_WAITING",
 
 	"offSettled": "WIRE_SETTLED", "offPath": "WIRE_PATH", "offChannels": "WIRE_CHANNELS",
-	"PathDirect": "WIRE_DIRECT", "PathYield": "WIRE_YIELD", "PathSpin": "WIRE_SPIN", "PathMeet": "WIRE_MEET",
+	"PathDirect": "WIRE_DIRECT", "PathYield": "WIRE_YIELD", "PathSpin": "WIRE_SPIN", "PathMeet": "WIRE_MEET", "PathStrewn": "WIRE_STREWN",
 	"offClosed": "WIRE_CHANNEL_CLOSED", "offShared": "WIRE_CHANNEL_SHARED", "offCount": "WIRE_CHANNEL_COUNT", "offTaken": "WIRE_CHANNEL_TAKEN", "offBlocked": "WIRE_CHANNEL_BLOCKED",
 	"offBehind": "WIRE_CHANNEL_SETTLED", "offPosition": "WIRE_CHANNEL_POSITION", "offAcked": "WIRE_CHANNEL_ACKED", "offArrived": "WIRE_CHANNEL_ARRIVED",
 	"offAcknowledged": "WIRE_CHANNEL_ACKNOWLEDGED", "ChannelSize": "WIRE_CHANNEL_SIZE", "ChannelEnded": "WIRE_CHANNEL_ENDED", "mirrorValue": "WIRE_MIRROR",
@@ -45,14 +45,15 @@ var same = map[string]string{
 	"markMask": "WIRE_MARK_MASK", "markValid": "WIRE_MARK_VALID",
 	"boardRank": "WIRE_BOARD_RANK", "offBarrier": "WIRE_BOARD_BARRIER", "offOutcome": "WIRE_BOARD_OUTCOME", "offAsleep": "WIRE_BOARD_ASLEEP",
 	"barrierLoud": "WIRE_BARRIER_LOUD", "barrierShift": "WIRE_BARRIER_SHIFT", "OutcomeQuiet": "WIRE_OUTCOME_QUIET", "OutcomeLoud": "WIRE_OUTCOME_LOUD",
-	"OutcomeAbandoned": "WIRE_OUTCOME_ABANDONED", "HandlerBarrier": "WIRE_HANDLER_BARRIER", "MaxRounds": "WIRE_MAX_ROUNDS", "Untried": "WIRE_UNTRIED", "mostSkipped": "WIRE_MOST_SKIPPED",
+	"OutcomeAbandoned": "WIRE_OUTCOME_ABANDONED", "HandlerBarrier": "WIRE_HANDLER_BARRIER", "MaxRounds": "WIRE_MAX_ROUNDS", "RoundUp": "WIRE_ROUND_UP",
+	"RoundDown": "WIRE_ROUND_DOWN", "NoteRounds": "WIRE_NOTE_ROUNDS", "noteStrewn": "WIRE_NOTE_STREWN", "treeGroup": "WIRE_TREE_GROUP", "Untried": "WIRE_UNTRIED", "mostSkipped": "WIRE_MOST_SKIPPED",
 
 	"kindMessage": "WIRE_MESSAGE", "kindPad": "WIRE_PAD",
 	"OpHello": "WIRE_HELLO", "OpInsert": "WIRE_INSERT", "OpRemove": "WIRE_REMOVE", "OpStats": "WIRE_STATS", "OpRegion": "WIRE_REGION", "OpState": "WIRE_STATE",
 	"OpChannel": "WIRE_CHANNEL", "OpDoorbell": "WIRE_DOORBELL",
 	"StatusOK": "WIRE_OK", "StatusAgain": "WIRE_AGAIN", "SetConstant": "WIRE_SET_CONSTANT", "SetEntries": "WIRE_SET_ENTRIES", "SetTrusted": "WIRE_SET_TRUSTED",
 
-	"HandlerCollective": "WIRE_HANDLER_COLLECTIVE", "CollectiveWindow": "WIRE_COLLECTIVE_WINDOW", "MostExchanging": "WIRE_MOST_EXCHANGING", "MaxCallLength": "WIRE_MAX_CALL_LENGTH",
+	"HandlerCollective": "WIRE_HANDLER_COLLECTIVE", "CollectiveWindow": "WIRE_COLLECTIVE_WINDOW", "MostSmall": "WIRE_MOST_SMALL", "MaxCallLength": "WIRE_MAX_CALL_LENGTH",
 	"MaxCallNumber": "WIRE_MAX_CALL_NUMBER", "MaxGroups": "MARGAY_MAX_GROUPS",
 	"CallBroadcast": "WIRE_CALL_BROADCAST", "CallReduce": "WIRE_CALL_REDUCE", "CallAllReduce": "WIRE_CALL_ALL_REDUCE", "CallGather": "WIRE_CALL_GATHER",
 	"CallAllGather": "WIRE_CALL_ALL_GATHER", "CallAllToAll": "WIRE_CALL_ALL_TO_ALL", "CallScan": "WIRE_CALL_SCAN", "CallBarrier": "WIRE_CALL_BARRIER",
