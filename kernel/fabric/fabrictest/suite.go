@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"margay/internal/check"
 	"margay/kernel/abi/id"
 	"margay/kernel/fabric"
 )
@@ -25,6 +24,8 @@ type Suite struct {
 	Machine func(t testing.TB) New
 	// Leaks checks at the end of a test that nothing of its nodes is left.
 	Leaks func(t testing.TB)
+	// Rounds returns how often a test repeats something: few times, or many in long runs.
+	Rounds func(few, many int) int
 }
 
 // New makes a node of a machine.
@@ -68,7 +69,7 @@ func (s Suite) nodes(t testing.TB, n int) (ts []fabric.Transport, rs []*Recorder
 
 func (s Suite) framesInOrder(t *testing.T) {
 	ts, rs, _, _ := s.nodes(t, 2)
-	n := check.Rounds(1500, 5000)
+	n := s.Rounds(1500, 5000)
 	var senders sync.WaitGroup
 	for from := range 2 { // both begin at the same moment
 		senders.Go(func() {
@@ -224,7 +225,7 @@ func (s Suite) closeInUse(t *testing.T) {
 // Two nodes that use their connection for the first time at the same moment agree on one, and lose
 // nothing.
 func (s Suite) bothFirst(t *testing.T) {
-	for range check.Rounds(15, 50) {
+	for range s.Rounds(15, 50) {
 		ts, rs, _, _ := s.nodes(t, 2)
 		var both sync.WaitGroup
 		for from := range 2 {
@@ -251,7 +252,7 @@ func (s Suite) bothFirst(t *testing.T) {
 // Three nodes begin with each other at the same moment, again and again: everything arrives once
 // and in order.
 func (s Suite) allAtOnce(t *testing.T) {
-	for round := range check.Rounds(6, 20) {
+	for round := range s.Rounds(6, 20) {
 		ts, rs, _, _ := s.nodes(t, 3)
 		var all sync.WaitGroup
 		for from := range 3 {

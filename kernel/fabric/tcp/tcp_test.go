@@ -26,7 +26,7 @@ func (m *machine) config(t testing.TB, node id.Node, h fabric.Handler) Config {
 }
 
 func TestContract(t *testing.T) {
-	fabrictest.Suite{Leaks: check.Leaks, Machine: func(t testing.TB) fabrictest.New {
+	fabrictest.Suite{Leaks: check.Leaks, Rounds: check.Rounds, Machine: func(t testing.TB) fabrictest.New {
 		m := newMachine(t)
 		return func(t testing.TB, node id.Node, address string, h fabric.Handler) (fabric.Transport, string) {
 			l := listen(t, address)

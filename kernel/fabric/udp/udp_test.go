@@ -38,7 +38,7 @@ func start(t testing.TB, m *fabrictest.Machine, node id.Node, address string, h 
 }
 
 func suite(change func(*Config)) fabrictest.Suite {
-	return fabrictest.Suite{Leaks: check.Leaks, Machine: func(t testing.TB) fabrictest.New {
+	return fabrictest.Suite{Leaks: check.Leaks, Rounds: check.Rounds, Machine: func(t testing.TB) fabrictest.New {
 		m := fabrictest.NewMachine(t)
 		return func(t testing.TB, node id.Node, address string, h fabric.Handler) (fabric.Transport, string) {
 			return start(t, m, node, address, h, change)
