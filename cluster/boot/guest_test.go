@@ -79,11 +79,12 @@ func TestConfiguration(t *testing.T) {
 			t.Errorf("%s: status %d, %q", when, status, body)
 		}
 	}
-	lease := func() {
+	leased := func(at time.Time) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.grants.Arm(time.Now(), Host{Node: 0, MAC: host(0).MAC})
+		s.grants.Arm(at, Host{Node: 0, MAC: host(0).MAC})
 	}
+	lease := func() { leased(time.Now()) }
 	refused("before a lease")
 	lease()
 	if status, _ := fetch(t, "HEAD", url+ConfigPath, ""); status != 403 {
@@ -98,6 +99,13 @@ func TestConfiguration(t *testing.T) {
 	refused("without one")
 	missing.Store(false)
 	refused("after that")
+	leased(time.Now().Add(-2 * grantTime))
+	refused("long after a lease")
+	leased(time.Now().Add(-2 * grantTime)) // and it has waited for its turn since
+	fetch(t, "GET", url+ScriptPath, "")
+	if status, body := fetch(t, "GET", url+ConfigPath, ""); status != 200 || body != "secret of node0" {
+		t.Errorf("when its turn begins: status %d, %q", status, body)
+	}
 }
 
 func TestGrants(t *testing.T) {
@@ -143,7 +151,7 @@ func TestAsks(t *testing.T) {
 		}
 	})
 	ask := func(n int) []byte {
-		datagram, to := s.answer(start, question(t, n))
+		datagram, to := s.answer(start, question(t, n), false)
 		if datagram != nil && to.String() != "255.255.255.255:68" {
 			t.Errorf("an answer to %v", to)
 		}
