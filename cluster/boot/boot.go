@@ -24,7 +24,8 @@
 // a network stack in this process.
 //
 // Locks: Services.mu guards Leases, Grants, Turns and Progress. It is not held during input or
-// output.
+// output. limitedConn.mu guards in which room a connection counts. No other lock of this package is
+// taken while one of them is held.
 package boot
 
 import (
