@@ -195,6 +195,7 @@ func TestRefused(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	s := play(t, socket)
 	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
 	cause := errors.New("Ctrl-C")
 	for _, want := range []error{&control.Failure{Code: control.Code_CODE_NO_ROOM}, cause} {
 		failed := make(chan error, 1)

@@ -6,7 +6,7 @@
 //	firmware -> DHCP  discover, request              Client.Means and Leases decide
 //	firmware -> TFTP or HTTP  undionly.kpxe, ipxe.efi
 //	iPXE     -> DHCP  discover, request              the same two decide
-//	iPXE     -> HTTP  GET /boot.ipxe                 the same for all nodes
+//	iPXE     -> HTTP  GET /boot.ipxe                 the same for all nodes, in turns (Turns)
 //	iPXE     -> HTTP  GET /config                    of a node: once for each lease (Grants)
 //	iPXE     -> HTTP  GET /kernel, /image            the same for all nodes
 //
@@ -21,15 +21,21 @@
 // Every station on the wire can read what the services give. Without Config.Node none of it is
 // secret, and a node gets its configuration and its token in another way.
 //
-// Leases, Grants, Progress and tftp.Server are state machines: packets and times in, answers out.
-// Services does their input and output on any net.PacketConn and net.Listener, of a host or of a
-// network stack in this process.
+// With Config.Proxy, a server of the site gives the addresses, and the services add what a client
+// boots from. They learn a client's address from its request to that server, which is broadcast.
 //
-// Locks: Services.mu guards Leases, Grants and Progress. It is not held during input or output.
+// Leases, Grants, Turns, Progress and tftp.Server are state machines: packets and times in, answers
+// out. Services does their input and output on any net.PacketConn and net.Listener, of a host or of
+// a network stack in this process.
+//
+// Locks: Services.mu guards Leases, Grants, Turns and Progress. It is not held during input or
+// output. limitedConn.mu guards in which room a connection counts. No other lock of this package is
+// taken while one of them is held.
 package boot
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,6 +56,7 @@ import (
 const (
 	HTTPPort = node.BootPort
 	DHCPPort = 67
+	PXEPort  = 4011 // where clients ask a proxy (PXE 2.1, section 2.2.5)
 	TFTPPort = 69
 )
 
@@ -102,6 +109,10 @@ type Config struct {
 	// Met is called with a guest that fetches the script, or asks for its configuration. It may be
 	// nil.
 	Met func(MAC)
+	// Proxy leaves addresses to another server.
+	Proxy bool
+	// Turns bounds how many nodes fetch the kernel and the image at the same time. 0: defaultTurns.
+	Turns int
 	// Log receives lines about refusals, at a bounded rate.
 	Log func(format string, args ...any)
 }
@@ -118,8 +129,13 @@ type Services struct {
 	mu       sync.Mutex
 	leases   *Leases
 	grants   Grants
+	turns    *Turns
+	called   map[MAC]chan struct{} // a node that waits for its turn; closed when it begins
 	progress *Progress
 }
+
+// defaultTurns are enough to fill an Ethernet of 10 Gbit/s.
+const defaultTurns = 64
 
 // Lines about what strangers send: so many at once, and so many a second.
 const (
@@ -139,7 +155,7 @@ func New(c Config) (*Services, error) {
 	}
 	s := &Services{
 		config: c, log: gate.NewLog(c.Log, logBurst, logRate),
-		progress: NewProgress(), grants: make(Grants),
+		progress: NewProgress(), grants: make(Grants), turns: NewTurns(cmp.Or(c.Turns, defaultTurns)), called: make(map[MAC]chan struct{}),
 		files: map[string]served{
 			ScriptPath: {script, Script},
 			KernelPath: {c.Kernel, Kernel},
@@ -155,9 +171,7 @@ func New(c Config) (*Services, error) {
 		s.locations[ByUEFI], s.first[uefiName] = uefiName, tftp.File(c.UEFI)
 		s.locations[ByHTTP], s.files["/"+uefiName] = base+"/"+uefiName, served{c.UEFI, Loader}
 	}
-	if s.leases, err = NewLeases(nil); err != nil {
-		return nil, err
-	}
+	s.leases = NewLeases(c.Proxy)
 	for _, h := range c.Hosts {
 		if err := s.Add(h); err != nil {
 			return nil, err
@@ -168,7 +182,7 @@ func New(c Config) (*Services, error) {
 
 // Add adds a host to the ones that are served.
 func (s *Services) Add(h Host) error {
-	if !s.config.Server.Contains(h.Address) || h.Address == s.config.Server.Addr() {
+	if !s.config.Proxy && (!s.config.Server.Contains(h.Address) || h.Address == s.config.Server.Addr()) {
 		return fmt.Errorf("boot: %v: its address %v is not one of a host in %v", h, h.Address, s.config.Server.Masked())
 	}
 	s.mu.Lock()
@@ -180,7 +194,9 @@ func (s *Services) Add(h Host) error {
 func (s *Services) Remove(node id.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.leases.Remove(node)
+	if h, ok := s.leases.Node(node); ok {
+		s.forget(h.MAC)
+	}
 	s.progress.Starting(node)
 }
 
@@ -188,7 +204,14 @@ func (s *Services) Remove(node id.Node) {
 func (s *Services) Forget(mac MAC) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.forget(mac)
+}
+
+// forget is Forget for a caller that holds s.mu.
+func (s *Services) forget(mac MAC) {
 	s.leases.Forget(mac)
+	delete(s.grants, mac)
+	s.call(s.turns.Leave(time.Now(), mac))
 }
 
 // host returns the host that has an address.
@@ -221,9 +244,15 @@ func (s *Services) take(h Host, method, path string) (File, error) {
 	return File{bytes.NewReader(text), int64(len(text))}, nil
 }
 
-// Serve answers DHCP and TFTP on a connection each and HTTP on a listener until ctx ends, and
-// closes them.
-func (s *Services) Serve(ctx context.Context, questions, files net.PacketConn, l net.Listener) error {
+// Sockets are what services answer on.
+type Sockets struct {
+	DHCP, TFTP net.PacketConn
+	PXE        net.PacketConn // with Config.Proxy: on PXEPort; it may be nil
+	HTTP       net.Listener
+}
+
+// Serve answers on sockets until ctx ends, and closes them.
+func (s *Services) Serve(ctx context.Context, sockets Sockets) error {
 	defer s.log.Close()
 	server := s.server()
 	var once sync.Once
@@ -231,17 +260,23 @@ func (s *Services) Serve(ctx context.Context, questions, files net.PacketConn, l
 	end := func(err error) { // the first one to end ends the others
 		once.Do(func() {
 			why = err
-			questions.Close()
-			files.Close()
+			sockets.DHCP.Close()
+			sockets.TFTP.Close()
+			if sockets.PXE != nil {
+				sockets.PXE.Close()
+			}
 			server.Close()
 		})
 	}
 	stop := context.AfterFunc(ctx, func() { end(nil) })
 	defer stop()
 	var all sync.WaitGroup
-	all.Go(func() { end(server.Serve(limited(l, s.log))) })
-	all.Go(func() { end(s.serveDHCP(questions)) })
-	all.Go(func() { end(s.serveTFTP(files)) })
+	all.Go(func() { end(server.Serve(s.limited(sockets.HTTP))) })
+	all.Go(func() { end(s.serveDHCP(sockets.DHCP)) })
+	all.Go(func() { end(s.serveTFTP(sockets.TFTP)) })
+	if sockets.PXE != nil {
+		all.Go(func() { end(s.servePXE(sockets.PXE)) })
+	}
 	all.Wait()
 	if ctx.Err() != nil {
 		return nil
@@ -255,6 +290,9 @@ func (s *Services) Starting(node id.Node) {
 	defer s.mu.Unlock()
 	s.progress.Starting(node)
 	s.leases.Starting(node)
+	if h, ok := s.leases.Node(node); ok {
+		s.call(s.turns.Leave(time.Now(), h.MAC))
+	}
 }
 
 // Counts returns what was refused so far.
@@ -265,14 +303,76 @@ func (s *Services) Counts() Counts {
 }
 
 // reached records that a node has reached a stage, and reports it if it is new.
-func (s *Services) reached(h Host, status Status) {
+func (s *Services) reached(h Host, status Status) { s.sent(h, status, 0) }
+
+// sent is reached for a node that was sent some bytes of a file.
+func (s *Services) sent(h Host, status Status, bytes int) {
 	if h.Guest {
 		return
 	}
 	s.mu.Lock()
 	news := s.progress.Reached(h.Node, status)
+	s.turns.Moved(h.MAC, bytes)
+	if status.over() {
+		s.call(s.turns.Leave(time.Now(), h.MAC))
+	}
 	s.mu.Unlock()
 	if news && s.config.Report != nil {
 		s.config.Report(h.Node, status)
+	}
+}
+
+// turnWait bounds how long a request for the script waits for a turn.
+const turnWait = 10 * time.Second
+
+// await waits until it is the turn of a node, for turnWait at most. Otherwise it returns how many
+// nodes come before.
+func (s *Services) await(ctx context.Context, h Host) (before int, ok bool) {
+	s.mu.Lock()
+	ok, before = s.ask(h)
+	if ok {
+		s.mu.Unlock()
+		return 0, true
+	}
+	called := make(chan struct{})
+	s.called[h.MAC] = called
+	s.mu.Unlock()
+	s.reached(h, Status{Stage: Queued, Why: fmt.Sprint(before)})
+	timer := time.NewTimer(turnWait)
+	defer timer.Stop()
+	select {
+	case <-called:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.called[h.MAC] == called {
+		delete(s.called, h.MAC)
+	}
+	if ctx.Err() != nil { // the client is gone
+		s.call(s.turns.Leave(time.Now(), h.MAC))
+		return 0, false
+	}
+	ok, before = s.ask(h)
+	return before, ok
+}
+
+// ask is Turns.Ask for a caller that holds s.mu.
+func (s *Services) ask(h Host) (ok bool, before int) {
+	now := time.Now()
+	ok, before, next := s.turns.Ask(now, h.MAC)
+	s.call(next)
+	s.grants.Extend(now, h)
+	return ok, before
+}
+
+// call wakes the requests of nodes whose turn begins. The caller holds s.mu.
+func (s *Services) call(next []MAC) {
+	for _, mac := range next {
+		if called, ok := s.called[mac]; ok {
+			delete(s.called, mac)
+			close(called)
+		}
 	}
 }

@@ -41,19 +41,33 @@ const (
 // serveDHCP answers until the connection is closed.
 func (s *Services) serveDHCP(conn net.PacketConn) error {
 	return receive(conn, maxDatagram, func(datagram []byte, _ netip.AddrPort) {
-		answer, to := s.answer(time.Now(), datagram)
-		if answer == nil {
-			return
-		}
-		if _, err := conn.WriteTo(answer, to); err != nil {
-			s.log.Printf("boot: answer to %v: %v", to, err)
+		if answer, to := s.answer(time.Now(), datagram, false); answer != nil {
+			s.write(conn, answer, to)
 		}
 	}, nil)
 }
 
-// answer returns the answer to a datagram, and where it goes; nil if there is none.
-func (s *Services) answer(at time.Time, datagram []byte) ([]byte, net.Addr) {
+// servePXE answers clients that have an address, and ask a proxy for the rest, until the connection
+// is closed.
+func (s *Services) servePXE(conn net.PacketConn) error {
+	return receive(conn, maxDatagram, func(datagram []byte, from netip.AddrPort) {
+		if answer, _ := s.answer(time.Now(), datagram, true); answer != nil {
+			s.write(conn, answer, net.UDPAddrFromAddrPort(from))
+		}
+	}, nil)
+}
+
+func (s *Services) write(conn net.PacketConn, answer []byte, to net.Addr) {
+	if _, err := conn.WriteTo(answer, to); err != nil {
+		s.log.Printf("boot: answer to %v: %v", to, err)
+	}
+}
+
+// answer returns the answer to a datagram, and where it goes; nil if there is none. The datagram
+// has come on DHCPPort or on PXEPort.
+func (s *Services) answer(at time.Time, datagram []byte, pxe bool) ([]byte, net.Addr) {
 	in, q, err := parse(datagram)
+	q.PXE = pxe
 	s.mu.Lock()
 	if err != nil {
 		s.leases.Malformed()
@@ -62,6 +76,9 @@ func (s *Services) answer(at time.Time, datagram []byte) ([]byte, net.Addr) {
 		return nil, nil
 	}
 	s.mu.Unlock()
+	if s.config.Proxy && !q.Boots {
+		return nil, nil // the network has other stations, too
+	}
 	if q.Means != Nothing && s.locations[q.Means] == "" {
 		q.Means, q.Why = Nothing, "this machine has no iPXE for its firmware"
 	}
@@ -73,7 +90,7 @@ func (s *Services) answer(at time.Time, datagram []byte) ([]byte, net.Addr) {
 	}
 	s.mu.Lock()
 	a := s.leases.Handle(at, s.config.Server.Addr(), q)
-	if a.Kind == Ack && q.Means.configured() {
+	if a.Leased && q.Means.configured() {
 		s.grants.Arm(at, a.Host)
 	}
 	s.mu.Unlock()
@@ -83,6 +100,13 @@ func (s *Services) answer(at time.Time, datagram []byte) ([]byte, net.Addr) {
 		s.reached(a.Host, Status{Stage: Asked, Why: a.Refusal})
 	case a.Refusal != "":
 		s.log.Printf("boot: DHCP: %s", a.Refusal)
+	}
+	switch {
+	case !a.Leased:
+	case q.Means.configured():
+		s.reached(a.Host, Status{Stage: Entered})
+	default:
+		s.reached(a.Host, Status{Stage: Leased})
 	}
 	if a.Kind == Other {
 		return nil, nil
@@ -97,15 +121,8 @@ func (s *Services) answer(at time.Time, datagram []byte) ([]byte, net.Addr) {
 			s.log.Printf("boot: %v: router advertisement: %v", a.Host, err)
 		}
 	}
-	switch {
-	case a.Kind != Ack:
-	case q.Means.configured():
-		s.reached(a.Host, Status{Stage: Entered})
-	default:
-		s.reached(a.Host, Status{Stage: Leased})
-	}
 	to := destination(in, a)
-	if s.config.Broadcast {
+	if s.config.Broadcast || s.config.Proxy {
 		to = everyone()
 	}
 	return out.ToBytes(), to
@@ -122,12 +139,13 @@ func parse(datagram []byte) (*dhcpv4.DHCPv4, Question, error) {
 		!in.GatewayIPAddr.IsUnspecified() {
 		return nil, Question{}, errQuestion
 	}
-	q := Question{MAC: MAC(in.ClientHWAddr)}
-	q.Means, q.Why = Client{
+	client := Client{
 		Class: string(in.Options.Get(dhcpv4.OptionClassIdentifier)),
 		User:  string(in.Options.Get(dhcpv4.OptionUserClassInformation)),
 		Archs: string(in.Options.Get(dhcpv4.OptionClientSystemArchitectureType)),
-	}.Means()
+	}
+	q := Question{MAC: MAC(in.ClientHWAddr), Boots: client.kind() != ""}
+	q.Means, q.Why = client.Means()
 	switch in.MessageType() {
 	case dhcpv4.MessageTypeDiscover:
 		q.Kind = Discover
@@ -153,13 +171,19 @@ func (s *Services) reply(in *dhcpv4.DHCPv4, a Answer, m Means) (*dhcpv4.DHCPv4, 
 		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(server)),
 	}
 	if a.Kind != Nak {
+		modifiers = append(modifiers, dhcpv4.WithServerIP(server))
+		modifiers = append(modifiers, bootOptions(in, m)...)
+	}
+	switch {
+	case a.Kind == Nak:
+	case s.config.Proxy && m == ByScript: // iPXE takes only such an answer for a proxy's
+		modifiers = append(modifiers, dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionClassIdentifier, []byte(classPXE))))
+	case !s.config.Proxy:
 		modifiers = append(modifiers,
 			dhcpv4.WithYourIP(a.Host.Address.AsSlice()),
-			dhcpv4.WithServerIP(server),
 			dhcpv4.WithNetmask(net.CIDRMask(s.config.Server.Bits(), 32)),
 			dhcpv4.WithLeaseTime(uint32(leaseTime.Seconds())),
 		)
-		modifiers = append(modifiers, bootOptions(in, m)...)
 	}
 	out, err := dhcpv4.NewReplyFromRequest(in, modifiers...)
 	if err == nil && a.Kind != Nak {

@@ -130,7 +130,7 @@ func TestAnswers(t *testing.T) {
 					return nil
 				}
 			})
-			datagram, to := s.answer(start, c.datagram)
+			datagram, to := s.answer(start, c.datagram, false)
 			if frames != min(1, int(c.kind)) {
 				t.Errorf("%d router advertisements", frames)
 			}
@@ -178,7 +178,7 @@ func TestFirmware(t *testing.T) {
 			}
 		})
 		for _, datagram := range [][]byte{question(t, 1, firmware(c.class, c.arch)), request(t, 1, firmware(c.class, c.arch))} {
-			out, _ := s.answer(start, datagram)
+			out, _ := s.answer(start, datagram, false)
 			d, err := dhcpv4.FromBytes(out)
 			if err != nil {
 				t.Fatalf("%s: %v", c.class, err)
@@ -195,7 +195,7 @@ func TestFirmware(t *testing.T) {
 	}
 	s, r := services(t, func(c *Config) { c.BIOS, c.UEFI = File{}, File{} })
 	for _, m := range []dhcpv4.Modifier{firmware("PXEClient", 0), firmware("PXEClient", 7), firmware("HTTPClient", 16)} {
-		if out, _ := s.answer(start, question(t, 1, m)); out != nil || !strings.Contains(r.all(), "this machine has no iPXE for its firmware") {
+		if out, _ := s.answer(start, question(t, 1, m), false); out != nil || !strings.Contains(r.all(), "this machine has no iPXE for its firmware") {
 			t.Errorf("without iPXE: %x, reports %q", out, r.all())
 		}
 	}
@@ -241,18 +241,27 @@ func (p *played) SetReadDeadline(time.Time) error { return nil }
 // serve runs services on a played connection and on ports of this host until the test ends.
 func serve(t *testing.T, s *Services) (p *played, files net.Addr, url string) {
 	t.Helper()
-	first, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
 	p = play()
+	sockets := serveOn(t, s, Sockets{DHCP: p})
+	return p, sockets.TFTP.LocalAddr(), "http://" + sockets.HTTP.Addr().String()
+}
+
+// serveOn runs services until the test ends, on ports of this host unless sockets are given.
+func serveOn(t *testing.T, s *Services, sockets Sockets) Sockets {
+	t.Helper()
+	var err error
+	if sockets.DHCP == nil {
+		sockets.DHCP = play()
+	}
+	if sockets.TFTP, err = net.ListenPacket("udp", "127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	if sockets.HTTP, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(ctx, p, first, l) }()
+	go func() { ended <- s.Serve(ctx, sockets) }()
 	t.Cleanup(func() {
 		cancel()
 		select {
@@ -264,7 +273,7 @@ func serve(t *testing.T, s *Services) (p *played, files net.Addr, url string) {
 			t.Error("the services do not end")
 		}
 	})
-	return p, first.LocalAddr(), "http://" + l.Addr().String()
+	return sockets
 }
 
 // After garbage, an error and a flood of strangers, a node is answered.
@@ -299,7 +308,7 @@ func TestServeFails(t *testing.T) {
 		}
 		questions, first := play(), play()
 		ended := make(chan error, 1)
-		go func() { ended <- s.Serve(context.Background(), questions, first, l) }()
+		go func() { ended <- s.Serve(context.Background(), Sockets{DHCP: questions, TFTP: first, HTTP: l}) }()
 		[]io.Closer{l, questions, first}[i].Close()
 		var failed error
 		check.AwaitFor(t, patience, "the end", func() bool {
@@ -347,7 +356,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(question(f, 1, firmware("HTTPClient", 16)))
 	f.Fuzz(func(t *testing.T, datagram []byte) {
 		s, _ := services(t, nil)
-		out, to := s.answer(start, datagram)
+		out, to := s.answer(start, datagram, false)
 		if out == nil {
 			return
 		}

@@ -18,6 +18,13 @@ func (g Grants) Arm(now time.Time, h Host) {
 	}
 }
 
+// Extend begins the time of a grant again, for a host that waits for its turn.
+func (g Grants) Extend(now time.Time, h Host) {
+	if _, ok := g[h.MAC]; ok {
+		g[h.MAC] = now
+	}
+}
+
 // Take uses up the grant of a host. Without one it returns the reason.
 func (g Grants) Take(now time.Time, h Host) (refusal string) {
 	armed, ok := g[h.MAC]

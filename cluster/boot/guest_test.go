@@ -88,11 +88,12 @@ func TestConfiguration(t *testing.T) {
 			}
 		}
 	}
-	lease := func() {
+	leased := func(at time.Time) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.grants.Arm(time.Now(), Host{Node: 0, MAC: host(0).MAC})
+		s.grants.Arm(at, Host{Node: 0, MAC: host(0).MAC})
 	}
+	lease := func() { leased(time.Now()) }
 	refused("before a lease")
 	lease()
 	if status, _ := fetch(t, "HEAD", url+ConfigPath, ""); status != 403 {
@@ -112,6 +113,13 @@ func TestConfiguration(t *testing.T) {
 	refused("without one")
 	missing.Store(false)
 	refused("after that")
+	leased(time.Now().Add(-2 * grantTime))
+	refused("long after a lease")
+	leased(time.Now().Add(-2 * grantTime)) // and it has waited for its turn since
+	fetch(t, "GET", url+ScriptPath, "")
+	if status, body := fetch(t, "GET", url+ConfigPath, ""); status != 200 || body != "secret of node0" {
+		t.Errorf("when its turn begins: status %d, %q", status, body)
+	}
 }
 
 // pack plays Config.Pack.
@@ -131,7 +139,7 @@ func TestSeeker(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		answer, _ := s.answer(start, datagram)
+		answer, _ := s.answer(start, datagram, false)
 		if !q.Receive(answer) {
 			t.Fatalf("the answer %x was not taken", answer)
 		}
@@ -191,7 +199,7 @@ func TestAsks(t *testing.T) {
 		}
 	})
 	ask := func(n int) []byte {
-		datagram, to := s.answer(start, question(t, n))
+		datagram, to := s.answer(start, question(t, n), false)
 		if datagram != nil && to.String() != "255.255.255.255:68" {
 			t.Errorf("an answer to %v", to)
 		}

@@ -1,9 +1,11 @@
 package boot
 
 import (
+	"context"
 	"errors"
 	"io"
 	"log"
+	"math"
 	"net"
 	"net/http"
 	"net/netip"
@@ -23,8 +25,13 @@ const (
 	// size of io.Copy. A slower client loses its connection, and can continue where it was.
 	stallWait  = 30 * time.Second
 	maxHeader  = 8 << 10
-	maxConns   = 1024
-	maxPerAddr = 4
+	maxPerAddr = 4 // connections of a host; the hosts bound their number
+	// Other stations have places of their own, for so long.
+	maxStrangers = 64
+	strangerWait = 5 * time.Second
+	// learnWait is how long a request waits until the address that it comes from is learnt: a
+	// client may be faster than its last question for an address.
+	learnWait = 2 * time.Second
 )
 
 // served is a file and the stage of a node that fetches it.
@@ -36,6 +43,7 @@ type served struct {
 func (s *Services) server() *http.Server {
 	return &http.Server{
 		Handler:           http.HandlerFunc(s.serveFile),
+		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		ReadHeaderTimeout: headerWait, ReadTimeout: headerWait, IdleTimeout: idleWait, MaxHeaderBytes: maxHeader,
 		ErrorLog: log.New(io.Discard, "", 0), // any station can cause errors at will
 	}
@@ -46,7 +54,7 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 	control := http.NewResponseController(w)
 	_ = control.SetWriteDeadline(time.Now().Add(stallWait)) // an error is the connection's, which the answer meets as well
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
-	host, known := s.host(from.Addr().Unmap())
+	host, known := s.recognize(r.Context(), from.Addr().Unmap())
 	if err != nil || !known {
 		s.log.Printf("boot: %s asks for %.100q, and is not a node", r.RemoteAddr, r.URL.Path)
 		http.Error(w, "not a node of this machine", http.StatusForbidden)
@@ -88,12 +96,17 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 	if host.Guest && file.stage == Script {
 		s.met(host)
 	}
-	_ = control.SetReadDeadline(time.Time{})                   // the time for the request is over, and it is here
+	_ = control.SetReadDeadline(time.Time{}) // the time for the request is over, and it is here
+	if file.stage == Script && !host.Guest && r.Method == http.MethodGet {
+		if before, ok := s.await(r.Context(), host); !ok {
+			file = served{s.laterScript(before), Queued}
+		}
+	}
 	w.Header().Set("Content-Type", "application/octet-stream") // else it would be guessed
 	content := &counted{SectionReader: io.NewSectionReader(file, 0, file.Size)}
-	http.ServeContent(&steady{w, control, func() {
-		if file.Size > 0 {
-			s.reached(host, Status{Stage: file.stage, Percent: int(content.at.Load() * 100 / file.Size)})
+	http.ServeContent(&steady{w, control, func(n int) {
+		if file.Size > 0 && file.stage != Queued {
+			s.sent(host, Status{Stage: file.stage, Percent: int(content.at.Load() * 100 / file.Size)}, n)
 		}
 	}}, r, "", time.Time{}, content)
 }
@@ -102,6 +115,24 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 func (s *Services) met(h Host) {
 	if s.config.Met != nil {
 		s.config.Met(h.MAC)
+	}
+}
+
+// connKey is the key of the connection in the context of a request.
+type connKey struct{}
+
+// recognize returns the host that has the address of a request, and counts the connection as one of
+// a host.
+func (s *Services) recognize(ctx context.Context, address netip.Addr) (h Host, known bool) {
+	for end := time.Now().Add(learnWait); ; {
+		if h, known = s.host(address); known {
+			c, ok := ctx.Value(connKey{}).(*limitedConn)
+			return h, !ok || c.admit()
+		}
+		if !s.config.Proxy || ctx.Err() != nil || time.Now().After(end) {
+			return h, false
+		}
+		time.Sleep(learnWait / 20)
 	}
 }
 
@@ -128,7 +159,7 @@ func (c *counted) Read(b []byte) (int, error) {
 type steady struct {
 	http.ResponseWriter
 	control *http.ResponseController
-	sent    func()
+	sent    func(bytes int)
 }
 
 func (w *steady) Write(b []byte) (int, error) {
@@ -137,23 +168,25 @@ func (w *steady) Write(b []byte) (int, error) {
 	}
 	n, err := w.ResponseWriter.Write(b)
 	if err == nil {
-		w.sent()
+		w.sent(n)
 	}
 	return n, err
 }
 
-// limit bounds connections: in all, and from one address.
+// limit bounds connections: of hosts, from each address, and of strangers in all, so that neither a
+// host nor strangers can keep a host from its boot.
 type limit struct {
 	net.Listener
-	log  *gate.Log
-	room *gate.Room
+	services *Services
+	hosts    *gate.Room
+	others   *gate.Room
 
 	closed atomic.Bool
 }
 
 // limited closes the connections of l that exceed the limits.
-func limited(l net.Listener, log *gate.Log) net.Listener {
-	return &limit{Listener: l, log: log, room: gate.NewRoom(maxConns, maxPerAddr)}
+func (s *Services) limited(l net.Listener) net.Listener {
+	return &limit{Listener: l, services: s, hosts: gate.NewRoom(math.MaxInt, maxPerAddr), others: gate.NewRoom(maxStrangers, 1)}
 }
 
 // Accept implements net.Listener.
@@ -164,12 +197,20 @@ func (l *limit) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		from, _ := netip.ParseAddrPort(c.RemoteAddr().String())
-		source := from.Addr().String()
-		if _, _, ok := l.room.Enter(source); ok {
-			return &limitedConn{Conn: c, limit: l, source: source}, nil
+		limited := &limitedConn{Conn: c, limit: l, room: l.hosts, source: from.Addr().String()}
+		_, known := l.services.host(from.Addr().Unmap())
+		if !known {
+			limited.room = l.others
 		}
-		l.log.Printf("boot: a connection from %v is closed: there are too many", from)
-		c.Close()
+		if _, _, ok := limited.room.Enter(limited.source); !ok {
+			l.services.log.Printf("boot: a connection from %v is closed: there are too many", from)
+			c.Close()
+			continue
+		}
+		if !known {
+			limited.timer = time.AfterFunc(strangerWait, func() { limited.Conn.Close() })
+		}
+		return limited, nil
 	}
 }
 
@@ -186,6 +227,29 @@ type limitedConn struct {
 	source string
 	over   atomic.Bool // the client has ended it, or takes nothing
 	once   sync.Once
+
+	mu    sync.Mutex
+	room  *gate.Room  // in which it counts
+	timer *time.Timer // ends it; nil: it is a host's
+}
+
+// admit counts the connection of a stranger as one of a host, if the host has room for it.
+func (c *limitedConn) admit() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timer == nil {
+		return true
+	}
+	if !c.timer.Stop() { // it is being ended
+		return false
+	}
+	if _, _, ok := c.limit.hosts.Enter(c.source); !ok {
+		c.timer.Reset(0)
+		return false
+	}
+	c.room.Leave(c.source)
+	c.room, c.timer = c.limit.hosts, nil
+	return true
 }
 
 // Read implements net.Conn.
@@ -226,6 +290,11 @@ func (c *limitedConn) Close() (err error) {
 }
 
 func (c *limitedConn) end() error {
-	defer c.limit.room.Leave(c.source)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	defer c.room.Leave(c.source)
+	if c.timer != nil {
+		c.timer.Stop()
+	}
 	return c.Conn.Close()
 }

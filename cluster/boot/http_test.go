@@ -235,7 +235,7 @@ func inBubble(t *testing.T, f func(t *testing.T, p *check.Pipes)) {
 		ctx, cancel := context.WithCancel(context.Background())
 		p := check.NewPipes()
 		ended := make(chan error, 1)
-		go func() { ended <- s.Serve(ctx, play(), play(), p) }()
+		go func() { ended <- s.Serve(ctx, Sockets{DHCP: play(), TFTP: play(), HTTP: p}) }()
 		f(t, p)
 		cancel()
 		if err := <-ended; err != nil {
@@ -329,6 +329,57 @@ func TestConnectionsAreBounded(t *testing.T) {
 			t.Error("a connection that has ended takes a place")
 		}
 		for _, c := range append(held, other, again) {
+			c.Close()
+		}
+	})
+}
+
+// However many connections strangers hold, hosts have theirs. Strangers lose them after a while,
+// whatever they do, and so do connections of theirs beyond their places.
+func TestStrangersHoldNoPlaces(t *testing.T) {
+	inBubble(t, func(t *testing.T, p *check.Pipes) {
+		stranger := func(n int) net.Conn {
+			return dial(t, p, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 1, byte(n >> 8), byte(n)}), 1000).String())
+		}
+		var held []net.Conn
+		for n := range maxStrangers {
+			held = append(held, stranger(n))
+		}
+		for n := range 100 {
+			if c := stranger(maxStrangers + n); !ended(c) {
+				t.Fatal("strangers have more connections than places")
+			}
+		}
+		for _, address := range []string{"127.0.0.1:1000", "127.0.0.3:1000"} {
+			for range maxPerAddr {
+				c := dial(t, p, address)
+				if ended(c) {
+					t.Fatal("strangers hold the place of a host")
+				}
+				defer c.Close()
+			}
+		}
+		busy := held[0] // it asks again and again
+		go io.Copy(io.Discard, busy)
+		for range int(strangerWait/time.Second) - 1 {
+			if _, err := io.WriteString(busy, "GET /kernel HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if _, err := io.WriteString(busy, "x"); err == nil {
+			t.Error("a stranger that asks again and again keeps its connection")
+		}
+		for _, c := range held[1:] {
+			if !ended(c) {
+				t.Error("a stranger that asks nothing keeps its connection")
+			}
+		}
+		if c := stranger(1); ended(c) {
+			t.Error("the places of strangers are not free again")
+		} else {
 			c.Close()
 		}
 	})

@@ -25,10 +25,12 @@ func ParseMAC(text string) (m MAC, err error) {
 }
 
 // Host is a node that may boot, and its address, which it always gets. A guest is a machine that is
-// not a node: it gets an address and a script that waits, and nothing else. It has no Node.
+// not a node: it gets an address and a script that waits, and nothing else. It has no Node. Under a
+// proxy, a host has the last address that it has asked another server for.
 type Host struct {
 	Node    id.Node
 	Guest   bool
+	Says    string // what a guest shows while it waits; empty: how it becomes a node
 	MAC     MAC
 	Address netip.Addr
 }
@@ -62,8 +64,10 @@ type Question struct {
 	Machine string     // identifies the client's machine (RFC 4578, option 97); may be empty
 	Wants   netip.Addr // the address that it asks for, or has; may be invalid
 	Server  netip.Addr // the server that it has chosen; may be invalid
+	Boots   bool       // it boots over the network, from something
 	Means   Means      // what it boots from
 	Why     string     // Nothing: the reason
+	PXE     bool       // it was sent to PXEPort
 }
 
 // Answer is what a client gets.
@@ -71,6 +75,7 @@ type Answer struct {
 	Kind    Kind // Offer, Ack, Nak, or Other for none
 	Host    Host // of a known client
 	Known   bool
+	Leased  bool   // the client has an address, or another server gives it one
 	Refusal string // why there is no Offer or Ack; empty if there is, or nothing was asked of this server
 }
 
@@ -89,10 +94,12 @@ type Counts struct {
 // repeats its messages, and shorter than the exchange of a machine takes.
 const holdTime = time.Minute
 
-// Leases decides on the questions of DHCP clients. The number of hosts bounds the state: packets of
+// Leases decides on the questions of DHCP clients. As a proxy it gives no addresses, but learns
+// them. The number of hosts bounds the state: packets of
 // strangers are only counted, so they cannot exhaust addresses or memory. It is not safe for
 // concurrent use.
 type Leases struct {
+	proxy     bool
 	hosts     map[MAC]Host
 	addresses map[netip.Addr]Host
 	owners    map[MAC]owner
@@ -105,30 +112,37 @@ type owner struct {
 	last    time.Time
 }
 
-// NewLeases returns the leases of hosts. Each host needs a MAC address and an address of its own.
-func NewLeases(hosts []Host) (*Leases, error) {
-	l := &Leases{hosts: make(map[MAC]Host, len(hosts)), owners: make(map[MAC]owner), addresses: make(map[netip.Addr]Host, len(hosts))}
-	for _, h := range hosts {
-		if err := l.Add(h); err != nil {
-			return nil, err
-		}
-	}
-	return l, nil
+// NewLeases returns the leases of a server that has no hosts yet.
+func NewLeases(proxy bool) *Leases {
+	return &Leases{proxy: proxy, hosts: make(map[MAC]Host), owners: make(map[MAC]owner), addresses: make(map[netip.Addr]Host)}
 }
 
-// Add adds a host, unless it has it. On an error nothing is changed.
+// Add adds a host, unless it has it. Each host needs a MAC address and, unless this is a proxy, an
+// address of its own. On an error nothing is changed.
 func (l *Leases) Add(h Host) error {
-	if l.hosts[h.MAC] == h && h.Guest {
+	was, known := l.hosts[h.MAC]
+	if l.proxy {
+		h.Address = was.Address
+	}
+	if known && was.Guest && h.Guest && was.Address == h.Address {
+		l.hosts[h.MAC] = h
+		if h.Address.IsValid() {
+			l.addresses[h.Address] = h
+		}
 		return nil
 	}
 	if h.MAC == (MAC{}) || h.MAC[0]&1 != 0 {
 		return fmt.Errorf("boot: %v: %v is not the MAC address of one station", h, h.MAC)
 	}
-	if !h.Address.Is4() {
+	if !l.proxy && !h.Address.Is4() {
 		return fmt.Errorf("boot: %v: %v is not an IPv4 address", h, h.Address)
 	}
-	if other, ok := l.hosts[h.MAC]; ok {
-		return fmt.Errorf("boot: %v and %v have the same MAC address %v", other, h, h.MAC)
+	if known {
+		return fmt.Errorf("boot: %v and %v have the same MAC address %v", was, h, h.MAC)
+	}
+	if l.proxy {
+		l.hosts[h.MAC] = h
+		return nil
 	}
 	if other, ok := l.addresses[h.Address]; ok {
 		return fmt.Errorf("boot: %v and %v have the same address %v", other, h, h.Address)
@@ -137,13 +151,14 @@ func (l *Leases) Add(h Host) error {
 	return nil
 }
 
-// Remove removes a node's host.
-func (l *Leases) Remove(node id.Node) {
-	for mac, h := range l.hosts {
+// Node returns the host of a node.
+func (l *Leases) Node(node id.Node) (h Host, known bool) {
+	for _, h := range l.hosts {
 		if h.Node == node && !h.Guest {
-			l.Forget(mac)
+			return h, true
 		}
 	}
+	return Host{}, false
 }
 
 // Forget removes the host of a MAC address, if there is one.
@@ -169,10 +184,8 @@ func (l *Leases) Malformed() { l.counts.Malformed++ }
 
 // Starting frees the MAC address of a node: another machine may have it now.
 func (l *Leases) Starting(node id.Node) {
-	for mac, h := range l.hosts {
-		if h.Node == node && !h.Guest {
-			delete(l.owners, mac)
-		}
+	if h, ok := l.Node(node); ok {
+		delete(l.owners, h.MAC)
 	}
 }
 
@@ -187,7 +200,7 @@ func (l *Leases) Handle(now time.Time, server netip.Addr, q Question) Answer {
 	if q.Kind != Discover && q.Kind != Request && q.Kind != Decline {
 		return a
 	}
-	if q.Server.IsValid() && q.Server != server {
+	if !l.proxy && q.Server.IsValid() && q.Server != server {
 		l.counts.Elsewhere++
 		a.Refusal = fmt.Sprintf("it has chosen another DHCP server, %v", q.Server)
 		return a
@@ -205,13 +218,52 @@ func (l *Leases) Handle(now time.Time, server netip.Addr, q Question) Answer {
 	case q.Means == Nothing:
 		l.counts.Unfit++
 		a.Refusal = q.Why
+	case l.proxy:
+		l.assist(now, server, q, &a)
 	case q.Kind == Discover:
 		a.Kind = Offer
 	case q.Wants != host.Address:
 		l.counts.Wrong++
 		a.Kind, a.Refusal = Nak, fmt.Sprintf("it has asked for the address %v, and its own is %v", q.Wants, host.Address)
 	default:
-		a.Kind = Ack
+		a.Kind, a.Leased = Ack, true
 	}
 	return a
+}
+
+// assist answers as a proxy: a client's search for servers, and the request of one that has an
+// address and comes back for the rest. The request to the server that gives the address is
+// broadcast, and has the address in it.
+func (l *Leases) assist(now time.Time, server netip.Addr, q Question, a *Answer) {
+	switch {
+	case q.Kind == Discover && !q.PXE:
+		a.Kind = Offer
+	case q.Kind != Request:
+	case !q.Wants.Is4() || q.Wants.IsUnspecified() || q.Wants == server:
+		l.counts.Wrong++
+		a.Refusal = fmt.Sprintf("it asks for the address %v, which cannot be its own", q.Wants)
+	case !l.learn(now, &a.Host, q.Wants):
+		l.counts.Wrong++
+		a.Refusal = fmt.Sprintf("it has the address %v, which another one has used just now", q.Wants)
+	default:
+		a.Leased = true
+		if q.PXE {
+			a.Kind = Ack
+		}
+	}
+}
+
+// learn notes the address of a host. It refuses one that another host has used within holdTime.
+func (l *Leases) learn(now time.Time, h *Host, address netip.Addr) bool {
+	if other, ok := l.addresses[address]; ok && other.MAC != h.MAC {
+		if now.Sub(l.owners[other.MAC].last) < holdTime {
+			return false
+		}
+		other.Address = netip.Addr{}
+		l.hosts[other.MAC] = other
+	}
+	delete(l.addresses, h.Address)
+	h.Address = address
+	l.hosts[h.MAC], l.addresses[address] = *h, *h
+	return true
 }

@@ -1,6 +1,7 @@
 package boot
 
 import (
+	"errors"
 	"math/rand/v2"
 	"net/netip"
 	"strconv"
@@ -23,13 +24,11 @@ func host(n int) Host {
 
 func leases(t testing.TB, nodes int) *Leases {
 	t.Helper()
-	var hosts []Host
+	l := NewLeases(false)
 	for n := range nodes {
-		hosts = append(hosts, host(n))
-	}
-	l, err := NewLeases(hosts)
-	if err != nil {
-		t.Fatal(err)
+		if err := l.Add(host(n)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return l
 }
@@ -189,8 +188,27 @@ func TestBadHosts(t *testing.T) {
 	} {
 		h := []Host{host(0), host(1)}
 		spoil(h)
-		if _, err := NewLeases(h); err == nil {
+		l := NewLeases(false)
+		if err := errors.Join(l.Add(h[0]), l.Add(h[1])); err == nil {
 			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+// A guest can be added again, with another text. A node cannot.
+func TestAddAgain(t *testing.T) {
+	for _, proxy := range []bool{false, true} {
+		l, guest := NewLeases(proxy), Host{Guest: true, MAC: host(1).MAC, Address: host(1).Address}
+		for _, guest.Says = range []string{"", "wait", "wait"} {
+			if err := l.Add(guest); err != nil {
+				t.Errorf("proxy %t: %v", proxy, err)
+			}
+			if got := l.hosts[guest.MAC].Says; got != guest.Says {
+				t.Errorf("proxy %t: it says %q, want %q", proxy, got, guest.Says)
+			}
+		}
+		if l.Add(host(1)) == nil {
+			t.Errorf("proxy %t: a node takes the card of a guest", proxy)
 		}
 	}
 }
@@ -205,6 +223,7 @@ func TestProgress(t *testing.T) {
 		{Status{Stage: Leased}, true}, {Status{Stage: Leased}, false},
 		{Status{Stage: Loader, Percent: 100}, true}, {Status{Stage: Entered}, true}, {Status{Stage: Entered}, false},
 		{Status{Stage: Loader, Percent: 100}, false},
+		{Status{Stage: Queued, Why: "2"}, true}, {Status{Stage: Queued, Why: "2"}, false}, {Status{Stage: Queued, Why: "1"}, true},
 		{Status{Stage: Script, Percent: 100}, true},
 		{Status{Stage: Kernel}, true}, {Status{Stage: Kernel, Percent: 9}, false}, {Status{Stage: Kernel, Percent: 10}, true},
 		{Status{Stage: Kernel, Percent: 5}, false}, {Status{Stage: Script, Percent: 100}, false},

@@ -13,6 +13,7 @@ const (
 	Leased                         // its firmware has an address and the location of iPXE
 	Loader                         // its firmware fetches iPXE
 	Entered                        // its iPXE has an address and the location of the script
+	Queued                         // it waits until other nodes have fetched the image
 	Script                         // it fetches the script
 	Configuration                  // it fetches its configuration
 	Kernel                         // it fetches the kernel
@@ -23,7 +24,7 @@ const (
 type Status struct {
 	Stage   Stage
 	Percent int    // of the file that the stage fetches, 0 to 100
-	Why     string // Asked: the reason
+	Why     string // Asked: the reason; Queued: how many nodes come before it
 }
 
 var fetched = map[Stage]string{Loader: "iPXE", Script: "the script", Configuration: "its configuration", Kernel: "the kernel", Image: "the node image"}
@@ -34,6 +35,8 @@ func (s Status) String() string {
 	switch {
 	case s.Stage == Asked:
 		return "its DHCP request was refused: " + s.Why
+	case s.Stage == Queued:
+		return "it waits while others fetch the node image; " + s.Why + " wait before it"
 	case s.Stage == Leased:
 		return "its firmware has got an address"
 	case s.Stage == Entered:
@@ -45,6 +48,9 @@ func (s Status) String() string {
 	}
 	return "it has not begun"
 }
+
+// over reports whether a node has fetched everything.
+func (s Status) over() bool { return s.Stage == Image && s.Percent >= 100 }
 
 // begins reports whether the stage is one of DHCP.
 func (s Stage) begins() bool { return s == Asked || s == Leased || s == Entered }
@@ -68,7 +74,7 @@ func (p *Progress) Reached(node id.Node, s Status) bool {
 	s.Percent = min(max(s.Percent, 0), 100)
 	was := p.nodes[node]
 	switch {
-	case s.Stage == was.Stage && s.Stage.begins():
+	case s.Stage == was.Stage && (s.Stage.begins() || s.Stage == Queued):
 		if s == was {
 			return false
 		}

@@ -1,6 +1,7 @@
 package boot
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 )
@@ -35,7 +36,7 @@ const waitSeconds = 5
 
 // waiting is what a guest shows.
 func waiting(h Host) string {
-	return fmt.Sprintf("This machine is not a node yet. On the service host: margay node approve %v", h.MAC)
+	return cmp.Or(h.Says, fmt.Sprintf("This machine is not a node yet. On the service host: margay node approve %v", h.MAC))
 }
 
 // waitingScript returns the script of a guest, which asks for an address and a script again and
@@ -48,6 +49,19 @@ sleep %[2]d
 dhcp || goto again
 chain --replace %[3]s || goto again
 `, waiting(h), waitSeconds, s.locations[ByScript]))
+}
+
+// laterScript returns the script of a node whose turn it is not, which asks for the script again.
+// The answer to that takes up to turnWait.
+func (s *Services) laterScript(before int) File {
+	return text(fmt.Sprintf(`#!ipxe
+echo This node waits while others fetch the node image. %[1]d wait before it.
+chain --replace %[3]s || goto again
+:again
+sleep %[2]d
+dhcp || goto again
+chain --replace %[3]s || goto again
+`, before, waitSeconds, s.locations[ByScript]))
 }
 
 func text(s string) File { return File{strings.NewReader(s), int64(len(s))} }

@@ -9,9 +9,12 @@ import (
 	"margay/cluster/boot/tftp"
 )
 
+// maxTransfers is more than the number of hosts. Each host has one transfer.
+const maxTransfers = 2048
+
 // serveTFTP sends the first file of firmware until the connection is closed.
 func (s *Services) serveTFTP(conn net.PacketConn) error {
-	server := tftp.New(s.first, maxConns)
+	server := tftp.New(s.first, maxTransfers)
 	ticked := time.Now()
 	tick := func() {
 		now := time.Now()

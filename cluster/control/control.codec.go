@@ -522,6 +522,8 @@ func (m *Prepare) size() (n int) {
 	n += sizeMessage(6, m.Exec)
 	n += sizeBlob(7, m.Files)
 	n += sizeMessage(185, m.Layout)
+	n += sizeMessage(300, m.Network)
+	n += sizeInt(301, m.NetworkJob)
 	return n + len(m.unknownFields)
 }
 
@@ -535,6 +537,8 @@ func (m *Prepare) encode(e *encoder) {
 	encodeMessage(e, 6, m.Exec)
 	encodeBlob(e, 7, m.Files)
 	encodeMessage(e, 185, m.Layout)
+	encodeMessage(e, 300, m.Network)
+	encodeInt(e, 301, m.NetworkJob)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -553,6 +557,10 @@ func (m *Prepare) parse(p *parser) {
 			parseBlob(p, &m.Files)
 		case 185:
 			parseMessage(p, &m.Layout)
+		case 300:
+			parseMessage(p, &m.Network)
+		case 301:
+			parseInt(p, &m.NetworkJob)
 		default:
 			p.foreign()
 		}
@@ -600,6 +608,9 @@ func (m *JobSpec) size() (n int) {
 	n += sizeInt(110, m.Spares)
 	n += sizeText(111, m.Launch)
 	n += sizeBool(190, m.Limited)
+	n += sizeBool(300, m.Allocation)
+	n += sizeInt(301, m.Step)
+	n += sizeBool(302, m.Joins)
 	return n + len(m.unknownFields)
 }
 
@@ -644,6 +655,9 @@ func (m *JobSpec) encode(e *encoder) {
 	encodeInt(e, 110, m.Spares)
 	encodeText(e, 111, m.Launch)
 	encodeBool(e, 190, m.Limited)
+	encodeBool(e, 300, m.Allocation)
+	encodeInt(e, 301, m.Step)
+	encodeBool(e, 302, m.Joins)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -724,6 +738,12 @@ func (m *JobSpec) parse(p *parser) {
 			parseText(p, &m.Launch)
 		case 190:
 			parseBool(p, &m.Limited)
+		case 300:
+			parseBool(p, &m.Allocation)
+		case 301:
+			parseInt(p, &m.Step)
+		case 302:
+			parseBool(p, &m.Joins)
 		default:
 			p.foreign()
 		}

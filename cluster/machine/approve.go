@@ -23,7 +23,7 @@ func (h *holder) approve(ctx, served context.Context, m *control.ApproveGuests) 
 	if added, err := h.repeated(m.Order); added != nil || err != nil {
 		return added, err
 	}
-	grown, added, err := h.roster.Grow(len(m.Macs))
+	grown, added, err := h.roster.Grow(len(m.Macs), nodes.busy()...)
 	if err != nil {
 		return nil, control.Failf(control.Code_CODE_NO_ROOM, "%v: take nodes out (margay machine shrink -m %s)", err, h.spec.Name)
 	}

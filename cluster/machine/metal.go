@@ -36,6 +36,7 @@ type MetalSpec struct {
 	Interface  string       `json:"interface"`             // to that network
 	Range      netip.Prefix `json:"range,omitzero"`        // as the user gave it; none: the interface's subnet
 	ApproveAll bool         `json:"approve_all,omitempty"` // every machine that boots becomes a node
+	Proxy      bool         `json:"proxy_dhcp,omitempty"`  // a server of the site gives addresses to what boots
 	File       string       `json:"file,omitempty"`        // path of the machine file
 	Plan       metal.Plan   `json:"plan"`                  // filled in by Up
 	Cards      string       `json:"cards"`                 // path of the file with the cards of nodes
@@ -49,7 +50,7 @@ func prepareMetal(ctx context.Context, d Dir, o *UpOptions) error {
 	}
 	m := &o.Spec.Metal
 	var err error
-	if m.Plan, err = metal.Find(m.Interface, m.Range); err != nil {
+	if m.Plan, err = metal.Find(m.Interface, m.Range, m.Proxy); err != nil {
 		return err
 	}
 	cards, err := m.firstCards(o)
@@ -188,6 +189,7 @@ type metalNodes struct {
 	boot    *bootServices
 	power   *file.Machine // nil: no node can be switched
 	running sync.WaitGroup
+	attends sync.WaitGroup // the goroutine that uses the interface
 	end     context.CancelFunc
 	ctx     context.Context
 
@@ -196,15 +198,28 @@ type metalNodes struct {
 	mu      sync.Mutex
 	cards   *metal.Cards
 	nodes   map[id.Node]*metalNode
-	others  []string // other DHCP servers
+	left    map[boot.MAC]departed
+	others  []metal.Offer // of other DHCP servers
+	trouble string        // of the interface
 	ownCard boot.MAC
 }
+
+// departed is a node that has left the machine, and runs on, with its address, because it was not
+// switched off.
+type departed struct {
+	number id.Node
+	since  time.Time
+}
+
+// departedTime bounds how long that is: a node reboots when it has lost serve for ten minutes.
+const departedTime = 15 * time.Minute
 
 // metalNode is a node from its start to its end. metalNodes.mu guards it.
 type metalNode struct {
 	phase   metalPhase
 	term    uint32
 	began   bool      // it has begun to boot, so a start need not switch it on
+	runs    bool      // its Linux may run: it has its configuration, and was not seen to end
 	probing bool      // it is being found out whether it is still up
 	warned  time.Time // when a request in its name was logged last
 	ended   chan exit // gets its end; nil: it does not run
@@ -229,7 +244,7 @@ var errAsleep = errors.New("waiting until it is switched on by hand: it has no e
 
 // newMetal opens the boot network and serves it.
 func newMetal(s Spec, a *trust.Authority, events metalEvents) (m *metalNodes, err error) {
-	m = &metalNodes{spec: s, cert: a.Certificate(), events: events, nodes: make(map[id.Node]*metalNode), boot: new(bootServices)}
+	m = &metalNodes{spec: s, cert: a.Certificate(), events: events, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices)}
 	m.ctx, m.end = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -248,7 +263,7 @@ func newMetal(s Spec, a *trust.Authority, events metalEvents) (m *metalNodes, er
 	if m.cards, err = metal.NewCards(s.Metal.Plan, all); err != nil {
 		return m, err
 	}
-	if m.wire, err = metal.Open(s.Metal.Interface, s.Metal.Plan, servePort); err != nil {
+	if m.wire, err = metal.Open(s.Metal.Interface, s.Metal.Plan, servePort, s.Metal.Proxy); err != nil {
 		return m, err
 	}
 	m.ownCard = m.wire.MAC()
@@ -256,8 +271,8 @@ func newMetal(s Spec, a *trust.Authority, events metalEvents) (m *metalNodes, er
 	if err := m.makeServices(); err != nil {
 		return m, err
 	}
-	m.boot.run(m.wire.Questions, m.wire.First, m.wire.Files, events.log)
-	m.running.Go(m.watch)
+	m.boot.run(m.wire.Sockets, events.log)
+	m.attends.Go(m.attend)
 	m.running.Go(m.expire)
 	return m, nil
 }
@@ -266,7 +281,7 @@ func newMetal(s Spec, a *trust.Authority, events metalEvents) (m *metalNodes, er
 func (m *metalNodes) makeServices() error {
 	config := boot.Config{
 		Server: m.spec.Metal.Plan.Server, Cmdline: m.spec.Cmdline, Report: m.reached, Log: m.events.log,
-		Broadcast: true, Node: m.hand, Pack: pack, Asks: m.asks, Met: m.met,
+		Broadcast: true, Proxy: m.spec.Metal.Proxy, Node: m.hand, Pack: pack, Asks: m.asks, Met: m.met,
 	}
 	if m.wire != nil {
 		config.MAC, config.Send = m.wire.MAC(), m.wire.Send
@@ -292,6 +307,10 @@ func (m *metalNodes) asks(now time.Time, q boot.Question) (refusal string) {
 	if q.Means == boot.Nothing {
 		return q.Why
 	}
+	if own := m.spec.Metal.Plan.Server.Addr(); q.Server.IsValid() && q.Server != own && !m.spec.Metal.Proxy {
+		m.rival(metal.Offer{Server: q.Server, Boots: true})
+	}
+	delete(m.left, q.MAC) // its Linux has ended
 	number, known := m.cards.Node(q.MAC)
 	if !known {
 		return m.asksGuest(now, q)
@@ -301,9 +320,9 @@ func (m *metalNodes) asks(now time.Time, q boot.Question) (refusal string) {
 	case asleep:
 		n.phase, n.began = waking, true
 		m.running.Go(func() { m.events.woke(number) })
-		return "its node is being started"
+		return m.detain(q.MAC)
 	case waking:
-		return "its node is being started"
+		return m.detain(q.MAC)
 	case stopped:
 		return fmt.Sprintf("node%d is off", number)
 	case handed:
@@ -313,6 +332,20 @@ func (m *metalNodes) asks(now time.Time, q boot.Question) (refusal string) {
 			m.running.Go(func() { m.probe(number, n, ended) })
 		}
 		return fmt.Sprintf("node%d may still be up", number)
+	}
+	return ""
+}
+
+// detain keeps a machine waiting whose node is being started. Without an answer it asks again. But
+// beside a server of the site it has an address without one, and would boot nothing: it gets the
+// script that waits. The caller holds m.mu.
+func (m *metalNodes) detain(mac boot.MAC) (refusal string) {
+	const why = "its node is being started"
+	if !m.spec.Metal.Proxy {
+		return why
+	}
+	if err := m.boot.services.Add(boot.Host{Guest: true, Says: "This node is being started", MAC: mac}); err != nil {
+		return err.Error()
 	}
 	return ""
 }
@@ -350,7 +383,7 @@ func (m *metalNodes) probe(number id.Node, n *metalNode, ended chan exit) {
 		n.warned = now
 		m.events.log("node%d: a request for an address came from its network card, but it is still up: another machine may use the card's address", number)
 	default:
-		n.began = true
+		n.began, n.runs = true, false
 		m.over(number, n, ended, exit{Reason: "it has begun to boot again"})
 	}
 }
@@ -394,7 +427,7 @@ func (m *metalNodes) hand(number id.Node) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.phase = handed
+	n.phase, n.runs = handed, true
 	return text, nil
 }
 
@@ -510,6 +543,7 @@ func (m *metalNodes) stop(number id.Node) {
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
+		n.runs = false
 		m.over(number, n, ended, exit{Reason: "it was switched off"})
 	})
 }
@@ -564,6 +598,12 @@ func (m *metalNodes) remove(number id.Node) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.boot.services.Remove(number)
+	if mac, ok := m.cards.MAC(number); ok {
+		m.boot.services.Forget(mac) // it may be detained
+		if m.node(number).runs {
+			m.left[mac] = departed{number, time.Now()}
+		}
+	}
 	m.cards.Leave(number)
 	delete(m.nodes, number)
 	if err := writeCards(m.spec.Metal.Cards, m.cards.List()); err != nil {
@@ -571,7 +611,22 @@ func (m *metalNodes) remove(number id.Node) {
 	}
 }
 
-// guests returns the machines that wait, and other DHCP servers.
+// busy returns the numbers, and with them the addresses, that no new node may have: nodes that have
+// left the machine run on with them.
+func (m *metalNodes) busy() (numbers []uint32) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for mac, d := range m.left {
+		if time.Since(d.since) > departedTime {
+			delete(m.left, mac)
+			continue
+		}
+		numbers = append(numbers, uint32(d.number))
+	}
+	return numbers
+}
+
+// guests returns the machines that wait, and the troubles of the boot network.
 func (m *metalNodes) guests() *control.Guests {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -579,23 +634,101 @@ func (m *metalNodes) guests() *control.Guests {
 	for _, g := range m.cards.Guests() {
 		all.Guests = append(all.Guests, &control.Guest{Mac: g.MAC.String(), SinceNs: g.Since.UnixNano()})
 	}
-	for _, server := range m.others {
-		all.Notices = append(all.Notices, fmt.Sprintf("%s: another DHCP server, %s, answers there: it can keep nodes from their boot", m.spec.Metal.Interface, server))
+	if m.trouble != "" {
+		all.Notices = append(all.Notices, m.trouble)
+	}
+	for _, o := range m.others {
+		all.Notices = append(all.Notices, fmt.Sprintf("%s: %s: it can keep nodes from their boot", m.spec.Metal.Interface, otherServer(o)))
 	}
 	return all
 }
 
-// watch looks for other DHCP servers.
-func (m *metalNodes) watch() {
-	err := m.wire.Watch(m.ctx, m.spec.Metal.Plan.Server.Addr(), func(server netip.Addr) {
-		m.mu.Lock()
-		m.others = append(m.others, server.String())
-		m.mu.Unlock()
-		m.events.log("%s: another DHCP server, %v, answers there", m.spec.Metal.Interface, server)
+// otherServer describes another DHCP server.
+func otherServer(o metal.Offer) string {
+	if o.Boots {
+		return fmt.Sprintf("another DHCP server, %v, answers there and names something to boot", o.Server)
+	}
+	return fmt.Sprintf("another DHCP server, %v, answers there", o.Server)
+}
+
+// mostRivals bounds the other DHCP servers that are reported: any station can play them.
+const mostRivals = 8
+
+// rival notes an offer of another DHCP server. The server of the site is none, unless it names
+// something to boot. The caller holds m.mu.
+func (m *metalNodes) rival(o metal.Offer) {
+	known := slices.ContainsFunc(m.others, func(other metal.Offer) bool { return other.Server == o.Server })
+	if known || len(m.others) >= mostRivals || m.spec.Metal.Proxy && !o.Boots {
+		return
+	}
+	m.others = append(m.others, o)
+	m.running.Go(func() {
+		m.events.log("%s: %s", m.spec.Metal.Interface, otherServer(o))
 		m.events.changed()
 	})
-	if err != nil && m.ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
+}
+
+// watch looks for other DHCP servers.
+func (m *metalNodes) watch(ctx context.Context) {
+	err := m.wire.Watch(ctx, m.spec.Metal.Plan.Server.Addr(), func(o metal.Offer) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.rival(o)
+	})
+	if err != nil && ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
 		m.events.log("%s: other DHCP servers stay unseen: %v", m.spec.Metal.Interface, err)
+	}
+}
+
+// startWatch begins to look for other DHCP servers, until the returned function is called.
+func (m *metalNodes) startWatch() context.CancelFunc {
+	ctx, end := context.WithCancel(m.ctx)
+	m.running.Go(func() { m.watch(ctx) })
+	return end
+}
+
+// lookPause is the time between two looks at the interface.
+const lookPause = 2 * time.Second
+
+// attend looks after the interface of the boot network, and at other DHCP servers there.
+func (m *metalNodes) attend() {
+	line := m.wire.Line()
+	unwatch := m.startWatch()
+	ticker := time.NewTicker(lookPause)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			unwatch()
+			return
+		case <-ticker.C:
+		}
+		sight := m.wire.Look()
+		bind, changed := line.See(sight)
+		if bind {
+			changed = line.Bound(sight.Index, m.wire.Bind())
+		}
+		if line.Trouble() == "" && (bind || changed) { // its socket, or its question, may have failed
+			unwatch()
+			unwatch = m.startWatch()
+		}
+		m.attended(line.Trouble(), bind, changed)
+	}
+}
+
+// attended notes what a look at the interface has shown.
+func (m *metalNodes) attended(trouble string, bound, changed bool) {
+	m.mu.Lock()
+	m.trouble, m.ownCard = trouble, m.wire.MAC()
+	m.mu.Unlock()
+	switch {
+	case trouble == "" && (changed || bound):
+		m.events.log("the interface %s serves machines that boot again", m.spec.Metal.Interface)
+	case changed:
+		m.events.log("%s", trouble)
+	}
+	if changed {
+		m.events.changed()
 	}
 }
 
@@ -628,6 +761,7 @@ func (m *metalNodes) expire() {
 func (m *metalNodes) close() error {
 	m.end()
 	err := m.boot.close()
+	m.attends.Wait()
 	if m.wire != nil {
 		err = errors.Join(err, m.wire.Close())
 	}

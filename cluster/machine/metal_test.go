@@ -35,9 +35,14 @@ func cardOf(n int) boot.MAC { return boot.MAC{0x52, 0x54, 0, 0, 1, byte(n)} }
 
 func playMetal(t *testing.T, power *file.Machine, known ...metal.Card) *playedMetal {
 	t.Helper()
+	return playMetalWith(t, false, power, known...)
+}
+
+func playMetalWith(t *testing.T, proxy bool, power *file.Machine, known ...metal.Card) *playedMetal {
+	t.Helper()
 	p := &playedMetal{t: t, woke: make(chan id.Node, 10), met: make(chan boot.MAC, 10)}
 	spec := Spec{Name: "m", Substrate: node.Metal, Profile: node.Isolated, Secret: "secret", Metal: MetalSpec{
-		Interface: "eth9", Cards: filepath.Join(t.TempDir(), "cards.json"),
+		Interface: "eth9", Proxy: proxy, Cards: filepath.Join(t.TempDir(), "cards.json"),
 		Plan: metal.Plan{Server: netip.MustParsePrefix("10.8.0.1/24"), Range: netip.MustParsePrefix("10.8.0.0/24")},
 	}}
 	cards, err := metal.NewCards(spec.Metal.Plan, known)
@@ -45,7 +50,7 @@ func playMetal(t *testing.T, power *file.Machine, known ...metal.Card) *playedMe
 		t.Fatal(err)
 	}
 	p.metalNodes = &metalNodes{
-		spec: spec, cert: []byte{1}, cards: cards, nodes: make(map[id.Node]*metalNode), boot: new(bootServices), power: power, ownCard: cardOf(255),
+		spec: spec, cert: []byte{1}, cards: cards, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices), power: power, ownCard: cardOf(255),
 		alive: func(a netip.Addr) bool { return a.String() == "10.8.0.5" && p.alive.Load() },
 		events: metalEvents{
 			stage: func(id.Node, boot.Status) {}, woke: func(n id.Node) { p.woke <- n }, met: func(m boot.MAC) { p.met <- m },
@@ -156,6 +161,69 @@ func TestMetalByHand(t *testing.T) {
 	}
 	if why := p.ask(1); why == "" {
 		t.Error("it gets an answer when it was stopped")
+	}
+}
+
+// A node that leaves without being switched off runs on, and keeps its number from others until its
+// card asks for an address.
+func TestMetalLeaves(t *testing.T) {
+	p := playMetal(t, nil, metal.Card{Node: 3, MAC: cardOf(1).String()}, metal.Card{Node: 4, MAC: cardOf(2).String()})
+	p.start(3, 1)
+	p.ask(1)
+	within(t, p.woke)
+	if _, _, err := p.start(3, 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.hand(3); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []id.Node{3, 4} {
+		p.stop(n)
+		p.remove(n)
+	}
+	if busy := p.busy(); !slices.Equal(busy, []uint32{3}) {
+		t.Errorf("numbers %v are in use; node3 runs on, and node4 has not booted", busy)
+	}
+	if why := p.ask(1); why != "" {
+		t.Errorf("its card is no stranger's: %s", why)
+	}
+	if busy := p.busy(); len(busy) != 0 {
+		t.Errorf("numbers %v are in use after a boot", busy)
+	}
+}
+
+// Beside the DHCP server of a site, a node that is waited for gets a script that waits at once.
+// Another server is reported if it names something to boot, otherwise it is the site's.
+func TestMetalProxy(t *testing.T) {
+	for _, proxy := range []bool{false, true} {
+		p := playMetalWith(t, proxy, nil, metal.Card{Node: 3, MAC: cardOf(1).String()})
+		p.start(3, 1)
+		if why := p.ask(1); (why == "") != proxy {
+			t.Errorf("proxy %t: before it is started: %q", proxy, why)
+		}
+		within(t, p.woke)
+		if why := p.ask(1); (why == "") != proxy {
+			t.Errorf("proxy %t: while it is being started: %q", proxy, why)
+		}
+		if _, _, err := p.start(3, 1); err != nil {
+			t.Fatal(err)
+		}
+		if why := p.ask(1); why != "" {
+			t.Errorf("proxy %t: when it is started: %q", proxy, why)
+		}
+		other := netip.MustParseAddr("10.8.0.9")
+		p.asks(time.Now(), boot.Question{Kind: boot.Request, MAC: cardOf(1), Means: boot.ByScript, Server: other})
+		p.mu.Lock()
+		p.rival(metal.Offer{Server: netip.MustParseAddr("10.8.0.10"), Boots: true})
+		for n := range byte(2 * mostRivals) {
+			p.rival(metal.Offer{Server: netip.AddrFrom4([4]byte{10, 8, 1, n})})
+		}
+		p.mu.Unlock()
+		notices := p.guests().Notices
+		text := strings.Join(notices, "\n")
+		if want := map[bool]int{false: mostRivals, true: 1}[proxy]; len(notices) != want || strings.Contains(text, other.String()) == proxy || !strings.Contains(text, "10.8.0.10, answers there and names") {
+			t.Errorf("proxy %t: notices %q", proxy, notices)
+		}
 	}
 }
 

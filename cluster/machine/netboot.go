@@ -29,10 +29,6 @@ type bootServices struct {
 // bootMTU is the MTU of the boot programs of network cards.
 const bootMTU = netstack.DefaultMTU
 
-// bootBuffer bounds the part of a file that a connection buffers, in bytes. Buffered data counts as
-// fetched before the node has it. The bound also keeps many connections small.
-const bootBuffer = 256 << 10
-
 // prepareNetboot finds what nodes that boot from their network card need, and enters the paths in
 // the spec.
 func prepareNetboot(ctx context.Context, e *qemu.Emulator, o *UpOptions) error {
@@ -74,7 +70,7 @@ func startBoot(s Spec, d Dir, events virtualEvents) (b *bootServices, err error)
 		return nil, err
 	}
 	b.stack, err = netstack.New(link, netstack.Config{
-		MAC: bootMAC, Address: bootAddress, MTU: bootMTU, SendBuffer: bootBuffer, Reset: true,
+		MAC: bootMAC, Address: bootAddress, MTU: bootMTU, SendBuffer: boot.SendBuffer, Reset: true,
 	})
 	if err != nil {
 		return nil, err
@@ -95,16 +91,16 @@ func (b *bootServices) serve(events virtualEvents) error {
 	if err != nil {
 		return errors.Join(err, questions.Close(), first.Close())
 	}
-	b.run(questions, first, l, events.log)
+	b.run(boot.Sockets{DHCP: questions, TFTP: first, HTTP: l}, events.log)
 	return nil
 }
 
 // run serves on sockets until close.
-func (b *bootServices) run(questions, first net.PacketConn, files net.Listener, log func(format string, args ...any)) {
+func (b *bootServices) run(sockets boot.Sockets, log func(format string, args ...any)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
 	b.served.Go(func() {
-		if err := b.services.Serve(ctx, questions, first, files); err != nil {
+		if err := b.services.Serve(ctx, sockets); err != nil {
 			log("%v; no node can boot any more", err)
 		}
 	})

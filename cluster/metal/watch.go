@@ -20,10 +20,16 @@ const watchPause = 5 * time.Minute
 // mostServers bounds how many other servers are reported.
 const mostServers = 8
 
+// Offer is what another DHCP server has answered.
+type Offer struct {
+	Server netip.Addr
+	Boots  bool // it names something to boot
+}
+
 // Watch asks for an address as a machine that boots does, again and again until ctx ends, and
 // reports each server other than this host that offers one. Such a server can keep nodes from their
 // boot, or give them something else to boot. An error says that it cannot be known.
-func (w *Wire) Watch(ctx context.Context, own netip.Addr, report func(server netip.Addr)) error {
+func (w *Wire) Watch(ctx context.Context, own netip.Addr, report func(Offer)) error {
 	conn, err := w.packets("", dhcpv4.ClientPort)
 	if err != nil {
 		return err
@@ -32,11 +38,11 @@ func (w *Wire) Watch(ctx context.Context, own netip.Addr, report func(server net
 }
 
 // watch is Watch on a socket, which it closes.
-func watch(ctx context.Context, conn net.PacketConn, mac boot.MAC, own netip.Addr, report func(server netip.Addr)) error {
+func watch(ctx context.Context, conn net.PacketConn, mac boot.MAC, own netip.Addr, report func(Offer)) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	var seen []netip.Addr
+	var seen []Offer
 	buf := make([]byte, 1500)
 	for next := time.Now(); ctx.Err() == nil; {
 		if now := time.Now(); !now.Before(next) {
@@ -57,10 +63,10 @@ func watch(ctx context.Context, conn net.PacketConn, mac boot.MAC, own netip.Add
 			return err
 		}
 		sender, _ := netip.ParseAddrPort(from.String())
-		server := offerer(buf[:n], sender.Addr().Unmap())
-		if server.IsValid() && server != own && len(seen) < mostServers && !slices.Contains(seen, server) {
-			seen = append(seen, server)
-			report(server)
+		offer := readOffer(buf[:n], sender.Addr().Unmap())
+		if offer.Server.IsValid() && offer.Server != own && len(seen) < mostServers && !slices.Contains(seen, offer) {
+			seen = append(seen, offer)
+			report(offer)
 		}
 	}
 	return nil
@@ -78,20 +84,21 @@ func ask(conn net.PacketConn, mac boot.MAC) error {
 	return err
 }
 
-// offerer returns the server that has sent a datagram, which is untrusted, if it is an answer to a
-// DHCP client.
-func offerer(datagram []byte, sender netip.Addr) netip.Addr {
+// readOffer reads a datagram from a sender, which is untrusted. If it is not an answer to a DHCP
+// client, the offer has no server.
+func readOffer(datagram []byte, sender netip.Addr) Offer {
 	m, err := dhcpv4.FromBytes(datagram)
 	if err != nil || m.OpCode != dhcpv4.OpcodeBootReply {
-		return netip.Addr{}
+		return Offer{}
 	}
 	switch m.MessageType() {
 	case dhcpv4.MessageTypeOffer, dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak:
 	default:
-		return netip.Addr{}
+		return Offer{}
 	}
+	o := Offer{sender, m.BootFileName != "" || m.Options.Has(dhcpv4.OptionBootfileName) || m.ClassIdentifier() != ""}
 	if server, ok := netip.AddrFromSlice(m.ServerIdentifier().To4()); ok {
-		return server
+		o.Server = server
 	}
-	return sender
+	return o
 }

@@ -30,32 +30,39 @@ func reply(t testing.TB, kind dhcpv4.MessageType, server net.IP) []byte {
 	return m.ToBytes()
 }
 
-func TestOfferer(t *testing.T) {
+func TestReadOffer(t *testing.T) {
 	sender := netip.MustParseAddr("10.8.0.9")
 	request := reply(t, dhcpv4.MessageTypeOffer, net.IPv4(10, 8, 0, 7))
 	request[0] = byte(dhcpv4.OpcodeBootRequest)
+	boots, err := dhcpv4.FromBytes(reply(t, dhcpv4.MessageTypeOffer, net.IPv4(10, 8, 0, 7)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	boots.BootFileName = "pxelinux.0"
 	for name, c := range map[string]struct {
 		datagram []byte
 		want     string
+		boots    bool
 	}{
-		"offer":            {reply(t, dhcpv4.MessageTypeOffer, net.IPv4(10, 8, 0, 7)), "10.8.0.7"},
-		"without a server": {reply(t, dhcpv4.MessageTypeNak, nil), "10.8.0.9"},
-		"a question":       {request, "invalid IP"},
-		"no DHCP":          {[]byte("hello"), "invalid IP"},
-		"another message":  {reply(t, dhcpv4.MessageTypeDecline, net.IPv4(10, 8, 0, 7)), "invalid IP"},
+		"offer":             {reply(t, dhcpv4.MessageTypeOffer, net.IPv4(10, 8, 0, 7)), "10.8.0.7", false},
+		"offer with a file": {boots.ToBytes(), "10.8.0.7", true},
+		"without a server":  {reply(t, dhcpv4.MessageTypeNak, nil), "10.8.0.9", false},
+		"a question":        {request, "invalid IP", false},
+		"no DHCP":           {[]byte("hello"), "invalid IP", false},
+		"another message":   {reply(t, dhcpv4.MessageTypeDecline, net.IPv4(10, 8, 0, 7)), "invalid IP", false},
 	} {
-		if got := offerer(c.datagram, sender).String(); got != c.want {
-			t.Errorf("%s: %s, want %s", name, got, c.want)
+		if got := readOffer(c.datagram, sender); got.Server.String() != c.want || got.Boots != c.boots {
+			t.Errorf("%s: %v, want %s", name, got, c.want)
 		}
 	}
 }
 
-// FuzzOfferer: no datagram of a station makes trouble, or a server out of nothing.
-func FuzzOfferer(f *testing.F) {
+// FuzzReadOffer: no datagram of a station makes trouble, or a server out of nothing.
+func FuzzReadOffer(f *testing.F) {
 	f.Add(reply(f, dhcpv4.MessageTypeOffer, net.IPv4(10, 8, 0, 7)))
 	f.Add([]byte{2})
 	f.Fuzz(func(t *testing.T, datagram []byte) {
-		if got := offerer(datagram, netip.Addr{}); got.IsValid() && !got.Is4() {
+		if got := readOffer(datagram, netip.Addr{}).Server; got.IsValid() && !got.Is4() {
 			t.Errorf("server %v", got)
 		}
 	})
@@ -82,28 +89,28 @@ func TestWire(t *testing.T) {
 	if err := netlink.LinkSetUp(far); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Find("near", netip.Prefix{}); err == nil || !strings.Contains(err.Error(), "--range") {
+	if _, err := Find("near", netip.Prefix{}, false); err == nil || !strings.Contains(err.Error(), "--range") {
 		t.Errorf("without an address and a range: %v", err)
 	}
-	if _, err := Find("none", netip.Prefix{}); err == nil {
+	if _, err := Find("none", netip.Prefix{}, false); err == nil {
 		t.Error("an interface that does not exist is found")
 	}
-	if _, err := Find("lo", netip.Prefix{}); err == nil {
+	if _, err := Find("lo", netip.Prefix{}, false); err == nil {
 		t.Error("the loopback interface is accepted")
 	}
-	p, err := Find("near", netip.MustParsePrefix("10.8.0.0/24"))
+	p, err := Find("near", netip.MustParsePrefix("10.8.0.0/24"), false)
 	if err != nil || p.Server.String() != "10.8.0.1/24" {
 		t.Fatalf("%v, %v", p, err)
 	}
-	w, err := Open("near", p, 7117)
+	w, err := Open("near", p, 7117, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	if again, err := Find("near", netip.Prefix{}); err != nil || again != p {
+	if again, err := Find("near", netip.Prefix{}, false); err != nil || again != p {
 		t.Errorf("with its address, without a range: %v, %v", again, err)
 	}
-	if other, err := Open("near", p, 7118); err == nil {
+	if other, err := Open("near", p, 7118, false); err == nil {
 		other.Close()
 		t.Error("two on one interface")
 	}
@@ -118,14 +125,14 @@ func TestWire(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(raw)
-	found := make(chan netip.Addr, 10)
+	found := make(chan Offer, 10)
 	watched := make(chan error, 1)
 	conn, err := w.packets("", dhcpv4.ClientPort)
 	if err != nil {
 		t.Fatal(err)
 	}
 	go func() {
-		watched <- watch(ctx, conn, w.MAC(), p.Server.Addr(), func(server netip.Addr) { found <- server })
+		watched <- watch(ctx, conn, w.MAC(), p.Server.Addr(), func(o Offer) { found <- o })
 	}()
 	frame := offerFrame(reply(t, dhcpv4.MessageTypeOffer, net.IPv4(10, 8, 0, 77)))
 	for seen := false; !seen; {
@@ -133,10 +140,10 @@ func TestWire(t *testing.T) {
 			t.Fatal(err)
 		}
 		select {
-		case server := <-found:
+		case o := <-found:
 			seen = true
-			if server.String() != "10.8.0.77" {
-				t.Errorf("found %v", server)
+			if o.Server.String() != "10.8.0.77" {
+				t.Errorf("found %v", o)
 			}
 		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
@@ -147,6 +154,73 @@ func TestWire(t *testing.T) {
 	if err := <-watched; err != nil {
 		t.Error(err)
 	}
+
+	// Beside the server of a site, the interface must have an address in its network.
+	if _, err := Find("near", netip.Prefix{}, true); err == nil || !strings.Contains(err.Error(), "--range") {
+		t.Errorf("a site without a range: %v", err)
+	}
+	if _, err := Find("near", netip.MustParsePrefix("10.9.0.0/24"), true); err == nil || !strings.Contains(err.Error(), "no address in a subnet") {
+		t.Errorf("a site with a range of another subnet: %v", err)
+	}
+	if in, err := Find("near", netip.MustParsePrefix("10.8.0.128/25"), true); err != nil || in.Server != p.Server {
+		t.Errorf("a site: %v, %v", in, err)
+	}
+
+	// An interface that is made again gets its address and the sockets back.
+	line := w.Line()
+	if bind, changed := line.See(w.Look()); bind || changed {
+		t.Errorf("an interface that is well: %t, %t, %s", bind, changed, line.Trouble())
+	}
+	if err := netlink.LinkDel(far); err != nil {
+		t.Fatal(err)
+	}
+	if bind, changed := line.See(w.Look()); bind || !changed || !strings.Contains(line.Trouble(), "is gone") {
+		t.Errorf("an interface that is gone: %t, %t, %s", bind, changed, line.Trouble())
+	}
+	if err := w.Bind(); err == nil {
+		t.Error("sockets are bound to no interface")
+	}
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "far"}); err != nil {
+		t.Fatal(err)
+	}
+	if bind, _ := line.See(w.Look()); !bind {
+		t.Errorf("an interface that is back: %s", line.Trouble())
+	}
+	if line.Bound(w.index(), w.Bind()); line.Trouble() != "" || w.Look().Index != w.index() || !w.Look().Address {
+		t.Errorf("an interface that is back: %s, %+v", line.Trouble(), w.Look())
+	}
+	if far, err = netlink.LinkByName("far"); err == nil {
+		err = netlink.LinkSetUp(far)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		for buf := make([]byte, 10); ; { // after the question of this host for other servers
+			n, _, err := w.DHCP.ReadFrom(buf)
+			if err != nil {
+				t.Error(err)
+			}
+			if err != nil || string(buf[:n]) == "question" {
+				return
+			}
+		}
+	}()
+	deadline := time.After(time.Minute)
+	for received := false; !received; {
+		if err := unix.Sendto(raw, questionFrame(), 0, &unix.SockaddrLinklayer{Ifindex: far.Attrs().Index}); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-answered:
+			received = true
+		case <-time.After(50 * time.Millisecond):
+		case <-deadline:
+			t.Fatal("no question arrives on the interface that is back")
+		}
+	}
 	if err := w.Close(); err != nil {
 		t.Error(err)
 	}
@@ -156,9 +230,15 @@ func TestWire(t *testing.T) {
 }
 
 // offerFrame is the frame of a datagram from a DHCP server to all clients.
-func offerFrame(datagram []byte) []byte {
-	udp := binary.BigEndian.AppendUint16(nil, dhcpv4.ServerPort)
-	udp = binary.BigEndian.AppendUint16(udp, dhcpv4.ClientPort)
+func offerFrame(datagram []byte) []byte { return frame(datagram, dhcpv4.ServerPort, dhcpv4.ClientPort) }
+
+// questionFrame is the frame of a datagram to DHCP servers.
+func questionFrame() []byte { return frame([]byte("question"), dhcpv4.ClientPort, dhcpv4.ServerPort) }
+
+// frame is the frame of a datagram from 10.8.0.77 to all stations.
+func frame(datagram []byte, from, to uint16) []byte {
+	udp := binary.BigEndian.AppendUint16(nil, from)
+	udp = binary.BigEndian.AppendUint16(udp, to)
 	udp = binary.BigEndian.AppendUint16(udp, uint16(8+len(datagram)))
 	udp = append(append(udp, 0, 0), datagram...) // without a checksum
 	ip := []byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0, 10, 8, 0, 77, 255, 255, 255, 255}

@@ -85,19 +85,23 @@ func (r Roster) Term(node uint32) uint32 {
 // errTerms reports a number that cannot be given once more.
 var errTerms = errors.New("it has been given to too many nodes")
 
-// Grow returns the roster with n more nodes, and their numbers: the lowest free ones.
-func (r Roster) Grow(n int) (Roster, []uint32, error) {
+// Grow returns the roster with n more nodes, and their numbers: the lowest free ones, without some
+// that are still in use.
+func (r Roster) Grow(n int, busy ...uint32) (Roster, []uint32, error) {
 	if n < 1 || n > Most-len(r.Nodes) {
 		return r, nil, fmt.Errorf("a machine has %d nodes at most, and this one has %d already", Most, len(r.Nodes))
 	}
 	grown := Roster{slices.Clone(r.Nodes), slices.Clone(r.Terms)}
 	var added []uint32
 	for node := uint32(0); len(added) < n; node++ {
-		if r.Has(node) {
-			continue
+		if int(node) == Most {
+			return r, nil, fmt.Errorf("%d of the %d numbers of nodes are free", len(added), Most)
 		}
 		if int(node) == len(grown.Terms) {
 			grown.Terms = append(grown.Terms, 0)
+		}
+		if r.Has(node) || slices.Contains(busy, node) {
+			continue
 		}
 		if grown.Terms[node]++; grown.Terms[node] == 0 {
 			return r, nil, fmt.Errorf("node%d: %w", node, errTerms)

@@ -20,7 +20,7 @@ import (
 // metalFlags are the flags of machine up about nodes that boot over a network of this host.
 type metalFlags struct {
 	wire, addresses, file, words string
-	all                          bool
+	all, proxy                   bool
 }
 
 func (w *metalFlags) define(f *pflag.FlagSet) {
@@ -28,11 +28,12 @@ func (w *metalFlags) define(f *pflag.FlagSet) {
 	f.StringVar(&w.addresses, "range", "", "addresses of this network for metal nodes, such as 10.8.0.0/24 (default: the subnet of the interface)")
 	f.StringVar(&w.file, "file", "", "the machine file: which machines are metal nodes, and how their power is switched")
 	f.BoolVar(&w.all, "approve-all", false, "make every machine that boots from the network a metal node, without margay node approve")
+	f.BoolVar(&w.proxy, "proxy-dhcp", false, "leave the addresses of booting machines to the DHCP server of the site; --range has none of its addresses")
 	f.StringVar(&w.words, "kernel-args", "", "further words for the command line of the kernel of metal nodes")
 }
 
 // names are the names of the flags.
-var metalNames = []string{"interface", "range", "file", "approve-all", "kernel-args"}
+var metalNames = []string{"interface", "range", "file", "approve-all", "proxy-dhcp", "kernel-args"}
 
 // apply completes the spec of a machine of metal nodes. On other substrates the flags are errors.
 func (w *metalFlags) apply(c *cobra.Command, spec *machine.Spec) (err error) {
@@ -57,7 +58,7 @@ func (w *metalFlags) apply(c *cobra.Command, spec *machine.Spec) (err error) {
 		}
 	}
 	spec.Nodes, spec.Cores = 0, 0
-	spec.Metal = machine.MetalSpec{Interface: w.wire, ApproveAll: w.all}
+	spec.Metal = machine.MetalSpec{Interface: w.wire, ApproveAll: w.all, Proxy: w.proxy}
 	spec.KernelWords = w.words
 	if w.addresses != "" {
 		if spec.Metal.Range, err = netip.ParsePrefix(w.addresses); err != nil {
