@@ -117,7 +117,7 @@ func TestConfiguration(t *testing.T) {
 	refused("long after a lease")
 	leased(time.Now().Add(-2 * grantTime)) // and it has waited for its turn since
 	fetch(t, "GET", url+ScriptPath, "")
-	if status, body := fetch(t, "GET", url+ConfigPath, ""); status != 200 || body != "secret of node0" {
+	if status, body := fetch(t, "GET", url+ConfigPath, ""); status != 200 || body != "archive of secret of node0" {
 		t.Errorf("when its turn begins: status %d, %q", status, body)
 	}
 }
