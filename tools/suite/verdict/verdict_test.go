@@ -117,6 +117,44 @@ func TestSummary(t *testing.T) {
 	}
 }
 
+// Only tests that failed by the bug of the emulator are run again, whole, and their second run
+// counts.
+func TestSpoiled(t *testing.T) {
+	const machine = `{"Action":"run","Test":"TestB"}` + "\n" + `{"Action":"run","Test":"TestB/qemu"}` + "\n"
+	const bug = `{"Action":"output","Test":"TestB/qemu","Output":"Oops:\u0020int3:\u0020\n"}` + "\n"
+	const fails = `{"Action":"fail","Test":"TestB/qemu"}` + "\n" + `{"Action":"fail","Test":"TestB"}` + "\n"
+	const other = `{"Action":"run","Test":"TestB/hosted"}` + "\n" + `{"Action":"fail","Test":"TestB/hosted"}` + "\n"
+	const failed = `{"Action":"fail"}`
+	for name, c := range map[string]struct {
+		input string
+		again []string
+		good  bool
+	}{
+		"by the bug":              {machine + bug + fails, []string{"TestB"}, true},
+		"by something else":       {machine + fails, nil, false},
+		"by something else, too":  {machine + bug + other + fails, nil, false},
+		"another test failed":     {machine + bug + fails + `{"Action":"run","Test":"TestC"}` + "\n" + `{"Action":"fail","Test":"TestC"}`, []string{"TestB"}, false},
+		"another has no result":   {machine + bug + fails + `{"Action":"run","Test":"TestC"}`, []string{"TestB"}, false},
+		"only the package failed": {"", nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var summary strings.Builder
+			s := New(&strings.Builder{})
+			s.Read("run", strings.NewReader(events(slices.Concat([]string{start, runA, passA}, strings.Fields(c.input), []string{failed})...)))
+			s.Ended("run", errors.New("exit status 1"))
+			if got := s.Spoiled("run"); !slices.Equal(got, c.again) {
+				t.Errorf("%q are run again, want %q", got, c.again)
+			}
+			if got := s.Summary(&summary, true); got != c.good {
+				t.Errorf("good: %v\n%s", got, &summary)
+			}
+			if listed := strings.Contains(summary.String(), "TestB: a CPU of a guest"); listed != (c.again != nil) {
+				t.Errorf("listed: %v\n%s", listed, &summary)
+			}
+		})
+	}
+}
+
 // Passed and skipped tests are listed, tests in guests also under their own package.
 func TestPassed(t *testing.T) {
 	const inside = "TestInGuest/margay/kernel/task/TestFreezeRank"
