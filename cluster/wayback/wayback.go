@@ -96,13 +96,20 @@ func (s *side) send(f frame) error {
 	return err
 }
 
+// errFull is why a connection is one too many.
+var errFull = fmt.Errorf("there are %d connections already", maxConns)
+
 // add enters a connection, whose data then go to the other side.
 func (s *side) add(number uint32, c net.Conn) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended || s.conns[number] != nil || len(s.conns) == maxConns {
+	switch {
+	case s.ended || s.conns[number] != nil:
 		c.Close()
 		return fmt.Errorf("connection %d, beside %d others", number, len(s.conns))
+	case len(s.conns) == maxConns:
+		c.Close()
+		return errFull
 	}
 	s.conns[number] = &conn{Conn: c}
 	go s.copy(number, c)
@@ -215,14 +222,16 @@ func ServeNode(l net.Listener, in io.Reader, out io.Writer) error {
 }
 
 // ServeClient is the side of the client: it connects to what dial returns, until in ends. A
-// connection that dial cannot make is shut.
+// connection that dial cannot make, or that is one too many, is shut.
 func ServeClient(dial func() (net.Conn, error), in io.Reader, out io.Writer) error {
 	s := newSide(out)
 	return s.serve(in, func(number uint32) error {
 		c, err := dial()
-		if err != nil {
-			return s.send(frame{kind: shut, number: number})
+		if err == nil {
+			if err = s.add(number, c); !errors.Is(err, errFull) {
+				return err
+			}
 		}
-		return s.add(number, c)
+		return s.send(frame{kind: shut, number: number})
 	})
 }

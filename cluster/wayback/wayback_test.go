@@ -66,6 +66,24 @@ func TestConnections(t *testing.T) {
 	sides.Wait()
 }
 
+// A connection too many is shut, and the others go on.
+func TestTooMany(t *testing.T) {
+	var in []frame
+	for number := range uint32(maxConns + 1) {
+		in = append(in, frame{kind: open, number: number})
+	}
+	dialled := 0
+	dial := func() (net.Conn, error) {
+		dialled++
+		near, far := net.Pipe()
+		t.Cleanup(func() { far.Close() })
+		return near, nil
+	}
+	if err := ServeClient(dial, bytes.NewReader(encode(in)), io.Discard); err != nil || dialled != len(in) {
+		t.Errorf("%v, after %d connections", err, dialled)
+	}
+}
+
 // A connection without an answer ends. A side that breaks the rules is left.
 func TestRefused(t *testing.T) {
 	for name, in := range map[string][]frame{
