@@ -162,7 +162,7 @@ func (n *Node) prepare(ctx context.Context, s JobSpec) error {
 			return errors.Join(fmt.Errorf("job %d: %w", s.Job, err), j.end())
 		}
 	}
-	if err := n.openJobNetwork(j); err != nil {
+	if err := n.openJobNetwork(ctx, j); err != nil {
 		return errors.Join(fmt.Errorf("job %d: %w", s.Job, err), j.end())
 	}
 	j.extensions = n.extensions.Open(s.Job, t.Memory/stateShare)

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -143,7 +144,7 @@ func (g *guarding) guard() error {
 
 // openJobNetwork makes the job's network on this node, if it has one. The device is made in the
 // job's namespace and ends with it.
-func (n *Node) openJobNetwork(j *job) error {
+func (n *Node) openJobNetwork(ctx context.Context, j *job) error {
 	if !j.spec.networked() {
 		return nil
 	}
@@ -156,7 +157,7 @@ func (n *Node) openJobNetwork(j *job) error {
 		return err
 	}
 	defer space.Close()
-	if err := n.makeJobDevice(j.spec, space); err != nil {
+	if err := n.makeJobDevice(ctx, j.spec, space); err != nil {
 		return fmt.Errorf("a network for the job: %w", err)
 	}
 	return nil
@@ -183,7 +184,7 @@ func (n *Node) underlay() (netlink.Link, netip.Addr, error) {
 	return nil, own, fmt.Errorf("no interface has the node's address %v", own)
 }
 
-func (n *Node) makeJobDevice(s JobSpec, space *os.File) error {
+func (n *Node) makeJobDevice(ctx context.Context, s JobSpec, space *os.File) error {
 	wire, own, err := n.underlay()
 	if err != nil {
 		return err
@@ -198,7 +199,7 @@ func (n *Node) makeJobDevice(s JobSpec, space *os.File) error {
 		LinkAttrs: attrs, VxlanId: int(uint32(number) % vxlanNumbers), SrcAddr: own.AsSlice(), Port: jobNetworkPort, PortLow: jobPortLow, PortHigh: jobPortHigh,
 		NoAge: true,
 	}
-	if err := addJobDevice(device, s.Joined != nil); err != nil {
+	if err := addJobDevice(ctx, device, s.Joined != nil); err != nil {
 		return fmt.Errorf("make its device: %w", lacking(err))
 	}
 	inside, err := netlink.NewHandleAt(netns.NsHandle(space.Fd()), unix.NETLINK_ROUTE)
@@ -224,14 +225,16 @@ func (n *Node) makeJobDevice(s JobSpec, space *os.File) error {
 	return nil
 }
 
-// Linux removes the devices of a network namespace a moment after its last process has ended.
+// Linux removes the devices of a network namespace some time after its last process has ended,
+// later when it is busy.
 const (
-	deviceLeaves = 2 * time.Second
+	deviceLeaves = 10 * time.Second
 	devicePause  = 10 * time.Millisecond
 )
 
-// addJobDevice makes the device. In a joined network it waits until an earlier step's is gone.
-func addJobDevice(device *netlink.Vxlan, joined bool) error {
+// addJobDevice makes the device. In a joined network it waits until an earlier step's is gone, or
+// ctx ends.
+func addJobDevice(ctx context.Context, device *netlink.Vxlan, joined bool) error {
 	for end := time.Now().Add(deviceLeaves); ; {
 		err := netlink.LinkAdd(device)
 		switch {
@@ -240,7 +243,11 @@ func addJobDevice(device *netlink.Vxlan, joined bool) error {
 		case time.Now().After(end):
 			return errors.New("another step has the network of the allocation on this node, and one can have it at a time")
 		}
-		time.Sleep(devicePause)
+		select {
+		case <-time.After(devicePause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 }
 
