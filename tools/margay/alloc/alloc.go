@@ -291,8 +291,8 @@ func (a commands) release(held *allocation.Allocation, exit *control.ExitStatus,
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	state, lost := held.Release(ctx, exit)
-	if lost == nil {
-		lost = state.GetError().Err()
+	if lost == nil && state.GetError() != nil { // it has ended for another reason at the same time
+		lost = command.Failed(int(state.ExitCode), state.Error.Err())
 	}
 	if lost != nil && err == nil {
 		return lost
