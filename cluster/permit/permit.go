@@ -137,7 +137,10 @@ func (c Caller) Check(machine string, m proto.Message, jobs Jobs) error {
 	r, known := requests[name]
 	if run, ok := m.(*control.RunRequest); ok && c.Role == User {
 		for _, other := range []uint32{run.GetSpec().GetTask().GetArray(), run.GetSpec().GetStep()} { // an array may outlive its first job
-			if user, known := jobs(other); other != 0 && known && !c.Sees(user.UID) {
+			if other == 0 {
+				continue
+			}
+			if user, known := jobs(other); known && !c.Sees(user.UID) {
 				return c.DenyJob(machine, string(name), other, user)
 			}
 		}
