@@ -36,14 +36,20 @@ func (s *Server) checkStep(spec *control.JobSpec) error {
 	if a == nil {
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "there is no allocation %d: it has ended, or never was (margay ps; margay alloc makes one)", spec.Step)
 	}
+	if spec.Limited && spec.Uid != a.spec.Uid { // it was not there yet when the request was checked
+		return control.Failf(control.Code_CODE_REFUSED, "allocation %d is another user's", a.number)
+	}
+	if spec.Arch != a.spec.Arch {
+		return control.Failf(control.Code_CODE_BAD_REQUEST, "%s is built for %s, and allocation %d has nodes of %s", spec.Path, spec.Arch, a.number, a.spec.Arch)
+	}
 	shape := shapeOf(spec)
 	for _, node := range shape.only {
 		if !a.has(node) {
-			return control.Failf(control.Code_CODE_BAD_REQUEST, "node%d is not in allocation %d, which has %s", node, a.number, nodeset.Condense(a.summary().Nodes))
+			return control.Failf(control.Code_CODE_BAD_REQUEST, "node%d is not in allocation %d, which has %s", node, a.number, nodeset.Condense(a.nodes()))
 		}
 	}
 	if !slices.ContainsFunc(a.places, func(p *control.Place) bool { return shape.mayUse(p.Node) }) {
-		return control.Failf(control.Code_CODE_BAD_REQUEST, "-x leaves no node of allocation %d, which has %s", a.number, nodeset.Condense(a.summary().Nodes))
+		return control.Failf(control.Code_CODE_BAD_REQUEST, "-x leaves no node of allocation %d, which has %s", a.number, nodeset.Condense(a.nodes()))
 	}
 	return nil
 }
@@ -80,6 +86,9 @@ func (s *Server) stepOffers(allocation uint32, free func(n *node, core uint32) b
 		o := &offers[len(offers)-1]
 		for _, core := range coresOf(p) {
 			if seen[seatOf{n, core}] { // ranks of an allocation can share one
+				continue
+			}
+			if n.info == nil || !slices.Contains(n.info.Cores, core) { // an operator has given it another duty
 				continue
 			}
 			seen[seatOf{n, core}] = true

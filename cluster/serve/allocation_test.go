@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -115,7 +116,8 @@ func TestAllocation(t *testing.T) {
 	})
 }
 
-// However an allocation ends, its steps end, and all cores are free.
+// However an allocation ends, its steps end, and all cores are free. A step that has lost a node
+// says so, too.
 func TestAllocationEnds(t *testing.T) {
 	for name, end := range map[string]struct {
 		do   func(m *machine, holder, other *playedClient, a uint32)
@@ -146,7 +148,11 @@ func TestAllocationEnds(t *testing.T) {
 				synctest.Wait()
 				for _, job := range []uint32{a, step} {
 					j := other.summary(job)
-					if j.Phase != control.JobPhase_JOB_DONE || job == a && (j.ExitCode != end.code || !strings.Contains(j.Error, end.why)) || j.Allocation && j.Missing != "" {
+					code, why := end.code, end.why
+					if job == step && end.free == 4 {
+						code, why = 137, "with its allocation"
+					}
+					if j.Phase != control.JobPhase_JOB_DONE || j.ExitCode != code || !strings.Contains(j.Error, why) || j.Allocation && j.Missing != "" {
 						t.Errorf("job %d is %v", job, j)
 					}
 				}
@@ -264,11 +270,12 @@ func TestAllocationRefused(t *testing.T) {
 			"--spares is for jobs outside":            {Ranks: 1, Step: a, Spares: 1, Launch: "x"},
 			"node2 is not in allocation 1, which has": {Ranks: 1, Step: a, Only: []uint32{2}},
 			"-x leaves no node of allocation 1":       {Ranks: 1, Step: a, Without: []uint32{0, 1}},
+			"is built for vax":                        {Ranks: 1, Step: a, Arch: "vax"},
 			"there is no allocation 2":                {Ranks: 1, Step: ordinary},
 			"there is no allocation 77":               {Ranks: 1, Step: 77, WaitMs: -1},
 			"it would wait for ever":                  {Ranks: 5, Step: a, WaitMs: -1},
 		} {
-			s.Path, s.Arch = []byte("/bin/true"), spec(1).Arch
+			s.Path, s.Arch = []byte("/bin/true"), cmp.Or(s.Arch, spec(1).Arch)
 			if _, err := c.ask(&control.RunRequest{Spec: s}); err == nil || !strings.Contains(err.Error(), why) {
 				t.Errorf("%v, and the reason should say %q", err, why)
 			}
@@ -318,6 +325,10 @@ func TestAllocationsOfUsers(t *testing.T) {
 		a := ann.holds(allocationSpec(3))
 		_, err := bob.ask(&control.RunRequest{Spec: stepSpec(a, 1)})
 		isRefused(t, err, fmt.Sprintf("job %d is user7001's", a))
+		early := stepSpec(a, 1) // of a request that was checked before there was the allocation
+		early.Limited, early.Uid = true, 7002
+		_, err = m.server.create(early, nil)
+		isRefused(t, err, fmt.Sprintf("allocation %d is another user's", a))
 		for range 3 {
 			ann.run(stepSpec(a, 1))
 		}
@@ -341,6 +352,21 @@ func TestAllocationNetwork(t *testing.T) {
 		if nodes := placesOf(p.Network); p.NetworkJob != a || len(nodes) != 4 || nodes[0].Node != 0 || nodes[3].Node != 1 || len(placesOf(p.Layout)) != 1 {
 			t.Errorf("node1 is asked to prepare %v", p)
 		}
+	})
+}
+
+// A core of an allocation that an operator has given another duty is not for steps.
+func TestAllocationDuties(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c := m.client()
+		a := c.holds(allocationSpec(2))
+		info := proto.CloneOf(m.played[0].register().Info)
+		info.Cores = info.Cores[:1]
+		m.played[0].answers = map[string]proto.Message{"SetDuties": &control.DutiesSet{Info: info}}
+		must[*control.Done](m.client(), &control.SetDuties{Node: 0})
+		isRoomless(t, c, stepSpec(a, 2), "but 1 of 1 are free")
+		c.run(stepSpec(a, 1))
 	})
 }
 

@@ -167,8 +167,8 @@ func (s *Server) restoreDrains() error {
 // leave logs which draining nodes have lost their last job now that j has left them. The caller
 // holds Server.mu.
 func (s *Server) leave(j *job) {
-	for _, m := range j.members {
-		if n := s.nodes[m.Node]; n.drain != nil && len(n.uses) == 0 {
+	for _, node := range j.nodes() {
+		if n := s.nodes[node]; n.drain != nil && len(n.uses) == 0 {
 			s.config.Log("node%d is drained: its last job, %d, has ended", n.number, j.number)
 		}
 	}

@@ -96,6 +96,16 @@ func (j *job) has(node uint32) bool {
 	return false
 }
 
+// nodes returns the nodes that the job has cores of, in order.
+func (j *job) nodes() (nodes []uint32) {
+	for _, p := range j.places {
+		if n := len(nodes); n == 0 || nodes[n-1] != p.Node {
+			nodes = append(nodes, p.Node)
+		}
+	}
+	return nodes
+}
+
 // reads reports whether a rank has a standard input, and has not ended.
 func (j *job) reads(rank int) bool {
 	all, first := j.spec.Stdin == control.StdinMode_STDIN_ALL, j.spec.Stdin == control.StdinMode_STDIN_FIRST && rank == 0

@@ -660,17 +660,27 @@ func (s *Server) part(n *node, health control.NodeHealth, reason, remedy string)
 // launched again. The caller holds Server.mu.
 func (s *Server) lose(n *node) { s.loseJobs(n, n.why()) }
 
-// loseJobs is lose for a given reason. It returns the jobs. The caller holds Server.mu.
+// loseJobs is lose for a given reason. It returns the jobs. Steps come before their allocations,
+// whose end would be the reason otherwise. The caller holds Server.mu.
 func (s *Server) loseJobs(n *node, why string) (jobs []uint32) {
-	for _, j := range s.jobs {
-		if j.on(n.number) && !j.records.Complete(n.number) || j.spec.Allocation && j.has(n.number) {
-			code := control.Code_CODE_NODE_LOST
-			if j.phase == control.JobPhase_JOB_PREPARED {
-				code = control.Code_CODE_LAUNCH_LOST
-			}
-			s.fail(j, control.Failf(code, "%s", why).At(n.number))
-			jobs = append(jobs, j.number)
+	lose := func(j *job) {
+		code := control.Code_CODE_NODE_LOST
+		if j.phase == control.JobPhase_JOB_PREPARED {
+			code = control.Code_CODE_LAUNCH_LOST
 		}
+		s.fail(j, control.Failf(code, "%s", why).At(n.number))
+		jobs = append(jobs, j.number)
+	}
+	var allocations []*job
+	for _, j := range s.jobs {
+		if j.spec.Allocation && j.has(n.number) {
+			allocations = append(allocations, j)
+		} else if j.on(n.number) && !j.records.Complete(n.number) {
+			lose(j)
+		}
+	}
+	for _, a := range allocations {
+		lose(a)
 	}
 	return jobs
 }

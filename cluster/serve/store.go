@@ -421,10 +421,6 @@ func (j *job) summary() *control.JobSummary {
 	}
 	m.Missing, m.Unkept = j.missing(), j.unkept
 	m.Allocation, m.Step = j.spec.Allocation, j.spec.Step
-	for _, p := range j.places {
-		if n := len(m.Nodes); n == 0 || m.Nodes[n-1] != p.Node {
-			m.Nodes = append(m.Nodes, p.Node)
-		}
-	}
+	m.Nodes = j.nodes()
 	return m
 }
