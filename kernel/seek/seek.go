@@ -128,7 +128,7 @@ func (s Seeker) check(text []byte, c Card) error {
 		return errors.New("the configuration that came is of another node")
 	}
 	if hash := sha256.Sum256(config.CA); s.Machine != node.AnyMachine && string(s.Machine) != hex.EncodeToString(hash[:]) {
-		return fmt.Errorf("the machine %q there has another key than the one that this image was made for (margay image build --machine)", config.Machine)
+		return fmt.Errorf("the machine %q there has another key than the one that this image was made for (margay image build --pin)", config.Machine)
 	}
 	return nil
 }
