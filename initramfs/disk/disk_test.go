@@ -140,7 +140,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(uint32(partition*sector+11), []byte{0, 2, 255, 1}, uint16(0))
 	f.Add(uint32(2*sector+32), []byte{255, 255}, uint16(3))
 	f.Fuzz(func(t *testing.T, at uint32, change []byte, cut uint16) {
-		image := slices.Clone(whole[:len(whole)-int(cut)*sector])
+		image := slices.Clone(whole[:len(whole)-int(cut)%partition*sector])
 		copy(image[int(at)%len(image):], change)
 		h := image[sector : 2*sector]
 		little.PutUint32(h[88:], crc32.ChecksumIEEE(image[2*sector:(2+entrySectors)*sector]))
