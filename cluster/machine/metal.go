@@ -680,11 +680,16 @@ func (m *metalNodes) watch(ctx context.Context) {
 	}
 }
 
-// startWatch begins to look for other DHCP servers, until the returned function is called.
-func (m *metalNodes) startWatch() context.CancelFunc {
-	ctx, end := context.WithCancel(m.ctx)
-	m.running.Go(func() { m.watch(ctx) })
-	return end
+// startWatch begins to look for other DHCP servers, until the returned function is called. When
+// that returns, the port of DHCP clients is free.
+func (m *metalNodes) startWatch() (end func()) {
+	ctx, cancel := context.WithCancel(m.ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() { m.watch(ctx) })
+	return func() {
+		cancel()
+		watching.Wait()
+	}
 }
 
 // lookPause is the time between two looks at the interface.
