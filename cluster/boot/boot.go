@@ -182,12 +182,38 @@ func New(c Config) (*Services, error) {
 
 // Add adds a host to the ones that are served.
 func (s *Services) Add(h Host) error {
-	if !s.config.Proxy && (!s.config.Server.Contains(h.Address) || h.Address == s.config.Server.Addr()) {
-		return fmt.Errorf("boot: %v: its address %v is not one of a host in %v", h, h.Address, s.config.Server.Masked())
+	if err := s.check(h); err != nil {
+		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.leases.Add(h)
+}
+
+// Settle adds a node in the place of the guest with its MAC address, if there is one. Under a proxy
+// the node goes on with the address and the lease of the guest.
+func (s *Services) Settle(h Host) error {
+	if err := s.check(h); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.grants, h.MAC)
+	s.call(s.turns.Leave(time.Now(), h.MAC))
+	if err := s.leases.Settle(h); err != nil {
+		return err
+	}
+	if h = s.leases.hosts[h.MAC]; s.config.Proxy && h.Address.IsValid() {
+		s.grants.Arm(time.Now(), h)
+	}
+	return nil
+}
+
+func (s *Services) check(h Host) error {
+	if !s.config.Proxy && (!s.config.Server.Contains(h.Address) || h.Address == s.config.Server.Addr()) {
+		return fmt.Errorf("boot: %v: its address %v is not one of a host in %v", h, h.Address, s.config.Server.Masked())
+	}
+	return nil
 }
 
 // Remove stops serving a node.
@@ -313,6 +339,9 @@ func (s *Services) sent(h Host, status Status, bytes int) {
 	s.mu.Lock()
 	news := s.progress.Reached(h.Node, status)
 	s.turns.Moved(h.MAC, bytes)
+	if !status.Stage.begins() {
+		s.leases.Uses(time.Now(), h.MAC)
+	}
 	if status.over() {
 		s.call(s.turns.Leave(time.Now(), h.MAC))
 	}

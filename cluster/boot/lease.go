@@ -109,7 +109,8 @@ type Leases struct {
 // owner is the machine that has used a MAC address.
 type owner struct {
 	machine string
-	last    time.Time
+	last    time.Time // of its questions
+	used    time.Time // when it was last seen to use its IP address
 }
 
 // NewLeases returns the leases of a server that has no hosts yet.
@@ -151,6 +152,21 @@ func (l *Leases) Add(h Host) error {
 	return nil
 }
 
+// Settle adds a node in the place of the guest with its MAC address, if there is one. Under a proxy
+// the node has the address of the guest.
+func (l *Leases) Settle(h Host) error {
+	guest, o := l.hosts[h.MAC], l.owners[h.MAC]
+	l.Forget(h.MAC)
+	if err := l.Add(h); err != nil {
+		return err
+	}
+	if l.proxy && guest.Address.IsValid() {
+		h.Address = guest.Address
+		l.hosts[h.MAC], l.addresses[h.Address], l.owners[h.MAC] = h, h, o
+	}
+	return nil
+}
+
 // Node returns the host of a node.
 func (l *Leases) Node(node id.Node) (h Host, known bool) {
 	for _, h := range l.hosts {
@@ -189,6 +205,15 @@ func (l *Leases) Starting(node id.Node) {
 	}
 }
 
+// Uses notes that a host uses its address now.
+func (l *Leases) Uses(now time.Time, mac MAC) {
+	if _, known := l.hosts[mac]; known {
+		o := l.owners[mac]
+		o.used = now
+		l.owners[mac] = o
+	}
+}
+
 // Handle answers a question that server has received.
 func (l *Leases) Handle(now time.Time, server netip.Addr, q Question) Answer {
 	host, known := l.hosts[q.MAC]
@@ -205,12 +230,14 @@ func (l *Leases) Handle(now time.Time, server netip.Addr, q Question) Answer {
 		a.Refusal = fmt.Sprintf("it has chosen another DHCP server, %v", q.Server)
 		return a
 	}
-	if o, ok := l.owners[q.MAC]; ok && o.machine != q.Machine && now.Sub(o.last) < holdTime {
+	o, asked := l.owners[q.MAC]
+	if asked && o.machine != q.Machine && now.Sub(o.last) < holdTime {
 		l.counts.Duplicate++
 		a.Refusal = "another machine has used its MAC address just now"
 		return a
 	}
-	l.owners[q.MAC] = owner{q.Machine, now}
+	o.machine, o.last = q.Machine, now
+	l.owners[q.MAC] = o
 	switch {
 	case q.Kind == Decline:
 		l.counts.Declined++
@@ -256,7 +283,7 @@ func (l *Leases) assist(now time.Time, server netip.Addr, q Question, a *Answer)
 // learn notes the address of a host. It refuses one that another host has used within holdTime.
 func (l *Leases) learn(now time.Time, h *Host, address netip.Addr) bool {
 	if other, ok := l.addresses[address]; ok && other.MAC != h.MAC {
-		if now.Sub(l.owners[other.MAC].last) < holdTime {
+		if o := l.owners[other.MAC]; now.Sub(o.last) < holdTime || now.Sub(o.used) < holdTime {
 			return false
 		}
 		other.Address = netip.Addr{}

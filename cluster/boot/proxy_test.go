@@ -17,6 +17,7 @@ import (
 
 	"margay/internal/check"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
 )
 
 // site is the DHCP server of the site, and given an address from it.
@@ -158,6 +159,69 @@ func TestProxyLearns(t *testing.T) {
 	l.Forget(host(1).MAC)
 	if len(l.addresses) != 1 || len(l.hosts) != 2 {
 		t.Errorf("after one was forgotten: %v, %v", l.addresses, l.hosts)
+	}
+}
+
+// A node keeps its address while it fetches, however long ago it has asked for it.
+func TestProxyUses(t *testing.T) {
+	l := NewLeases(true)
+	for n := range 2 {
+		if err := l.Add(Host{Node: id.Node(n), MAC: host(n).MAC}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wants := func(at time.Duration, n int) bool {
+		return l.Handle(start.Add(at), server, Question{Kind: Request, MAC: host(n).MAC, Wants: given, Server: site, Means: ByScript}).Leased
+	}
+	if !wants(0, 0) {
+		t.Fatal("the first node has no address")
+	}
+	l.Uses(start.Add(holdTime), host(0).MAC)
+	if wants(holdTime+1, 1) {
+		t.Error("another one takes its address")
+	}
+	if !wants(2*holdTime+1, 1) {
+		t.Error("another one cannot have its address when it is silent")
+	}
+	l.Uses(start, host(7).MAC)
+	if len(l.owners) != 2 {
+		t.Errorf("owners %v", l.owners)
+	}
+}
+
+// A machine that was detained while it booted goes on as a node, with the address that it has asked
+// another server for.
+func TestProxyDetained(t *testing.T) {
+	s, _ := services(t, proxy)
+	s.Remove(1)
+	if err := s.Add(Host{Guest: true, MAC: host(1).MAC}); err != nil {
+		t.Fatal(err)
+	}
+	s.answer(start, chosen(t, 1), false)
+	if h, known := s.host(given); !known || !h.Guest {
+		t.Fatalf("%v is the address of %v, %t", given, h, known)
+	}
+	if err := s.Settle(Host{Node: 1, MAC: host(1).MAC}); err != nil {
+		t.Fatal(err)
+	}
+	h, known := s.host(given)
+	if !known || h.Guest || h.Node != 1 {
+		t.Fatalf("%v is the address of %v, %t", given, h, known)
+	}
+	if refusal := s.grants.Take(time.Now(), h); refusal != "" {
+		t.Errorf("its configuration is refused: %s", refusal)
+	}
+	if s.leases.learn(start, &Host{MAC: host(0).MAC}, given) {
+		t.Error("another one takes its address")
+	}
+}
+
+// A machine that has booted from a disk needs an address, which a proxy does not have.
+func TestProxyOfDisk(t *testing.T) {
+	s, r := services(t, proxy)
+	out, _ := s.answer(start, question(t, 1, dhcpv4.WithUserClass(node.UserClass, true)), false)
+	if out != nil || !strings.Contains(r.all(), "booted from a disk") {
+		t.Errorf("answer %x, reports %q", out, r.all())
 	}
 }
 

@@ -476,8 +476,7 @@ func (m *metalNodes) start(number id.Node, term uint32) (int, <-chan exit, error
 		return 0, nil, errors.New("it has no network card or no address")
 	}
 	m.boot.services.Remove(number)
-	m.boot.services.Forget(mac)
-	if err := m.boot.services.Add(boot.Host{Node: number, MAC: mac, Address: address.Addr()}); err != nil {
+	if err := m.boot.services.Settle(boot.Host{Node: number, MAC: mac, Address: address.Addr()}); err != nil {
 		return 0, nil, err
 	}
 	n.phase, n.ended = booting, make(chan exit, 1)
