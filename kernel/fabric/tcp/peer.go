@@ -28,12 +28,16 @@ const buffered = 16 << 10
 const writeTimeout = 10 * time.Second
 
 // The pause between two attempts to connect, and the time after which the queued frames are
-// discarded.
+// discarded. One attempt may take openTimeout where both nodes are busy.
 const (
 	firstRetry = 20 * time.Millisecond
 	lastRetry  = time.Second
-	giveUp     = 10 * time.Second
+	giveUp     = 3 * openTimeout
 )
+
+// lastWord bounds how long the accepting side waits for the last word of an opening. The other side
+// decides within openTimeout. Frames behind a word that came too late would be lost.
+const lastWord = 2 * openTimeout
 
 // peer is another node: its connection, if any, and the frames queued for it.
 type peer struct {
@@ -193,6 +197,7 @@ func (p *peer) accept(conn net.Conn) error {
 		_, err := conn.Write([]byte{'n'})
 		return err
 	}
+	conn.SetDeadline(time.Now().Add(lastWord))
 	_, err := conn.Write([]byte{'y'})
 	if err == nil {
 		_, err = io.ReadFull(conn, make([]byte, 1))
