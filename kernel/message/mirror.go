@@ -235,10 +235,13 @@ func (j *Job) settleOwed() {
 // settled handles a member's answer. If messages have been sent since the question, it asks again.
 // It does not if there are others that are not settled: these may be held for long.
 func (j *Job) settled(member int, number uint64) {
+	j.mu.Lock()
+	j.mirroring.asked[member] = false // first: for a message that is sent from now on, it is asked again
+	j.mu.Unlock()
 	unsettled := j.channels.SettledFar(j.on(member), number)
 	j.mu.Lock()
-	j.mirroring.asked[member] = false
 	if unsettled && number >= j.mirroring.about[member] && !j.closed {
+		j.mirroring.about[member] = j.counters.flow.Sent[member] // a repeated answer does not ask once more
 		j.running.Go(func() {
 			j.sending.Lock()
 			defer j.sending.Unlock()
