@@ -799,7 +799,7 @@ static void transmit_all(void)
 {
 	for (uint32_t i = 0; i < self.end_count; i++) {
 		far_rest(self.ends[i]);
-		if (far_busy(self.ends[i]))
+		if (far_busy(self.ends[i]) || far_due(self.ends[i])) /* the time-out may have lost its reason */
 			transmit(self.ends[i]);
 		ask_due(&self.ends[i]->direct);
 	}
@@ -1823,10 +1823,16 @@ static void calm_down(int rank, int64_t deadline)
 {
 	struct channel *c = self.to[rank];
 	int left = margay_in_left(deadline);
-	if (!c || c->local >= 0 || is_calm(0, (uintptr_t)c) || (c->hasty && c->hasty--))
+	char before[sizeof self.error];
+	int was = mask(), calm = !c || c->local >= 0 || is_calm(0, (uintptr_t)c) || (c->hasty && c->hasty--);
+	unmask(was);
+	if (calm)
 		return;
-	if (wait_until(is_calm, (uintptr_t)c, left >= 0 && left < CALM_MS ? left : CALM_MS) < 0)
+	memcpy(before, self.error, sizeof before);
+	if (wait_until(is_calm, (uintptr_t)c, left >= 0 && left < CALM_MS ? left : CALM_MS) < 0) {
+		memcpy(self.error, before, sizeof before); /* the call has not failed */
 		c->hasty = HASTY;
+	}
 }
 
 /* push_long sends some pieces of a long message, and reports whether there was room for any. */

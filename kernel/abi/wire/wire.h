@@ -1,4 +1,4 @@
-/* The layouts of the application interface, version 8: the Go package beside this header, in C. */
+/* The layouts of the application interface, version 9: the Go package beside this header, in C. */
 #ifndef MARGAY_WIRE_H
 #define MARGAY_WIRE_H
 
