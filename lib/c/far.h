@@ -34,7 +34,7 @@ struct far {
 	uint64_t acked;
 	struct flight flights[MIRROR_MOST_WINDOW]; /* a ring */
 	unsigned first, flying, window;
-	int timeouts;     /* since the last progress */
+	int timeouts;     /* since a round trip was measured last (RFC 6298, 3 and 5) */
 	int equal;        /* acknowledgements since that have brought nothing */
 	int64_t deadline; /* of the next time-out; 0: there is none */
 	int ask;
@@ -169,8 +169,10 @@ static inline size_t far_emit(struct far *f, char *b, int64_t now)
 static inline void far_progress(struct far *f, uint64_t arrived, int64_t now)
 {
 	while (f->flying > 0 && f->flights[f->first].end <= arrived) {
-		if (!f->flights[f->first].resent)
+		if (!f->flights[f->first].resent) {
 			trip_sample(&f->trip, now - f->flights[f->first].at);
+			f->timeouts = 0;
+		}
 		f->first = (f->first + 1) % MIRROR_MOST_WINDOW;
 		f->flying--;
 		if (f->window < MIRROR_MOST_WINDOW)
@@ -182,7 +184,7 @@ static inline void far_progress(struct far *f, uint64_t arrived, int64_t now)
 	if (f->reach < arrived)
 		f->reach = arrived;
 	far_store(&f->out, WIRE_CHANNEL_ACKED, arrived);
-	f->timeouts = f->equal = 0;
+	f->equal = 0;
 	f->deadline = f->acked < f->sent ? now + far_timeout(f) : 0;
 }
 

@@ -50,7 +50,7 @@ type End struct {
 	first    int                // of flights
 	flying   int
 	window   int           // the most flights at present
-	timeouts int           // since the last progress
+	timeouts int           // since a round trip was measured last (RFC 6298, 3 and 5)
 	equal    int           // acknowledgements since that have brought nothing
 	deadline time.Duration // of the next time-out; 0: there is none
 	ask      bool
@@ -258,6 +258,7 @@ func (e *End) progress(arrived uint64, now time.Duration) {
 	for e.flying > 0 && e.flights[e.first].end <= arrived {
 		if f := &e.flights[e.first]; !f.resent {
 			e.trip.Sample(now - f.at)
+			e.timeouts = 0
 		}
 		e.first = (e.first + 1) % mostWindow
 		e.flying--
@@ -265,7 +266,7 @@ func (e *End) progress(arrived uint64, now time.Duration) {
 	}
 	e.acked, e.sent, e.reach = arrived, max(e.sent, arrived), max(e.reach, arrived)
 	e.out.Acked().Store(arrived)
-	e.timeouts, e.equal, e.deadline = 0, 0, 0
+	e.equal, e.deadline = 0, 0
 	if e.acked < e.sent {
 		e.deadline = now + e.timeout()
 	}

@@ -235,6 +235,44 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+// When the other end becomes slow, data are sent again only until that is measured. An
+// acknowledgement of data that were sent again measures nothing, so the longer time-out stays.
+func TestSlower(t *testing.T) {
+	m := newModel(t, rand.New(rand.NewPCG(1, 1)))
+	a, b := m.sides[0], m.sides[1]
+	reach := uint64(0)
+	// until sends without a pause, and returns how many datagrams had new data, and how many were sent
+	// again.
+	until := func(end, delay time.Duration) (fresh, again int) {
+		for ; m.now < end; m.now += delay / 10 {
+			m.deliver()
+			a.push(t, 100)
+			b.take(t, 100)
+			for i, s := range m.sides {
+				for d := s.end.Emit(nil, m.now); len(d) > 0; d = s.end.Emit(nil, m.now) {
+					m.network = append(m.network, onWay{1 - i, m.now + delay, d})
+					switch h, data, _ := Parse(d); {
+					case i != 0 || len(data) == 0:
+					case h.Offset < reach:
+						again++
+					default:
+						fresh++
+						reach = h.Offset + uint64(len(data))
+					}
+				}
+			}
+		}
+		return fresh, again
+	}
+	if fresh, again := until(10*time.Millisecond, 30*time.Microsecond); fresh == 0 || again > 0 {
+		t.Errorf("%d datagrams, and %d were sent again when nothing was late", fresh, again)
+	}
+	until(2*time.Second, 30*time.Millisecond)
+	if fresh, again := until(6*time.Second, 30*time.Millisecond); fresh == 0 || again > fresh/4 {
+		t.Errorf("%d datagrams, and %d were sent again", fresh, again)
+	}
+}
+
 // What was lost is sent again when it is due, and not before.
 func TestDue(t *testing.T) {
 	m := newModel(t, rand.New(rand.NewPCG(1, 1)))
