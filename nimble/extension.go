@@ -3,6 +3,7 @@ package nimble
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -68,6 +69,7 @@ type Extension struct {
 	ready   bool     // the machine has a context, and the extension is not closed; with running held
 	done    counters // with running held; plain, because an atomic addition costs more than a small extension
 	due     uint64   // the number of runs whose last one is measured; with running held
+	timed   counted  // with running held
 
 	open   sync.RWMutex // held for reading while memory is used outside a run
 	closed bool         // written with running and open held
@@ -75,13 +77,15 @@ type Extension struct {
 	reading   sync.Mutex                                 // held by Stats, taken before running
 	published struct{ runs, instructions atomic.Uint64 } // done as it was when it was last published
 	faults    atomic.Uint64
-	timedRuns atomic.Uint64 // runs up to the last measured one
-	timed     atomic.Uint64 // their estimated nanoseconds
+	mean      atomic.Uint64 // bits of a float64: estimated nanoseconds of a run
 	lastFault atomic.Pointer[engine.Fault]
 }
 
 // counters count runs and their instructions.
 type counters struct{ runs, instructions uint64 }
+
+// counted are the runs up to the last measured one, and their estimated time in nanoseconds.
+type counted struct{ runs, time uint64 }
 
 // Run runs the extension for an event and returns its r0. An error is
 // ErrClosed, wraps ErrContext if the extension was not run for that, or is a
@@ -139,14 +143,16 @@ func (x *Extension) prepare(e *Event) error {
 }
 
 // sample is a run whose time is measured. It stands for all runs since the last
-// sample. The counters are published before it.
+// sample. The counters are published before it. Stats does not wait, so it gets
+// the mean, in one word, and never the time of one sample with the runs of another.
 func (x *Extension) sample(m *engine.Machine) (r0 uint64, err error) {
 	x.publish()
 	start := time.Now()
 	r0, err = x.code.Run(m)
 	took := time.Since(start)
-	x.timed.Add(uint64(took) * (x.due - x.timedRuns.Load()))
-	x.timedRuns.Store(x.due)
+	x.timed.time += uint64(took) * (x.due - x.timed.runs)
+	x.timed.runs = x.due
+	x.mean.Store(math.Float64bits(float64(x.timed.time) / float64(x.timed.runs)))
 	if took < brief {
 		x.due += samplingBrief
 	} else {
@@ -191,9 +197,7 @@ func (x *Extension) Stats() Stats {
 		Runs:         x.published.runs.Load(),
 		LastFault:    x.lastFault.Load(),
 	}
-	if n := x.timedRuns.Load(); n > 0 {
-		s.Time = time.Duration(float64(x.timed.Load()) / float64(n) * float64(s.Runs))
-	}
+	s.Time = time.Duration(math.Float64frombits(x.mean.Load()) * float64(s.Runs))
 	return s
 }
 

@@ -288,6 +288,32 @@ func TestStats(t *testing.T) {
 	}
 }
 
+// TestSampledTime measures the 65th run, which stands for 64 runs.
+func TestSampledTime(t *testing.T) {
+	const long = 5 * time.Millisecond
+	runs := 0
+	table, err := service.NewTable(service.Service{Name: "pause", Number: 1, Func: func(*service.Call) (uint64, error) {
+		if runs++; runs == 65 {
+			time.Sleep(long)
+		} else {
+			time.Sleep(time.Microsecond) // not a brief run
+		}
+		return 0, nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := insert(t, assemble(t, "call 1", "exit"), nimble.Options{Services: table})
+	for range 65 {
+		if _, err := x.Run(&nimble.Event{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := x.Stats(); s.Runs != 65 || s.Time < 64*long {
+		t.Errorf("%+v", s)
+	}
+}
+
 // TestArguments checks what registers an extension starts with.
 func TestArguments(t *testing.T) {
 	m := newContext(t, 24)
