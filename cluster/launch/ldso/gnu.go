@@ -54,6 +54,9 @@ func (g gnu) indexed(name string, by *loaded) iter.Seq[string] {
 	}
 	g.work += g.cache.size()
 	return func(yield func(string) bool) {
+		if g.work > maxWork {
+			return
+		}
 		for _, path := range g.cache.paths(name) {
 			if by.noDefault && slices.Contains(g.system(), filepath.Dir(path)) {
 				continue

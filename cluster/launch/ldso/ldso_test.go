@@ -337,6 +337,18 @@ func TestLongTokens(t *testing.T) {
 	}
 }
 
+// A search that has done too much does not look at the cache again, even for a long list of
+// libraries to preload.
+func TestWorkInCache(t *testing.T) {
+	s := &Search{cache: parseCache(cacheOf(nil, []cached{{"libone.so", "/lib/libone.so", 0x303, 0}}))}
+	for work, want := range map[int]int{maxWork - 1: 1, maxWork: 0} {
+		g := gnu{&walk{Search: s, work: work}}
+		if found := slices.Collect(g.indexed("libone.so", &loaded{object: new(object)})); len(found) != want || g.work != work+1 {
+			t.Errorf("after %d: %v, then %d", work, found, g.work)
+		}
+	}
+}
+
 // A FIFO is not a library, even under its path, and nothing waits for it.
 func TestFIFO(t *testing.T) {
 	dir := t.TempDir()
