@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // daemon plays the daemon of Open MPI: it says to mpirun, at the address in its words, where it is
@@ -58,6 +59,9 @@ margay run -n 4 /bin/sh -c 'echo runs; kill -STOP $$'
 		t.Fatalf("%v: %s%s", err, c.stdout.String(), c.stderr.String())
 	}
 	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(commandTimeout)); err != nil {
+		t.Fatal(err)
+	}
 	if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || line != "node1 2\n" {
 		t.Errorf("mpirun hears %q, %v", line, err)
 	}
