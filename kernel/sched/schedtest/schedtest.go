@@ -639,7 +639,7 @@ func (r *rig) unharmed(says string) {
 	}
 }
 
-// All threads of a process count, also those that come later.
+// All threads of a process count, also of one that comes later.
 func testThreads(r *rig) {
 	r.insert(r.config.RoundRobin)
 	r.start(SpinThreads, Spin)
