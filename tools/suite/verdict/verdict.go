@@ -53,6 +53,7 @@ type test struct {
 	output  []string
 	parent  bool // it has subtests
 	oops    bool // its log has a known bug of the emulator
+	panics  bool // it ended the test program, so later tests did not run
 }
 
 // event is a line of go test -json (go doc test2json).
@@ -187,6 +188,7 @@ func (s *Suite) testEvent(p *pkg, e event) {
 		t.output = append(t.output, e.Output)
 		s.notice(p, e.Test, e.Output)
 		t.oops = t.oops || oops.MatchString(e.Output)
+		t.panics = t.panics || panics.MatchString(e.Output)
 		if found := waited.FindStringSubmatch(e.Output); found != nil {
 			t.waited, _ = strconv.ParseFloat(found[1], 64)
 		}
@@ -214,7 +216,7 @@ func (s *Suite) Spoiled(run string) (names []string) {
 		for _, t := range p.tests {
 			if top := t.top(); t.verdict == "fail" && !t.parent {
 				all, failed := bug[top]
-				bug[top] = t.oops && (all || !failed)
+				bug[top] = t.oops && !t.panics && (all || !failed)
 			}
 		}
 		maps.DeleteFunc(bug, func(_ string, all bool) bool { return !all })
@@ -251,6 +253,8 @@ var (
 	// oops matches the end of a guest whose CPU ran what Linux had replaced, which is a bug of the
 	// emulator (see RATIONALE, "Why a private QEMU on Debian 12?").
 	oops = regexp.MustCompile(`\bOops: int3: `)
+	// panics matches the end of a test program. The log of a test is indented.
+	panics = regexp.MustCompile(`^(panic|fatal error): `)
 	// waited matches the log line of a test that waited for its turn, which does not count as its
 	// time.
 	waited = regexp.MustCompile(`: waited (\d+\.\d+) s for its turn\n`)

@@ -134,6 +134,7 @@ func TestSpoiled(t *testing.T) {
 		"by something else":       {machine + fails, nil, false},
 		"by something else, too":  {machine + bug + other + fails, nil, false},
 		"another test failed":     {machine + bug + fails + `{"Action":"run","Test":"TestC"}` + "\n" + `{"Action":"fail","Test":"TestC"}`, []string{"TestB"}, false},
+		"and the program ended":   {machine + bug + strings.ReplaceAll(bug, "Oops:\\u0020int3:", "panic:") + fails, nil, false},
 		"another has no result":   {machine + bug + fails + `{"Action":"run","Test":"TestC"}`, []string{"TestB"}, false},
 		"only the package failed": {"", nil, false},
 	} {
