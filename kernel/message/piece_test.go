@@ -142,6 +142,7 @@ func TestLongVerdicts(t *testing.T) {
 					t.Fatalf("after message %d came %+v", i, r)
 				}
 			}
+			b.awaitRuns(reply.Handle, runs)
 			stats, _ := b.ask(wire.Request{Op: wire.OpStats, Handle: reply.Handle}, nil)
 			if stats.Values[0] != runs || stats.Values[2] != 2 {
 				t.Errorf("%d runs, not %d, and %d faults", stats.Values[0], runs, stats.Values[2])

@@ -25,6 +25,16 @@ var byHandler = extensiontest.Message("byhandler",
 	"ldxdw r0, [r1-8]",
 	"exit")
 
+// awaitRuns waits until at least so many runs of an extension are counted. A message reaches its
+// rank before the burst ends in which the extension has seen it.
+func (a *app) awaitRuns(handle uint32, runs uint64) {
+	a.t.Helper()
+	check.Await(a.t, "count of runs", func() bool {
+		stats, _ := a.ask(wire.Request{Op: wire.OpStats, Handle: handle}, nil)
+		return stats.Status != wire.StatusOK || stats.Values[0] >= runs
+	})
+}
+
 // Messages that an extension consumes or drops reach no rank, and give their room back to the
 // sender. The others are delivered, in order.
 func TestVerdicts(t *testing.T) {
@@ -45,13 +55,14 @@ func TestVerdicts(t *testing.T) {
 				check.Await(t, "room in the ring", func() bool { return a.post(target, uint16(verdict), uint64(i), make([]byte, 1000)) })
 			}
 			for i := range 10 {
-				a.post(target, uint16(slot.Deliver), uint64(i), nil)
+				check.Await(t, "room in the ring", func() bool { return a.post(target, uint16(slot.Deliver), uint64(i), nil) })
 			}
 			for i := range 10 {
 				if r, ok := b.next(10 * time.Second); !ok || r.Handler != uint16(slot.Deliver) || r.Args[0] != uint64(i) {
 					t.Fatalf("message %d came as %v %v", i, ok, r.Args)
 				}
 			}
+			b.awaitRuns(reply.Handle, n+10)
 			list := j.nodes[j.config.Nodes[target]].manager.List()
 			if len(list) != 1 || list[0].Dropped != n/4 || list[0].Stats.Runs != n+10 || list[0].Stats.Faults != 0 {
 				t.Errorf("list %+v", list)

@@ -175,7 +175,7 @@ func TestRecordInterrupted(t *testing.T) {
 	m := use(t, "hosted")
 	file := filepath.Join(t.TempDir(), "trace.json")
 	c := m.start("record", "-o", file)
-	eventually(t, "recording", func() bool { return len(m.topView().Recording) == 4 }, c.stderr.String)
+	eventually(t, "recording", func() bool { return strings.Contains(c.stderr.String(), "4 nodes record until Ctrl-C") }, c.stderr.String)
 	_, serve := m.status()
 	kill(t, serve)
 	m.awaitUp()

@@ -92,6 +92,9 @@ func (a commands) record(ctx context.Context, f recordFlags, args []string) (err
 	began, started := time.Now(), false
 	ready := func() {
 		started = true
+		if len(args) == 0 && f.duration == 0 {
+			a.Report("margay: %d nodes record until Ctrl-C", len(nodes))
+		}
 		go func() {
 			defer close(done)
 			run = a.recordedCommand(f.duration, signals, args, sync.OnceFunc(func() { close(stop) }))
