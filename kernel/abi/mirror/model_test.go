@@ -241,8 +241,8 @@ func TestSlower(t *testing.T) {
 	m := newModel(t, rand.New(rand.NewPCG(1, 1)))
 	a, b := m.sides[0], m.sides[1]
 	reach := uint64(0)
-	// until sends without a pause, and returns how many datagrams had new data, and how many were sent
-	// again.
+	// until sends without a pause, and returns how many datagrams had new data, and how many were
+	// sent again.
 	until := func(end, delay time.Duration) (fresh, again int) {
 		for ; m.now < end; m.now += delay / 10 {
 			m.deliver()
