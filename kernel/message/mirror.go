@@ -3,6 +3,7 @@ package message
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"margay/internal/cond"
@@ -21,13 +22,14 @@ const askEach = 10
 
 // mirroring is the state of the node kernels for a job's mirrored channels.
 type mirroring struct {
-	path  uint64   // number of the last path that was published: odd if mirrored channels to this node's ranks are allowed
-	seen  []uint64 // by member: the number of the path that it obeys
-	open  []bool   // by member: it allows them to its ranks
-	asked []bool   // by member: it was asked which messages are settled, and has not answered
-	about []uint64 // by member: messages sent to it before it was asked last
-	owed  []bool   // by member: it has asked that, and was not answered
-	tends bool     // there is a goroutine that tends them
+	path  uint64       // number of the last path that was published: odd if mirrored channels to this node's ranks are allowed
+	seen  []uint64     // by member: the number of the path that it obeys
+	open  []bool       // by member: it allows them to its ranks
+	asked []bool       // by member: it was asked which messages are settled, and has not answered
+	about []uint64     // by member: messages sent to it before it was asked last
+	owed  []bool       // by member: it has asked that, and was not answered
+	owing atomic.Int32 // how many of these; changed with Job.mu held
+	tends bool         // there is a goroutine that tends them
 }
 
 func (j *Job) newMirroring() mirroring {
@@ -197,28 +199,38 @@ func (j *Job) askSettled(member int, again bool) {
 // for room in a ring.
 func (j *Job) settle(member int) {
 	j.mu.Lock()
-	j.mirroring.owed[member] = true
+	j.owe(member, true)
 	j.mu.Unlock()
 	j.settleOwed()
 }
 
+// owe notes whether an answer to a member is owed. The caller holds Job.mu.
+func (j *Job) owe(member int, owed bool) {
+	if m := &j.mirroring; m.owed[member] != owed {
+		m.owed[member] = owed
+		if owed {
+			m.owing.Add(1)
+		} else {
+			m.owing.Add(-1)
+		}
+	}
+}
+
 // settleOwed answers the members that have asked which of their messages are settled, unless
 // messages wait for room in a ring. A message is in its ring, or waits there, before it is counted.
+// It is called whenever messages have been handled, and mostly nothing is owed.
 func (j *Job) settleOwed() {
-	var numbers map[int]uint64 // by member
+	if j.mirroring.owing.Load() == 0 {
+		return
+	}
+	numbers := make(map[int]uint64) // by member
 	j.mu.Lock()
 	for member, owed := range j.mirroring.owed {
-		if owed && numbers == nil {
-			numbers = make(map[int]uint64)
-		}
 		if owed {
 			numbers[member] = j.flow.Settled(member)
 		}
 	}
 	j.mu.Unlock()
-	if numbers == nil {
-		return
-	}
 	for _, r := range j.local {
 		if n, _ := r.endpoint.Overflow(); n > 0 {
 			return
@@ -226,7 +238,7 @@ func (j *Job) settleOwed() {
 	}
 	for member, number := range numbers {
 		j.mu.Lock()
-		j.mirroring.owed[member] = false
+		j.owe(member, false)
 		j.mu.Unlock()
 		j.send(member, j.newFrame(frame.Settled, number))
 	}
