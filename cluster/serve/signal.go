@@ -1,0 +1,70 @@
+package serve
+
+import (
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"margay/cluster/control"
+)
+
+// signal sends a signal to one rank of a job, or to all. It returns the nodes that are away; their
+// ranks do not get the signal. The caller holds Server.mu.
+func (s *Server) signal(j *job, rank int, sig unix.Signal) (away []uint32) {
+	switch {
+	case !j.spec.Allocation:
+		away = s.signalRanks(j, rank, sig)
+	case j.client != nil: // its command is there
+		_ = j.client.Send(&control.Signal{Job: j.number, Rank: control.None, Signal: int32(sig)})
+	}
+	if rank != control.None {
+		return away
+	}
+	if slices.Contains(endings, sig) {
+		j.asked = time.Now()
+	}
+	if sig == unix.SIGSTOP || sig == unix.SIGCONT {
+		j.halt = sig
+		s.saveRunning(j)
+		return nil // haltOn sends it to nodes that are away
+	}
+	if j.stopped() && slices.Contains(wakening, sig) {
+		s.signal(j, rank, unix.SIGCONT)
+	}
+	return away
+}
+
+// signalRanks is signal for a job that has ranks on nodes, without what serve notes of it.
+func (s *Server) signalRanks(j *job, rank int, sig unix.Signal) (away []uint32) {
+	told := make(map[uint32]bool)
+	for i, r := range j.ranks {
+		if (rank == control.None || rank == i) && r.exit == nil && !told[r.place.Node] {
+			told[r.place.Node] = rank == control.None
+			n := s.nodes[r.place.Node]
+			if n.conn == nil {
+				away = append(away, n.number)
+			}
+			n.send(&control.Signal{Job: j.number, Rank: int32(rank), Signal: int32(sig)})
+		}
+	}
+	return away
+}
+
+// wakening lists the signals that also continue a stopped job, as a shell's kill does: the job
+// could not end otherwise.
+var wakening = []unix.Signal{unix.SIGHUP, unix.SIGTERM}
+
+// stopped reports whether all ranks were stopped.
+func (j *job) stopped() bool { return j.halt == unix.SIGSTOP }
+
+// haltOn sends a node that has registered the stop or continue signal that it may have missed while
+// it was away. The caller holds Server.mu.
+func (s *Server) haltOn(n *node, j *job) {
+	if j.halt != 0 && !j.endedOn(n.number) {
+		n.send(&control.Signal{Job: j.number, Rank: control.None, Signal: int32(j.halt)})
+	}
+}
+
+// endings lists the signals with which users end programs.
+var endings = []unix.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGKILL, unix.SIGTERM}
