@@ -198,8 +198,7 @@ func (s *Services) Settle(h Host) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.grants, h.MAC)
-	s.call(s.turns.Leave(time.Now(), h.MAC))
+	s.release(h.MAC)
 	if err := s.leases.Settle(h); err != nil {
 		return err
 	}
@@ -236,9 +235,17 @@ func (s *Services) Forget(mac MAC) {
 // forget is Forget for a caller that holds s.mu.
 func (s *Services) forget(mac MAC) {
 	s.leases.Forget(mac)
-	delete(s.grants, mac)
-	s.call(s.turns.Leave(time.Now(), mac))
+	s.release(mac)
 }
+
+// release takes the grant and the turn from a host. The caller holds s.mu.
+func (s *Services) release(mac MAC) {
+	delete(s.grants, mac)
+	s.leave(mac)
+}
+
+// leave ends the turn of a node, or its wait. The caller holds s.mu.
+func (s *Services) leave(mac MAC) { s.call(s.turns.Leave(time.Now(), mac)) }
 
 // host returns the host that has an address.
 func (s *Services) host(address netip.Addr) (h Host, known bool) {
@@ -317,7 +324,7 @@ func (s *Services) Starting(node id.Node) {
 	s.progress.Starting(node)
 	s.leases.Starting(node)
 	if h, ok := s.leases.Node(node); ok {
-		s.call(s.turns.Leave(time.Now(), h.MAC))
+		s.leave(h.MAC)
 	}
 }
 
@@ -343,7 +350,7 @@ func (s *Services) sent(h Host, status Status, bytes int) {
 		s.leases.Uses(time.Now(), h.MAC)
 	}
 	if status.over() {
-		s.call(s.turns.Leave(time.Now(), h.MAC))
+		s.leave(h.MAC)
 	}
 	s.mu.Unlock()
 	if news && s.config.Report != nil {
@@ -380,7 +387,7 @@ func (s *Services) await(ctx context.Context, h Host) (before int, ok bool) {
 		delete(s.called, h.MAC)
 	}
 	if ctx.Err() != nil { // the client is gone
-		s.call(s.turns.Leave(time.Now(), h.MAC))
+		s.leave(h.MAC)
 		return 0, false
 	}
 	ok, before = s.ask(h)
