@@ -76,7 +76,7 @@ margay kill sends the command a signal. Otherwise the status is the command's. A
 			if err := command.Given(c, "nodelist", "exclude", "wait"); err != nil {
 				return err
 			}
-			if number := os.Getenv(job.AllocationVariable); number != "" && os.Getenv("MARGAY_MACHINE") == a.Machine {
+			if number := job.AllocationAround(a.App); number != "" {
 				return fmt.Errorf("alloc: this is in allocation %s already: end its command first, or unset %s", number, job.AllocationVariable)
 			}
 			return a.alloc(c.Context(), &f, c.Flags().Changed("ranks"), args)

@@ -132,17 +132,9 @@ func environment(env []string, machine string, number uint32, p places, hostfile
 	if self, err := os.Executable(); err == nil {
 		set = append(set, openMPI(self, hostfile, env)...)
 	}
-	return replaced(env, set)
-}
-
-// replaced adds variables to an environment in place of those with the same names.
-func replaced(env, set []string) []string {
-	name := func(entry string) string {
-		name, _, _ := strings.Cut(entry, "=")
-		return name
+	env = slices.Clone(env)
+	for _, entry := range set {
+		env = job.SetVariable(env, entry)
 	}
-	env = slices.DeleteFunc(slices.Clone(env), func(old string) bool {
-		return slices.ContainsFunc(set, func(entry string) bool { return name(entry) == name(old) })
-	})
-	return append(env, set...)
+	return env
 }

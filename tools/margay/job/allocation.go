@@ -68,6 +68,15 @@ func (f *Flags) CheckStep() error {
 	return f.openRoot()
 }
 
+// AllocationAround returns the number of the allocation of the environment, if that is of the
+// machine that is used; empty: there is none.
+func AllocationAround(a *command.App) string {
+	if os.Getenv(site.MachineVariable) != a.Machine {
+		return ""
+	}
+	return os.Getenv(AllocationVariable)
+}
+
 // EnterAllocation makes the job a step of the allocation that --allocation names, or else of the
 // one of the environment, if that is of the machine that is used.
 func (f *Flags) EnterAllocation(a *command.App) (err error) {
@@ -75,8 +84,8 @@ func (f *Flags) EnterAllocation(a *command.App) (err error) {
 	if text == noAllocation {
 		return nil
 	}
-	if text == "" && os.Getenv(site.MachineVariable) == a.Machine {
-		text, from = os.Getenv(AllocationVariable), AllocationVariable
+	if text == "" {
+		text, from = AllocationAround(a), AllocationVariable
 	}
 	if text == "" {
 		return nil

@@ -124,9 +124,16 @@ func environment(all []string, export string, set []string) ([]string, error) {
 		if !ok || name == "" {
 			return nil, fmt.Errorf("--env %s: it is NAME=VALUE; without the flag ranks have the whole environment of margay run", entry)
 		}
-		kept = append(slices.DeleteFunc(kept, func(old string) bool { return strings.HasPrefix(old, name+"=") }), entry)
+		kept = SetVariable(kept, entry)
 	}
 	return kept, nil
+}
+
+// SetVariable adds a variable to an environment, which it changes, in place of those with the same
+// name.
+func SetVariable(env []string, entry string) []string {
+	name, _, _ := strings.Cut(entry, "=")
+	return append(slices.DeleteFunc(env, func(old string) bool { return strings.HasPrefix(old, name+"=") }), entry)
 }
 
 // threads adds the variables that make OpenMP use all cores of a rank and bind each thread to one,
