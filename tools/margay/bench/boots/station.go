@@ -376,8 +376,13 @@ func (s *station) part(ctx context.Context, address string, offset int64, to io.
 
 // newClient returns an HTTP client with an address, which finds the services on their port.
 func (w wire) newClient(from netip.Addr) *http.Client {
-	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}
 	return &http.Client{Transport: &http.Transport{DisableCompression: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return d.DialContext(ctx, "tcp4", netip.AddrPortFrom(w.server, w.http).String())
+		return w.connect(ctx, from)
 	}}}
+}
+
+// connect connects to the HTTP service from an address.
+func (w wire) connect(ctx context.Context, from netip.Addr) (net.Conn, error) {
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}
+	return d.DialContext(ctx, "tcp4", netip.AddrPortFrom(w.server, w.http).String())
 }

@@ -79,8 +79,7 @@ func ended(c net.Conn) bool {
 
 // dial connects to the HTTP service from an address, with room for little.
 func (w wire) dial(ctx context.Context, from netip.Addr) (net.Conn, error) {
-	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}
-	conn, err := d.DialContext(ctx, "tcp4", netip.AddrPortFrom(w.server, w.http).String())
+	conn, err := w.connect(ctx, from)
 	if err != nil {
 		return nil, err
 	}
