@@ -95,9 +95,8 @@ type Counts struct {
 const holdTime = time.Minute
 
 // Leases decides on the questions of DHCP clients. As a proxy it gives no addresses, but learns
-// them. The number of hosts bounds the state: packets of
-// strangers are only counted, so they cannot exhaust addresses or memory. It is not safe for
-// concurrent use.
+// them. The number of hosts bounds the state: packets of strangers are only counted, so they cannot
+// exhaust addresses or memory. It is not safe for concurrent use.
 type Leases struct {
 	proxy     bool
 	hosts     map[MAC]Host

@@ -2,6 +2,7 @@ package provision
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -79,11 +80,7 @@ func writeBootable(ctx context.Context, image Image, o BootableOptions) (Bootabl
 			return Bootable{}, err
 		}
 	}
-	machine := node.AnyMachine
-	if o.Machine != "" {
-		machine = o.Machine
-	}
-	words := append([]string{node.MachineWord + "=" + machine}, strings.Fields(o.Words)...)
+	words := append([]string{node.MachineWord + "=" + cmp.Or(o.Machine, node.AnyMachine)}, strings.Fields(o.Words)...)
 	if b.Cmdline, err = initramfs.Cmdline(image.Kernel, o.Profile, initramfs.AllCores, words...); err != nil {
 		return Bootable{}, err
 	}

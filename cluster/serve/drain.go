@@ -229,8 +229,8 @@ func (s *Server) hinder(jobs ...*waiting) {
 }
 
 // whole lists the nodes of a job's architecture that satisfy counts, as if all their cores were
-// free; for a step, its allocation. The list is not known if one of the nodes that satisfy
-// counts has never registered. The caller holds Server.mu.
+// free; for a step, its allocation. The list is not known if one of the nodes that satisfy counts
+// has never registered. The caller holds Server.mu.
 func (s *Server) whole(spec *control.JobSpec, counts func(*node) bool) (offers []offer, known bool) {
 	if spec.Step != 0 {
 		return s.stepOffers(spec.Step, func(*node, uint32) bool { return true }), true

@@ -228,8 +228,7 @@ func (s *Server) using(n *node, core uint32) use {
 var errForgetting = control.Failf(control.Code_CODE_NO_ROOM, "the nodes still forget a job that has ended")
 
 // forgetting reports whether nodes still have to forget a job that previously had one of the
-// places. A step gets them from its allocation; otherwise that is 0. The caller holds
-// Server.mu.
+// places. A step gets them from its allocation; otherwise that is 0. The caller holds Server.mu.
 func (s *Server) forgetting(places []*control.Place, allocation uint32) bool {
 	for _, p := range places {
 		for _, core := range coresOf(p) {

@@ -138,8 +138,7 @@
 // sends that to its children. So all leaders know alike which barriers climb.
 //
 // A Note takes the mirrored channel to its target if there is one, even a paused one, and passes
-// the node kernels only while there is none; its order among other messages does not
-// matter.
+// the node kernels only while there is none; its order among other messages does not matter.
 //
 // If the outcome is that some rank was not quiet, all ranks enter a barrier of the node kernels
 // (the area's entered word), which has the same meaning and waits for more. After several of these
