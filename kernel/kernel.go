@@ -80,7 +80,7 @@ type Sink interface {
 	Record(job id.Job, r task.Record)
 	// InputTaken reports how much of its standard input a rank has taken, in bytes.
 	InputTaken(job id.Job, rank id.Rank, position uint64)
-	// Fault reports that a job cannot continue normally.
+	// Fault reports that a job cannot continue normally. The error may be an *id.EndedError.
 	Fault(job id.Job, err error)
 }
 

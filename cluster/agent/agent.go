@@ -516,6 +516,10 @@ func (a *Agent) InputTaken(job id.Job, rank id.Rank, position uint64) {
 // Fault implements kernel.Sink. The first fault of a job ends it.
 func (a *Agent) Fault(job id.Job, err error) {
 	m := &control.JobFault{Job: uint32(job), Error: a.failure(err)}
+	var ended *id.EndedError
+	if errors.As(err, &ended) {
+		m.Ended = proto.Uint32(uint32(ended.Rank))
+	}
 	a.mu.Lock()
 	if a.faults[job] == nil {
 		a.faults[job] = m

@@ -4558,6 +4558,7 @@ type JobFault struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
 	Error         *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	Ended         *uint32                `protobuf:"varint,3,opt,name=ended,proto3,oneof" json:"ended,omitempty"` // the rank that had ended before it received all messages; its record may come later
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4604,6 +4605,13 @@ func (x *JobFault) GetError() *Error {
 		return x.Error
 	}
 	return nil
+}
+
+func (x *JobFault) GetEnded() uint32 {
+	if x != nil && x.Ended != nil {
+		return *x.Ended
+	}
+	return 0
 }
 
 // Rewind asks a node to send again everything of a job that was not acknowledged. It asks a client to send again the standard input that
@@ -11417,10 +11425,12 @@ const file_control_proto_rawDesc = "" +
 	"\x06Loaded\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
 	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\x12\x17\n" +
-	"\aload_ns\x18\x03 \x01(\x03R\x06loadNs\"I\n" +
+	"\aload_ns\x18\x03 \x01(\x03R\x06loadNs\"n\n" +
 	"\bJobFault\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
-	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\".\n" +
+	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\x12\x19\n" +
+	"\x05ended\x18\x03 \x01(\rH\x00R\x05ended\x88\x01\x01B\b\n" +
+	"\x06_ended\".\n" +
 	"\x06Rewind\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\"\x1a\n" +
@@ -12457,6 +12467,7 @@ func file_control_proto_init() {
 		(*Frame_Audit)(nil),
 		(*Frame_EndAllocation)(nil),
 	}
+	file_control_proto_msgTypes[35].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -57,6 +57,8 @@ type job struct {
 	released  map[uint32]uint64 // by node: the newest record that it may forget, as sent over its connection
 	owed      map[uint32]int    // by node: bytes of output received since the node could last forget all output
 
+	doubted map[int]*control.Failure // by rank: the fault in sending to it after its end, which its record has yet to confirm
+
 	collecting bool // its client reads the files that its ranks have written
 	collected  bool // the client does not need the remaining ones
 }
@@ -281,7 +283,7 @@ func (s *Server) fromJob(n *node, f *control.Frame) {
 		s.nodeLoaded(j, n, m)
 	case *control.JobFault:
 		if m.Error != nil {
-			s.fault(j, j.blame(n.number, m.Error.Err()))
+			s.fault(j, m, j.blame(n.number, m.Error.Err()))
 		}
 	default:
 		n.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with %T from a node", m))
@@ -290,13 +292,20 @@ func (s *Server) fromJob(n *node, f *control.Frame) {
 
 // fault ends a job that a node cannot continue. While the job's ranks are being ended, because one
 // has failed or the time limit has passed, messages to ended ranks mean nothing: the job ends with
-// its ranks, or awaitEnd ends it. The caller holds Server.mu.
-func (s *Server) fault(j *job, failure *control.Failure) {
-	if j.killing != 0 {
+// its ranks, or awaitEnd ends it. If the fault is a message to a rank whose record is still under
+// way, this record decides: a rank that failed has ended the job. The caller holds Server.mu.
+func (s *Server) fault(j *job, m *control.JobFault, failure *control.Failure) {
+	switch {
+	case j.killing != 0:
 		s.config.Log("job %d: %v, while its ranks are ended", j.number, failure)
-		return
+	case m.Ended != nil && uint64(m.GetEnded()) < uint64(len(j.ranks)) && j.ranks[m.GetEnded()].exit == nil:
+		if j.doubted == nil {
+			j.doubted = make(map[int]*control.Failure)
+		}
+		j.doubted[int(m.GetEnded())] = failure
+	default:
+		s.fail(j, failure)
 	}
-	s.fail(j, failure)
 }
 
 func toFailure(err error) *control.Failure {
@@ -425,6 +434,9 @@ func (s *Server) rankEnded(j *job, number int, exit *control.ExitStatus) {
 		s.saveRunning(j) // so that a later serve names the same rank
 	} else {
 		s.recordSoon(j)
+	}
+	if failure := j.doubted[number]; failure != nil && j.killing == 0 {
+		s.fail(j, failure)
 	}
 	if j.ended() {
 		for _, m := range j.members {

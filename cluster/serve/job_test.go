@@ -597,6 +597,34 @@ func TestFaultWhileRanksAreEnded(t *testing.T) {
 	})
 }
 
+// The other nodes may learn that a rank has ended before its record comes, which decides.
+func TestFaultBeforeRecord(t *testing.T) {
+	for _, code := range []int32{0, 5} {
+		bubble(t, func(t *testing.T) {
+			m := up(t, 2)
+			c := m.client()
+			job := c.run(spec(4))
+			fault := &control.JobFault{Job: job, Ended: proto.Uint32(2), Error: control.FromError(control.Failf(control.Code_CODE_FAILED, "rank 0 has sent a message to rank 2, which has ended"))}
+			m.played[0].tell(fault)
+			time.Sleep(time.Second)
+			m.played[1].exits(job, 1, 2, code, 0)
+			if code == 0 {
+				if state := c.ended(); state.ExitCode != 125 || state.Error.GetText() != fault.Error.Text {
+					t.Errorf("it ended as %v", state)
+				}
+				return
+			}
+			m.played[1].exits(job, 2, 3, 0, int32(unix.SIGTERM))
+			m.played[0].exits(job, 1, 0, 0, int32(unix.SIGTERM))
+			m.played[0].exits(job, 2, 1, 0, int32(unix.SIGTERM))
+			c.ackAll()
+			if state := c.ended(); state.ExitCode != 5 || state.Error != nil {
+				t.Errorf("it ended as %v", state)
+			}
+		})
+	}
+}
+
 // It also does not hide that the job has reached its time limit.
 func TestFaultAtTimeLimit(t *testing.T) {
 	bubble(t, func(t *testing.T) {

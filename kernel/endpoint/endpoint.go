@@ -45,7 +45,7 @@ func Item(rank id.Rank) string { return fmt.Sprintf("rank/%d/kernel", rank) }
 // Owner is the part of the node kernel that has the endpoint. Its methods must not wait.
 type Owner interface {
 	// Fault reports that the job cannot continue.
-	Fault(format string, args ...any)
+	Fault(err error)
 	// Woken reports that the rank may have been woken up, and not by a message.
 	Woken(rank id.Rank)
 	// Held reports that a message of a rank waits for room in a ring, and Placed that one no longer

@@ -47,10 +47,8 @@ type notes struct {
 	taken  []flow.Origin
 }
 
-func (n *notes) Fault(format string, args ...any) {
-	n.faults = append(n.faults, fmt.Sprintf(format, args...))
-}
-func (n *notes) Woken(id.Rank) { n.woken++ }
+func (n *notes) Fault(err error) { n.faults = append(n.faults, err.Error()) }
+func (n *notes) Woken(id.Rank)   { n.woken++ }
 func (n *notes) Held(source id.Rank) {
 	if n.held == nil {
 		n.held = make(map[id.Rank]int)

@@ -122,7 +122,7 @@ func (e *Endpoint) undeliverable(r wire.Record) {
 	if r.Node&wire.NodeExtension != 0 {
 		by = fmt.Sprintf("an extension on node%d, for a message to rank %d,", r.Node&^wire.NodeExtension, r.Peer)
 	}
-	e.config.Owner.Fault("%s has sent a message to rank %d on node%d, which has ended", by, e.rank, e.config.Header.Node)
+	e.config.Owner.Fault(fmt.Errorf("%s has sent a message to %w", by, &id.EndedError{Rank: e.rank, Node: id.Node(e.config.Header.Node)}))
 }
 
 // push puts a record into a ring and wakes the rank. The caller holds the lock.
@@ -130,7 +130,7 @@ func (e *Endpoint) push(in *inbox, r wire.Record) bool {
 	in.look()
 	ok, wake, err := in.ring.Push(r)
 	if err != nil {
-		e.config.Owner.Fault("rank %d on node%d: %v", e.rank, e.config.Header.Node, err)
+		e.config.Owner.Fault(fmt.Errorf("rank %d on node%d: %w", e.rank, e.config.Header.Node, err))
 		return false
 	}
 	if !ok {

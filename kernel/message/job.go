@@ -167,7 +167,7 @@ func (j *Job) Waiting(rank id.Rank) uint32 {
 // owner is the job as its endpoints see it (endpoint.Owner).
 type owner Job
 
-func (o *owner) Fault(format string, args ...any) { (*Job)(o).fault(format, args...) }
+func (o *owner) Fault(err error) { (*Job)(o).fault("%w", err) }
 
 func (o *owner) Woken(rank id.Rank) {
 	if o.config.Woken != nil {

@@ -321,7 +321,7 @@ func (j *Job) tend() {
 			return
 		}
 		for _, lost := range j.channels.Tend(time.Since(begin)) {
-			j.fault("rank %d has sent a message to rank %d on node%d, which has ended", lost.Source, lost.Target, j.config.Nodes[lost.Target])
+			j.fault("rank %d has sent a message to %w", lost.Source, &id.EndedError{Rank: lost.Target, Node: j.config.Nodes[lost.Target]})
 		}
 		if n%askEach == 0 {
 			j.remind()

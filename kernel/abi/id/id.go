@@ -4,7 +4,10 @@
 // and written.
 package id
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Node is a node's number in its machine, from 0.
 type Node uint32
@@ -14,6 +17,16 @@ type Job uint32
 
 // Rank is the number of a process in its job, from 0.
 type Rank uint32
+
+// EndedError is the error of a message to a rank that has ended.
+type EndedError struct {
+	Rank Rank
+	Node Node
+}
+
+func (e *EndedError) Error() string {
+	return fmt.Sprintf("rank %d on node%d, which has ended", e.Rank, e.Node)
+}
 
 // Core is the number of a core on its node. 0 is the system core, and 1, 2 ... are the application
 // cores.
