@@ -226,6 +226,7 @@ func TestSession(t *testing.T) {
 	a.Record(5, task.Record{Seq: 2, Rank: 2, Stream: task.Exit, Status: task.Status{Signal: unix.SIGKILL, Reason: "out of memory", Time: time.Second}})
 	a.InputTaken(5, 2, 77)
 	a.Fault(5, task.ErrGone)
+	a.Fault(6, fmt.Errorf("rank 0 has sent a message to %w", &id.EndedError{Rank: 2, Node: 1}))
 	a.LogLine("warning", "hot")
 	if m := first[*control.LogLine](t, &s.recorder); m.Node != 3 || m.Level != "warning" || m.Text != "hot" {
 		t.Errorf("a line of the log comes as %v", m)
@@ -239,6 +240,9 @@ func TestSession(t *testing.T) {
 		t.Errorf("taken input comes as %v", m)
 	}
 	if m := first[*control.JobFault](t, &s.recorder); m.Error.GetNode() != 3 || m.Error.Text != task.ErrGone.Error() {
+		t.Errorf("a fault comes as %v", m)
+	}
+	if m := all[*control.JobFault](&s.recorder)[1]; m.Ended == nil || *m.Ended != 2 || m.Error.Text != "rank 0 has sent a message to rank 2 on node1, which has ended" {
 		t.Errorf("a fault comes as %v", m)
 	}
 
