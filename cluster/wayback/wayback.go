@@ -211,7 +211,7 @@ func ServeNode(l net.Listener, in io.Reader, out io.Writer) error {
 			} else if err != nil {
 				return
 			}
-			// The other side knows the connection before it gets data of it, and may answer at once.
+			// The other side knows the connection before it gets its data, and may answer at once.
 			if s.send(frame{kind: open, number: number}) != nil {
 				c.Close()
 				return

@@ -79,7 +79,7 @@ func (a answering) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// A service that speaks first is heard, however fast it is.
+// The data of a service that writes first arrive, however early.
 func TestFirstWord(t *testing.T) {
 	far := listen(t)
 	toNode, fromClient := io.Pipe()
