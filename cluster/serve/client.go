@@ -492,22 +492,34 @@ func (s *Server) listNodes() *control.Nodes {
 
 // listJobs lists jobs as the caller may see them.
 func (s *Server) listJobs(m *control.ListJobs, caller permit.Caller) (*control.Jobs, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	list := new(control.Jobs)
+	s.mu.Lock()
+	for _, j := range s.jobs {
+		if m.Job == 0 || m.Job == j.number {
+			list.Jobs = append(list.Jobs, j.visible())
+		}
+	}
+	for _, j := range s.ended {
+		if m.All && m.Job == 0 || m.Job == j.number {
+			list.Jobs = append(list.Jobs, j.summary())
+		}
+	}
+	if m.Job == 0 {
+		list.Waiting = s.waitingJobs(caller)
+	}
+	s.mu.Unlock()
 	if m.All || m.Job != 0 {
-		ended, err := s.endedJobs(m.Job)
+		// It takes a while, and nothing else waits for it. The store also has the jobs above, as
+		// last saved.
+		stored, err := s.store.summaries(m.Job)
 		if err != nil {
 			return nil, err
 		}
-		list.Jobs = ended
-	}
-	for _, j := range s.jobs {
-		if m.Job == 0 || m.Job == j.number {
-			// The store also has this job, as last saved.
-			list.Jobs = slices.DeleteFunc(list.Jobs, func(o *control.JobSummary) bool { return o.Job == j.number })
-			list.Jobs = append(list.Jobs, j.visible())
+		above := make(map[uint32]bool)
+		for _, j := range list.Jobs {
+			above[j.Job] = true
 		}
+		list.Jobs = append(list.Jobs, slices.DeleteFunc(stored, func(j *control.JobSummary) bool { return above[j.Job] })...)
 	}
 	slices.SortFunc(list.Jobs, func(a, b *control.JobSummary) int { return int(a.Job) - int(b.Job) })
 	for i, j := range list.Jobs {
@@ -524,7 +536,6 @@ func (s *Server) listJobs(m *control.ListJobs, caller permit.Caller) (*control.J
 	for _, j := range list.Jobs {
 		listed(j)
 	}
-	list.Waiting = s.waitingJobs(caller)
 	return list, nil
 }
 
