@@ -18,6 +18,7 @@ type client struct {
 	conn      *control.Conn
 	caller    permit.Caller
 	questions chan struct{} // has a value for each request in later; nil: it may have any number
+	inlet     inlet         // for what a user sends
 
 	// Guarded by Server.mu.
 	jobs      []*job   // jobs whose client this is
@@ -168,10 +169,14 @@ func (c *client) own(number uint32, do func(*job)) {
 // those that serve answers at once.
 const mostQuestions = 16
 
-// later carries out a request that takes time.
+// later carries out a request that takes time. The connection waits for a large one of a user.
 func (c *client) later(do func()) {
-	if c.questions == nil {
+	switch {
+	case c.questions == nil:
 		c.server.running.Go(do)
+		return
+	case c.inlet.large:
+		do()
 		return
 	}
 	c.questions <- struct{}{}
@@ -183,7 +188,8 @@ func (c *client) later(do func()) {
 
 // whenSettled carries out a request as soon as serve knows the cores of the machine. Right after
 // its start it does not. Until then requests wait, in order, and the connection is read on for the
-// jobs that it has, unless the requests are as large as the largest frame.
+// jobs that it has, unless the requests are as large as the largest frame, or one of a user is
+// large.
 func (c *client) whenSettled(m proto.Message, do func()) {
 	s := c.server
 	s.mu.Lock()
@@ -194,7 +200,7 @@ func (c *client) whenSettled(m proto.Message, do func()) {
 	}
 	c.early = append(c.early, do)
 	c.earlySize += proto.Size(m)
-	first, full := len(c.early) == 1, c.earlySize > control.MaxFrame
+	first, full := len(c.early) == 1, c.earlySize > control.MaxFrame || c.inlet.large
 	s.mu.Unlock()
 	if first {
 		s.running.Go(func() {
@@ -278,12 +284,15 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "RunRequest with files of %d bytes, at most %d go along", len(m.Files), control.FilesAhead))
 		return
 	}
+	m.Spec.Only, m.Spec.Without = distinct(m.Spec.Only), distinct(m.Spec.Without)
+	if err := checkSpec(m.Spec); err != nil {
+		c.conn.Answer(f, nil, err)
+		return
+	}
 	m.Spec.Command = commandLine(m.Exec)
-	slices.Sort(m.Spec.Only)
-	slices.Sort(m.Spec.Without)
 	asked := time.Now()
 	if m.Spec.WaitMs != 0 { // this goroutine must stay free to see the end of the connection
-		w := &waiting{spec: m.Spec, client: c.conn, call: f.Call, size: proto.Size(m), since: asked, withdrawn: make(chan struct{})}
+		w := &waiting{spec: m.Spec, client: c.conn, call: f.Call, size: sizeOf(m), since: asked, withdrawn: make(chan struct{})}
 		if err := s.join(w); err != nil {
 			c.created(f, m, asked, nil, err)
 			return
@@ -296,6 +305,12 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 	}
 	j, err := s.admit(m.Spec, c.conn)
 	c.created(f, m, asked, j, err)
+}
+
+// distinct returns numbers in order, each once.
+func distinct(numbers []uint32) []uint32 {
+	slices.Sort(numbers)
+	return slices.Clone(slices.Compact(numbers))
 }
 
 // created launches the job that the client asked for at the time asked, or reports why there is no
