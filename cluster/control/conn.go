@@ -44,6 +44,7 @@ type Conn struct {
 	net  net.Conn
 	in   *bufio.Reader
 	tame bool // what arrives goes through Tame
+	room Room // for frames that arrive; nil: as much as they need
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -141,38 +142,67 @@ func (c *Conn) Dismiss(err error) {
 // Distrust has everything that arrives go through Tame from now on. It is called before Serve.
 func (c *Conn) Distrust() { c.tame = true }
 
+// Room is the memory for the frames that some connections receive. Enter waits until there is room
+// for a frame of a number of bytes, and Leave ends what it began. An error of Enter ends the
+// connection.
+type Room interface {
+	Enter(bytes int) error
+	Leave(bytes int)
+}
+
+// Within has each frame that arrives enter room before it is read, and leave it when it is handled.
+// It is called before Serve.
+func (c *Conn) Within(room Room) { c.room = room }
+
 // Serve reads frames until the connection ends and returns the reason, which Dismiss on the other
 // side sends as an error outside any answer. Answers go to the waiting callers; every other frame
 // goes to handle, one at a time, in order.
 func (c *Conn) Serve(handle func(*Frame)) error {
 	for {
-		f, err := ReadFrame(c.in)
-		if err != nil {
+		if err := c.serveOne(handle); err != nil {
 			if err == io.EOF {
 				err = ErrClosed
 			}
 			c.fail(err)
 			return err
 		}
-		if c.tame {
-			Tame(f)
-		}
-		if e := f.GetError(); e != nil && f.Answer == 0 {
-			c.fail(e.Err())
-			return e.Err()
-		}
-		if f.Answer == 0 {
-			handle(f)
-			continue
-		}
-		c.mu.Lock()
-		take := c.calls[f.Answer]
-		delete(c.calls, f.Answer)
-		c.mu.Unlock()
-		if take != nil {
-			take(f)
-		}
 	}
+}
+
+// serveOne is Serve for one frame.
+func (c *Conn) serveOne(handle func(*Frame)) error {
+	n, err := readLength(c.in, MaxFrame)
+	if err != nil {
+		return err
+	}
+	if c.room != nil {
+		if err := c.room.Enter(int(n)); err != nil {
+			return err
+		}
+		defer c.room.Leave(int(n))
+	}
+	f, err := readBody(c.in, n)
+	if err != nil {
+		return err
+	}
+	if c.tame {
+		Tame(f)
+	}
+	if e := f.GetError(); e != nil && f.Answer == 0 {
+		return e.Err()
+	}
+	if f.Answer == 0 {
+		handle(f)
+		return nil
+	}
+	c.mu.Lock()
+	take := c.calls[f.Answer]
+	delete(c.calls, f.Answer)
+	c.mu.Unlock()
+	if take != nil {
+		take(f)
+	}
+	return nil
 }
 
 // Send queues a message. It never waits; a peer that lets too much pile up loses the connection.

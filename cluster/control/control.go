@@ -97,14 +97,27 @@ func ReadFrame(r io.Reader) (*Frame, error) { return readFrame(r, MaxFrame) }
 
 // readFrame is ReadFrame of frames of at most so many bytes.
 func readFrame(r io.Reader, most uint32) (*Frame, error) {
+	n, err := readLength(r, most)
+	if err != nil {
+		return nil, err
+	}
+	return readBody(r, n)
+}
+
+// readLength reads the length of a frame, which is followed by so many bytes.
+func readLength(r io.Reader, most uint32) (uint32, error) {
 	var head [lengthSize]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return nil, err
+		return 0, err
 	}
 	n := binary.BigEndian.Uint32(head[:])
 	if n > most {
-		return nil, fmt.Errorf("control: frame of %d bytes, at most %d are allowed", n, most)
+		return 0, fmt.Errorf("control: frame of %d bytes, at most %d are allowed", n, most)
 	}
+	return n, nil
+}
+
+func readBody(r io.Reader, n uint32) (*Frame, error) {
 	packet := make([]byte, n)
 	if _, err := io.ReadFull(r, packet); err != nil {
 		return nil, fmt.Errorf("control: frame of %d bytes: %w", n, io.ErrUnexpectedEOF)

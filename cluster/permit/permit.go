@@ -164,7 +164,7 @@ func (c Caller) Check(machine string, m proto.Message, jobs Jobs) error {
 func jobsOf(m proto.Message) []uint32 {
 	switch m := m.(type) {
 	case interface{ GetJobs() []uint32 }:
-		return m.GetJobs()
+		return slices.Compact(slices.Sorted(slices.Values(m.GetJobs())))
 	case interface{ GetJob() uint32 }:
 		if job := m.GetJob(); job != 0 {
 			return []uint32{job}

@@ -112,6 +112,16 @@ func TestRoles(t *testing.T) {
 	}
 }
 
+// A job that a request names often is looked up once.
+func TestRepeatedJobs(t *testing.T) {
+	looked := 0
+	jobs := func(uint32) (JobUser, bool) { looked++; return JobUser{UID: 7}, true }
+	err := Caller{UID: 7, Role: User}.Check("m", &control.RemoveOutput{Jobs: []uint32{5, 3, 5, 5, 3}}, jobs)
+	if err != nil || looked != 2 {
+		t.Errorf("%v, after %d jobs", err, looked)
+	}
+}
+
 // What a denial says.
 func TestDenial(t *testing.T) {
 	ann := Caller{1001, "ann", User}

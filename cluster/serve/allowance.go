@@ -3,14 +3,44 @@ package serve
 import (
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+
 	"margay/cluster/control"
 )
 
 // Bounds of what a user has in the queue. A request may be as large as a frame.
 const (
 	mostQueued     = 1000      // jobs
-	mostQueuedSize = 256 << 20 // bytes of their requests
+	mostQueuedSize = 256 << 20 // bytes of their requests, in memory
 )
+
+// mostSpec bounds the description of a job of a user, in bytes. The store has it as long as it
+// remembers the job, and reads the ones of all jobs for a list.
+const mostSpec = 64 << 10
+
+// checkSpec refuses a description of a job that a user cannot have.
+func checkSpec(spec *control.JobSpec) error {
+	if n := proto.Size(spec); spec.Limited && n > mostSpec {
+		return control.Failf(control.Code_CODE_BAD_REQUEST, "the description of the job has %d KiB, and a user may have %d: fewer or shorter names (--out, --files)", n>>10, mostSpec>>10)
+	}
+	return nil
+}
+
+// Sizes in memory, in bytes, of things that may take two bytes in a request: a word of a command or
+// an environment, and a further program.
+const (
+	wordSize = 32
+	partSize = 256
+)
+
+// sizeOf returns about how much memory a request takes, in bytes.
+func sizeOf(m *control.RunRequest) int {
+	words := len(m.Exec.GetArgv()) + len(m.Exec.GetEnv()) + len(m.Exec.GetContents())
+	for _, p := range m.Exec.GetParts() {
+		words += len(p.Argv) + len(p.Env)
+	}
+	return proto.Size(m) + words*wordSize + len(m.Exec.GetParts())*partSize
+}
 
 // queueLimit refuses a job of a user who has too much in the queue. The caller holds Server.mu.
 func (s *Server) queueLimit(w *waiting) error {

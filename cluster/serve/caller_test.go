@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -261,6 +263,58 @@ func TestUserQuestions(t *testing.T) {
 		}
 		must[*control.MachineStatus](m.as(7002), &control.Status{})
 	})
+}
+
+// A large request of a user is carried out before its connection is read on.
+func TestLargeQuestions(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1, letsIn(t))
+		node := m.played[0]
+		node.mute["InsertExtension"] = true
+		ann := m.as(7001)
+		job := ann.run(spec(1))
+		for range 3 {
+			ann.conn.Ask(&control.InsertExtension{Job: job, Node: control.None, Object: make([]byte, smallFrame)})
+		}
+		synctest.Wait()
+		if n := len(take[*control.InsertExtension](&node.recorder)); n != 1 {
+			t.Errorf("a node has %d large requests of a connection at a time", n)
+		}
+	})
+}
+
+// The store keeps what a user says about a job, so that has a bounded size. Nodes that are named a
+// thousand times are named once.
+func TestUserSpec(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2, letsIn(t))
+		ann, node := m.as(7001), m.played[1]
+		s := spec(1)
+		s.Only, s.Without = slices.Repeat([]uint32{1}, mostSpec), slices.Repeat([]uint32{0}, mostSpec)
+		ann.run(s)
+		if p := one[*control.Prepare](t, &node.recorder); !slices.Equal(p.Spec.Only, []uint32{1}) || !slices.Equal(p.Spec.Without, []uint32{0}) {
+			t.Errorf("the job has nodes %v without %v", p.Spec.Only, p.Spec.Without)
+		}
+		s = spec(1)
+		s.Dir = make([]byte, mostSpec)
+		_, err := ann.ask(&control.RunRequest{Spec: s})
+		if !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) || !strings.Contains(err.Error(), "the description of the job has 64 KiB") {
+			t.Errorf("a long description: %v", err)
+		}
+		m.client().run(s)
+	})
+}
+
+// What takes little in a request and much in memory counts as much.
+func TestSizeOf(t *testing.T) {
+	if size := int(reflect.TypeFor[control.Part]().Size()) + 8; size > partSize { // and a pointer to it
+		t.Errorf("a part takes %d bytes, not %d", size, partSize)
+	}
+	word := [][]byte{nil}
+	m := &control.RunRequest{Exec: &control.Exec{Argv: word, Env: word, Contents: word, Parts: []*control.Part{{Argv: word, Env: word}}}}
+	if size := sizeOf(m) - proto.Size(m); size != 5*wordSize+partSize {
+		t.Errorf("five words and a part take %d bytes more than in the request", size)
+	}
 }
 
 // The requests of a user in the queue have a bounded size.

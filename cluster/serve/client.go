@@ -18,6 +18,7 @@ type client struct {
 	conn      *control.Conn
 	caller    permit.Caller
 	questions chan struct{} // has a value for each request in later; nil: it may have any number
+	inlet     inlet         // for what a user sends
 
 	// Guarded by Server.mu.
 	jobs      []*job   // jobs whose client this is
@@ -168,10 +169,14 @@ func (c *client) own(number uint32, do func(*job)) {
 // those that serve answers at once.
 const mostQuestions = 16
 
-// later carries out a request that takes time.
+// later carries out a request that takes time. The connection waits for a large one of a user.
 func (c *client) later(do func()) {
-	if c.questions == nil {
+	switch {
+	case c.questions == nil:
 		c.server.running.Go(do)
+		return
+	case c.inlet.large:
+		do()
 		return
 	}
 	c.questions <- struct{}{}
@@ -183,7 +188,8 @@ func (c *client) later(do func()) {
 
 // whenSettled carries out a request as soon as serve knows the cores of the machine. Right after
 // its start it does not. Until then requests wait, in order, and the connection is read on for the
-// jobs that it has, unless the requests are as large as the largest frame.
+// jobs that it has, unless the requests are as large as the largest frame, or one of a user is
+// large.
 func (c *client) whenSettled(m proto.Message, do func()) {
 	s := c.server
 	s.mu.Lock()
@@ -194,7 +200,7 @@ func (c *client) whenSettled(m proto.Message, do func()) {
 	}
 	c.early = append(c.early, do)
 	c.earlySize += proto.Size(m)
-	first, full := len(c.early) == 1, c.earlySize > control.MaxFrame
+	first, full := len(c.early) == 1, c.earlySize > control.MaxFrame || c.inlet.large
 	s.mu.Unlock()
 	if first {
 		s.running.Go(func() {
@@ -278,12 +284,15 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "RunRequest with files of %d bytes, at most %d go along", len(m.Files), control.FilesAhead))
 		return
 	}
+	m.Spec.Only, m.Spec.Without = distinct(m.Spec.Only), distinct(m.Spec.Without)
+	if err := checkSpec(m.Spec); err != nil {
+		c.conn.Answer(f, nil, err)
+		return
+	}
 	m.Spec.Command = commandLine(m.Exec)
-	slices.Sort(m.Spec.Only)
-	slices.Sort(m.Spec.Without)
 	asked := time.Now()
 	if m.Spec.WaitMs != 0 { // this goroutine must stay free to see the end of the connection
-		w := &waiting{spec: m.Spec, client: c.conn, call: f.Call, size: proto.Size(m), since: asked, withdrawn: make(chan struct{})}
+		w := &waiting{spec: m.Spec, client: c.conn, call: f.Call, size: sizeOf(m), since: asked, withdrawn: make(chan struct{})}
 		if err := s.join(w); err != nil {
 			c.created(f, m, asked, nil, err)
 			return
@@ -296,6 +305,12 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 	}
 	j, err := s.admit(m.Spec, c.conn)
 	c.created(f, m, asked, j, err)
+}
+
+// distinct returns numbers in order, each once.
+func distinct(numbers []uint32) []uint32 {
+	slices.Sort(numbers)
+	return slices.Clone(slices.Compact(numbers))
 }
 
 // created launches the job that the client asked for at the time asked, or reports why there is no
@@ -492,22 +507,34 @@ func (s *Server) listNodes() *control.Nodes {
 
 // listJobs lists jobs as the caller may see them.
 func (s *Server) listJobs(m *control.ListJobs, caller permit.Caller) (*control.Jobs, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	list := new(control.Jobs)
+	s.mu.Lock()
+	for _, j := range s.jobs {
+		if m.Job == 0 || m.Job == j.number {
+			list.Jobs = append(list.Jobs, j.visible())
+		}
+	}
+	for _, j := range s.ended {
+		if m.All && m.Job == 0 || m.Job == j.number {
+			list.Jobs = append(list.Jobs, j.summary())
+		}
+	}
+	if m.Job == 0 {
+		list.Waiting = s.waitingJobs(caller)
+	}
+	s.mu.Unlock()
 	if m.All || m.Job != 0 {
-		ended, err := s.endedJobs(m.Job)
+		// It takes a while, and nothing else waits for it. The store also has the jobs above, as
+		// last saved.
+		stored, err := s.store.summaries(m.Job)
 		if err != nil {
 			return nil, err
 		}
-		list.Jobs = ended
-	}
-	for _, j := range s.jobs {
-		if m.Job == 0 || m.Job == j.number {
-			// The store also has this job, as last saved.
-			list.Jobs = slices.DeleteFunc(list.Jobs, func(o *control.JobSummary) bool { return o.Job == j.number })
-			list.Jobs = append(list.Jobs, j.visible())
+		above := make(map[uint32]bool)
+		for _, j := range list.Jobs {
+			above[j.Job] = true
 		}
+		list.Jobs = append(list.Jobs, slices.DeleteFunc(stored, func(j *control.JobSummary) bool { return above[j.Job] })...)
 	}
 	slices.SortFunc(list.Jobs, func(a, b *control.JobSummary) int { return int(a.Job) - int(b.Job) })
 	for i, j := range list.Jobs {
@@ -524,7 +551,6 @@ func (s *Server) listJobs(m *control.ListJobs, caller permit.Caller) (*control.J
 	for _, j := range list.Jobs {
 		listed(j)
 	}
-	list.Waiting = s.waitingJobs(caller)
 	return list, nil
 }
 

@@ -765,22 +765,26 @@ func (s *Server) clientGone(j *job) {
 // maxCommand is how many bytes of a command line are shown to users.
 const maxCommand = 200
 
-// commandLine formats the programs of a job for users, separated by colons.
+// commandLine formats the programs of a job for users, separated by colons. A request may have a
+// million words, so it stops where the text is cut.
 func commandLine(exec *control.Exec) string {
-	words := exec.GetArgv()
-	for _, p := range exec.GetParts() {
-		words = append(append(slices.Clip(words), []byte(":")), p.Argv...)
-	}
-	text := ""
-	for i, arg := range words {
-		if i > 0 {
-			text += " "
+	text, between := "", ""
+	add := func(words ...[]byte) (fits bool) {
+		for _, word := range words {
+			text, between = text+between, " "
+			if len(text)+len(word) > maxCommand {
+				text += "..."
+				return false
+			}
+			text += string(word)
 		}
-		if len(text)+len(arg) > maxCommand {
-			text += "..."
+		return true
+	}
+	fits := add(exec.GetArgv()...)
+	for _, p := range exec.GetParts() {
+		if fits = fits && add([]byte(":")) && add(p.Argv...); !fits {
 			break
 		}
-		text += string(arg)
 	}
 	return printable.Line(text)
 }

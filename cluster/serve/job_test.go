@@ -667,6 +667,18 @@ func TestCommandIsCut(t *testing.T) {
 	if text := commandLine(&control.Exec{Argv: [][]byte{[]byte("a"), []byte("b\xff"), bytes.Repeat([]byte("c"), 300), []byte("d")}}); text != "a b? ..." {
 		t.Errorf("the command is %q", text)
 	}
+	programs := &control.Exec{Argv: [][]byte{[]byte("a")}, Parts: []*control.Part{{Argv: [][]byte{[]byte("b"), []byte("c")}}, {Argv: [][]byte{[]byte("d")}}}}
+	if text := commandLine(programs); text != "a : b c : d" {
+		t.Errorf("the command is %q", text)
+	}
+}
+
+// The work for a command line does not grow with the number of programs.
+func TestCommandOfManyParts(t *testing.T) {
+	exec := &control.Exec{Parts: slices.Repeat([]*control.Part{{}}, 1000)}
+	if n := testing.AllocsPerRun(1, func() { commandLine(exec) }); n > 2*maxCommand {
+		t.Errorf("%v allocations for %d parts", n, len(exec.Parts))
+	}
 }
 
 // What a node says about a fault does not take more memory than the place of one.

@@ -26,7 +26,12 @@ func (s *Server) removeOutput(m *control.RemoveOutput, caller permit.Caller) (*c
 	}
 	removed := new(control.OutputRemoved)
 	var failed []string
+	tried := make(map[uint32]bool) // a job may be named a million times
 	for _, job := range jobs {
+		if tried[job] {
+			continue
+		}
+		tried[job] = true
 		if bytes, err := s.removeOutputOf(job); err != nil {
 			failed = append(failed, err.Error())
 		} else {

@@ -9,8 +9,9 @@
 // is safe because sending never blocks (control.Conn.Send); blocking calls are made without it.
 // Server.placing, which is taken before Server.mu, serializes insertions and removals of the
 // machine's extensions. spool.mu guards the file of a job's output and is taken last. So are
-// union.mu, which guards the contents that the nodes of a job lack, and chronicle.mu, which guards
-// the records that wait for the history.
+// union.mu, which guards the contents that the nodes of a job lack, chronicle.mu, which guards the
+// records that wait for the history, and frames.mu, which guards the room for the requests of a
+// user.
 package serve
 
 import (
@@ -118,6 +119,7 @@ type Server struct {
 	held    map[string]*held          // by launch
 	files   map[filesKey]*filesStream // of shared files
 	callers *gate.Room                // for connections of users that are let in
+	frames  map[uint32]*frames        // of these users
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held, but with mu when a node leaves
@@ -153,7 +155,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
 		jobs: make(map[uint32]*job), held: make(map[string]*held), files: make(map[filesKey]*filesStream),
-		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), life: life(c.Authority.Certificate()),
+		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)
 	if s.starts, err = st.countStart(); err == nil {
@@ -333,6 +335,8 @@ func (s *Server) serveLocal(conn *control.Conn) error {
 	c := &client{server: s, conn: conn, caller: caller}
 	if caller.Role == permit.User {
 		c.questions = make(chan struct{}, mostQuestions)
+		c.inlet.frames, c.inlet.context = s.framesOf(caller.UID), s.context
+		conn.Within(&c.inlet)
 	}
 	defer c.gone()
 	return conn.Serve(c.handle)

@@ -310,18 +310,23 @@ func (s *store) saveJob(j *job, forget uint32) error {
 
 // each passes every recorded job, or only the given one if number is not 0, to do.
 func (s *store) each(number uint32, do func(*control.StoredJob)) error {
+	one := func(k, v []byte) error {
+		j := new(control.StoredJob)
+		if err := proto.Unmarshal(v, j); err != nil {
+			return fmt.Errorf("serve: record of job %d: %w", binary.BigEndian.Uint32(k), err)
+		}
+		do(j)
+		return nil
+	}
 	return s.db.View(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketJobs).ForEach(func(k, v []byte) error {
-			if number != 0 && binary.BigEndian.Uint32(k) != number {
-				return nil
-			}
-			j := new(control.StoredJob)
-			if err := proto.Unmarshal(v, j); err != nil {
-				return fmt.Errorf("serve: record of job %d: %w", binary.BigEndian.Uint32(k), err)
-			}
-			do(j)
-			return nil
-		})
+		b := tx.Bucket(bucketJobs)
+		if number == 0 {
+			return b.ForEach(one)
+		}
+		if v := b.Get(key(number)); v != nil {
+			return one(key(number), v)
+		}
+		return nil
 	})
 }
 

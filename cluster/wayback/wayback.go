@@ -99,7 +99,7 @@ func (s *side) send(f frame) error {
 // errFull is why a connection is one too many.
 var errFull = fmt.Errorf("there are %d connections already", maxConns)
 
-// add enters a connection, whose data then go to the other side.
+// add enters a connection. Data of the other side then go there.
 func (s *side) add(number uint32, c net.Conn) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +112,6 @@ func (s *side) add(number uint32, c net.Conn) error {
 		return errFull
 	}
 	s.conns[number] = &conn{Conn: c}
-	go s.copy(number, c)
 	return nil
 }
 
@@ -207,15 +206,17 @@ func ServeNode(l net.Listener, in io.Reader, out io.Writer) error {
 			if err != nil {
 				return
 			}
-			// The other side knows the connection before it gets data of it.
+			if err := s.add(number, c); errors.Is(err, errFull) {
+				continue
+			} else if err != nil {
+				return
+			}
+			// The other side knows the connection before it gets its data, and may answer at once.
 			if s.send(frame{kind: open, number: number}) != nil {
 				c.Close()
 				return
 			}
-			if s.add(number, c) != nil {
-				_ = s.send(frame{kind: shut, number: number})
-				_ = s.send(frame{kind: shut, number: number})
-			}
+			go s.copy(number, c)
 		}
 	}()
 	return s.serve(in, func(uint32) error { return errors.New("the client opens a connection") })
@@ -228,9 +229,14 @@ func ServeClient(dial func() (net.Conn, error), in io.Reader, out io.Writer) err
 	return s.serve(in, func(number uint32) error {
 		c, err := dial()
 		if err == nil {
-			if err = s.add(number, c); !errors.Is(err, errFull) {
-				return err
-			}
+			err = s.add(number, c)
+		}
+		switch {
+		case err == nil:
+			go s.copy(number, c)
+			return nil
+		case c != nil && !errors.Is(err, errFull):
+			return err
 		}
 		return s.send(frame{kind: shut, number: number})
 	})

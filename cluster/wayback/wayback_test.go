@@ -2,6 +2,7 @@ package wayback
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"net"
@@ -64,6 +65,37 @@ func TestConnections(t *testing.T) {
 	users.Wait()
 	fromClient.Close()
 	sides.Wait()
+}
+
+// answering is a client's side that writes data of a connection as soon as it knows the connection,
+// and ends.
+type answering struct{ toNode *io.PipeWriter }
+
+func (a answering) Write(b []byte) (int, error) {
+	if kind(b[0]) == open {
+		_, _ = a.toNode.Write(encode([]frame{{data, binary.BigEndian.Uint32(b[1:]), []byte("welcome")}}))
+		a.toNode.Close()
+	}
+	return len(b), nil
+}
+
+// The data of a service that writes first arrive, however early.
+func TestFirstWord(t *testing.T) {
+	far := listen(t)
+	toNode, fromClient := io.Pipe()
+	ended := make(chan error, 1)
+	go func() { ended <- ServeNode(far, toNode, answering{fromClient}) }()
+	c, err := net.Dial("tcp", far.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if text, err := io.ReadAll(c); err != nil || string(text) != "welcome" {
+		t.Errorf("the connection has brought %q, %v", text, err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }
 
 // A connection too many is shut, and the others go on.

@@ -150,10 +150,12 @@ func (t *Table) takeFor(local int, buffer []byte, now time.Duration, whole bool)
 		if !ok {
 			break
 		}
+		taken := 0
 		for b := range datagrams {
 			t.takeOne(local, b, from, now, whole)
-			most--
+			taken++
 		}
+		most -= max(taken, 1) // an empty datagram is a train of none
 	}
 	for _, f := range t.fars {
 		if f.Local == local && f.end != nil {

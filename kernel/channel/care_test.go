@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"margay/kernel/abi/mirror"
 )
 
@@ -23,6 +25,32 @@ func TestLastOfUnknownEnd(t *testing.T) {
 	here.Ended(0)
 	if all := here.LastOf(0); !slices.Equal(all, []Last{{2, 0}}) {
 		t.Errorf("after its end: %v", all)
+	}
+}
+
+// Datagrams for a rank that has ended take a bounded time, even those without bytes, which another
+// rank may send without end.
+func TestEmptyDatagrams(t *testing.T) {
+	host := netip.MustParseAddr("127.0.0.1")
+	here, _ := openWith(t, 1, &Remote{Self: host, Addresses: []netip.Addr{host, host}, Largest: mirror.Least})
+	own, _, _ := here.Meet(0, 1)
+	here.Ended(0)
+	flooder, _, err := OpenSocket(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer flooder.Close()
+	for range takenEach + 1 {
+		if err := unix.Sendto(int(flooder.Fd()), nil, 0, &unix.SockaddrInet4{Addr: host.As4(), Port: int(own.Port)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	here.Tend(0)
+	if _, _, ok := here.sockets[0].receive(); !ok {
+		t.Error("all datagrams were taken at once")
+	}
+	if _, _, ok := here.sockets[0].receive(); ok {
+		t.Error("fewer datagrams were taken than may be")
 	}
 }
 

@@ -33,7 +33,8 @@ func TestMachine(t *testing.T) {
 			t.Errorf("no %q in:\n%s", want, said)
 		}
 	}
-	for name, want := range map[string]string{"user/max_user_namespaces": "0\n", "kernel/keys/maxbytes": "1\n"} {
+	// kernel/pid_max is of the PID namespace of the played machine.
+	for name, want := range map[string]string{"user/max_user_namespaces": "0\n", "kernel/keys/maxbytes": "1\n", "kernel/threads-max": "4194304\n"} {
 		if value, err := os.ReadFile("/proc/sys/" + name); string(value) != want {
 			t.Errorf("%s is %q, want %q: %v", name, value, want, err)
 		}

@@ -40,11 +40,18 @@ var mounts = []mount{
 // outlive their creator.
 var withheld = map[string]string{"user/max_user_namespaces": "0", "kernel/keys/maxbytes": "1"}
 
-func withhold() error {
+// ample lists the limits of Linux on the processes and threads of all jobs and the node kernel
+// together. They depend on the size of the node, and a small node has fewer than two jobs may
+// have. A job could use them up, and the node kernel ends if it gets no thread. A job has limits of
+// its own, and its memory has to hold what Linux keeps of its processes.
+var ample = map[string]string{"kernel/pid_max": "4194304", "kernel/threads-max": "4194304"}
+
+// limit sets limits of Linux.
+func limit(values map[string]string) error {
 	var errs []error
-	for name, value := range withheld {
+	for name, value := range values {
 		if err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0); err != nil {
-			errs = append(errs, fmt.Errorf("withhold %s from jobs: %w", name, err))
+			errs = append(errs, fmt.Errorf("set the limit %s to %s: %w", name, value, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -67,7 +74,7 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 	if err := m.Mount(); err != nil {
 		return node.Config{}, err
 	}
-	if err := errors.Join(m.LoadModules(), withhold(), dumpToJobs()); err != nil {
+	if err := errors.Join(m.LoadModules(), limit(withheld), limit(ample), dumpToJobs()); err != nil {
 		log("%v", err)
 	}
 	if err := findConfig(log); err != nil {
