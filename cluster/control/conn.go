@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -43,7 +44,7 @@ const ChangeTimeout = time.Minute
 type Conn struct {
 	net  net.Conn
 	in   *bufio.Reader
-	tame bool // what arrives goes through Tame
+	tame func(proto.Message) // what arrives goes through it; nil: it is trusted
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -139,7 +140,7 @@ func (c *Conn) Dismiss(err error) {
 }
 
 // Distrust has everything that arrives go through Tame from now on. It is called before Serve.
-func (c *Conn) Distrust() { c.tame = true }
+func (c *Conn) Distrust() { c.tame = Tame }
 
 // Serve reads frames until the connection ends and returns the reason, which Dismiss on the other
 // side sends as an error outside any answer. Answers go to the waiting callers; every other frame
@@ -154,8 +155,8 @@ func (c *Conn) Serve(handle func(*Frame)) error {
 			c.fail(err)
 			return err
 		}
-		if c.tame {
-			Tame(f)
+		if c.tame != nil {
+			c.tame(f)
 		}
 		if e := f.GetError(); e != nil && f.Answer == 0 {
 			c.fail(e.Err())
@@ -293,7 +294,7 @@ func (c *Conn) Answer(request *Frame, body proto.Message, err error) {
 	f.Answer = request.Call
 	var unfit *unfitError
 	if err := c.send(f); errors.As(err, &unfit) {
-		f = NewFrame(FromError(fmt.Errorf("the answer, %s, cannot be sent: %w", body.ProtoReflect().Descriptor().Name(), err)))
+		f = NewFrame(FromError(fmt.Errorf("the answer, %s, cannot be sent: %w", strings.TrimPrefix(fmt.Sprintf("%T", body), "*control."), err)))
 		f.Answer = request.Call
 		_ = c.send(f)
 	}

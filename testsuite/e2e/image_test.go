@@ -54,6 +54,26 @@ func TestImage(t *testing.T) {
 	}
 }
 
+// A node's program lacks what a dependency would bring for a feature that nodes do not use. Each entry
+// is a function that every user of the package links.
+func TestNodeProgram(t *testing.T) {
+	program, err := os.ReadFile(filepath.Join(bin, "nodekernel"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(program, []byte("margay/cluster/control.parseFrame")) {
+		t.Fatal("the program has no names of functions")
+	}
+	for _, name := range []string{
+		"google.golang.org/protobuf/internal/impl.(*MessageInfo).initOnce", // a message's ProtoReflect is called
+		"regexp.compile", // the tables of Unicode come with it
+	} {
+		if bytes.Contains(program, []byte(name)) {
+			t.Errorf("nodekernel links %s", name)
+		}
+	}
+}
+
 // A node needs little memory, and has room for an application in it.
 func TestSmallNode(t *testing.T) {
 	use(t, "mortal").usable() // 256 MiB
