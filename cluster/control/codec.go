@@ -12,10 +12,10 @@ import (
 )
 
 // All messages are wrapped, unwrapped, encoded and decoded without reflection, by what
-// tools/gen/proto writes into control.codec.go. The encoding is protobuf's, byte for byte: TestCodec
-// and FuzzFrame compare both. Only programs that call ProtoReflect link protobuf's tables. Filling
-// the tables would be a fifth of the processor time of margay run; with their code they would be a
-// tenth of a node's program.
+// tools/gen/proto writes into control.codec.go. The encoding is protobuf's, byte for byte;
+// TestCodec and FuzzFrame compare both. Only programs that call ProtoReflect link protobuf's
+// tables. Filling the tables would be a fifth of the processor time of margay run; with their code
+// they would be a tenth of a node's program.
 
 // coded is a message with its codec.
 type coded interface {

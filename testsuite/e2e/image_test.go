@@ -11,7 +11,7 @@ import (
 )
 
 // maxImage is the largest size of a node image, in bytes.
-const maxImage = 8 << 20
+const maxImage = 6 << 20
 
 // buildImage builds the node image with the cache in a folder and returns its bytes.
 func buildImage(t *testing.T, cache string) []byte {
@@ -54,8 +54,8 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// A node's program lacks what a dependency would bring for a feature that nodes do not use. Each entry
-// is a function that every user of the package links.
+// A node's program lacks what a dependency would bring for a feature that nodes do not use. Each
+// name is a function that every user of the package links.
 func TestNodeProgram(t *testing.T) {
 	program, err := os.ReadFile(filepath.Join(bin, "nodekernel"))
 	if err != nil {
