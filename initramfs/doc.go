@@ -11,8 +11,9 @@
 // /lib/modules/VERSION; and /lib/modules/load-order, the absolute path of one module per line, each
 // after its dependencies; process 1 loads them in this order.
 //
-// The bytes of an image depend only on the contents and modes of its files: names are sorted, inode
-// numbers count from 1, times are zero, compression runs in one thread.
+// The bytes of an image depend only on the contents and modes of its files: directories are sorted
+// by name and precede all files, which are sorted by size and then by name. Inode numbers count
+// from 1, times are zero, compression runs in one thread.
 //
 // # Files of one node
 //

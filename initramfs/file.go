@@ -1,6 +1,7 @@
 package initramfs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -116,9 +117,10 @@ func (f File) content() ([]byte, error) {
 	return data, nil
 }
 
-// arrange validates files, adds their directories, and returns all sorted by name, so that a
-// directory precedes its files.
-func arrange(files []File) ([]File, error) {
+// arrange validates files, adds their directories, and returns all: directories by name, so that a
+// directory precedes its files, and then the others by size. Programs are the largest files of an
+// image and have much code in common, so they are near to each other, the smaller one first.
+func arrange(files []File) ([]content, error) {
 	all := map[string]File{}
 	for _, f := range files {
 		f, err := f.check()
@@ -141,28 +143,43 @@ func arrange(files []File) ([]File, error) {
 			}
 		}
 	}
-	sorted := make([]File, 0, len(all))
-	for _, p := range slices.Sorted(maps.Keys(all)) {
-		sorted = append(sorted, all[p])
+	sorted := make([]content, 0, len(all))
+	for f := range maps.Values(all) {
+		data, err := f.content()
+		if err != nil {
+			return nil, err
+		}
+		sorted = append(sorted, content{f, data})
 	}
+	rank := func(f File) int {
+		if f.Mode.IsDir() {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(sorted, func(a, b content) int {
+		return cmp.Or(cmp.Compare(rank(a.File), rank(b.File)), cmp.Compare(len(a.data), len(b.data)), strings.Compare(a.Path, b.Path))
+	})
 	return sorted, nil
+}
+
+// content is a file with its content.
+type content struct {
+	File
+	data []byte
 }
 
 // writeArchive writes files and their directories as a cpio archive and returns the entries
 // written.
 func writeArchive(w io.Writer, files []File) ([]Entry, error) {
-	files, err := arrange(files)
+	all, err := arrange(files)
 	if err != nil {
 		return nil, err
 	}
 	archive := cpio.Newc.Writer(w)
-	entries := make([]Entry, 0, len(files))
-	for i, f := range files {
-		data, err := f.content()
-		if err != nil {
-			return nil, err
-		}
-		record := cpio.StaticRecord(data, cpio.Info{
+	entries := make([]Entry, 0, len(all))
+	for i, f := range all {
+		record := cpio.StaticRecord(f.data, cpio.Info{
 			Ino:    uint64(i + 1),
 			Mode:   uint64(unixMode(f.Mode)),
 			UID:    uint64(f.UID),
@@ -175,9 +192,9 @@ func writeArchive(w io.Writer, files []File) ([]Entry, error) {
 		if err := archive.WriteRecord(record); err != nil {
 			return nil, &FileError{f.Path, err}
 		}
-		e := Entry{Path: f.Path, Mode: f.Mode, UID: f.UID, GID: f.GID, Size: int64(len(data))}
+		e := Entry{Path: f.Path, Mode: f.Mode, UID: f.UID, GID: f.GID, Size: int64(len(f.data))}
 		if f.Mode.Type() == fs.ModeSymlink {
-			e.Target = string(data)
+			e.Target = string(f.data)
 		}
 		entries = append(entries, e)
 	}

@@ -451,7 +451,7 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 			}
 			if now := a.node.Info(); !reflect.DeepEqual(now, seen) {
 				seen = now
-				if info := a.info(); !proto.Equal(info, sent) {
+				if info := a.info(); !control.Same(info, sent) {
 					beat.Info, sent = info, info
 				}
 			}

@@ -1,15 +1,23 @@
 package control
 
 import (
+	"errors"
+	"maps"
+	"math"
+	"slices"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
 
-// coded is a message with a codec of its own (control.codec.go). The codec encodes as protobuf
-// does, byte for byte. It leaves unknown fields, unusual encodings of lists, and errors to
-// protobuf.
+// All messages are wrapped, unwrapped, encoded and decoded without reflection, by what
+// tools/gen/proto writes into control.codec.go. The encoding is protobuf's, byte for byte;
+// TestCodec and FuzzFrame compare both. Only programs that call ProtoReflect link protobuf's
+// tables. Filling the tables would be a fifth of the processor time of margay run; with their code
+// they would be a tenth of a node's program.
+
+// coded is a message with its codec.
 type coded interface {
 	proto.Message
 	size() int // encoded, in bytes
@@ -17,10 +25,16 @@ type coded interface {
 	parse(*parser)
 }
 
+// Reasons why a message cannot be encoded or decoded.
+var (
+	errText     = errors.New("a string is not UTF-8")
+	errEncoding = errors.New("it is not the encoding of a message")
+)
+
 // encoder appends encoded messages to b.
 type encoder struct {
-	b     []byte
-	wrong bool // protobuf must encode the message, or refuse it
+	b   []byte
+	err error
 }
 
 func (e *encoder) tag(field protowire.Number, kind protowire.Type) {
@@ -33,57 +47,79 @@ func (e *encoder) blob(field protowire.Number, data []byte) {
 }
 
 func (e *encoder) text(field protowire.Number, text string) {
-	e.wrong = e.wrong || !utf8.ValidString(text)
+	if !utf8.ValidString(text) {
+		e.err = errText
+	}
 	e.tag(field, protowire.BytesType)
 	e.b = protowire.AppendString(e.b, text)
 }
 
 // parser reads the fields of an encoded message.
 type parser struct {
-	in     []byte // what follows the current field
-	wrong  bool   // protobuf must read the message, or refuse it
-	field  protowire.Number
-	number uint64 // its value, of a varint
-	data   []byte // its value, of anything with a length
-	kind   protowire.Type
+	in      []byte // what follows the current field
+	err     error
+	field   protowire.Number
+	value   []byte // the current field without its tag
+	kind    protowire.Type
+	number  uint64 // its value, of a number
+	data    []byte // its value, of anything with a length
+	unknown bool   // the message has no such field, or one of another kind
 }
 
 // next reads the next field, and reports whether there is one.
 func (p *parser) next() bool {
-	if p.wrong || len(p.in) == 0 {
+	if p.err != nil || len(p.in) == 0 {
 		return false
 	}
-	var n int
-	p.field, p.kind, n = protowire.ConsumeTag(p.in)
-	if n < 0 {
-		return p.foreign()
+	var tag int
+	p.field, p.kind, tag = protowire.ConsumeTag(p.in)
+	if tag < 0 || p.field > protowire.MaxValidNumber {
+		return p.fail(errEncoding)
 	}
-	p.in = p.in[n:]
+	n := protowire.ConsumeFieldValue(p.field, p.kind, p.in[tag:])
+	if n < 0 {
+		return p.fail(errEncoding)
+	}
+	p.value, p.in, p.unknown = p.in[tag:tag+n], p.in[tag+n:], false
 	switch p.kind {
 	case protowire.VarintType:
-		p.number, n = protowire.ConsumeVarint(p.in)
+		p.number, _ = protowire.ConsumeVarint(p.value)
+	case protowire.Fixed64Type:
+		p.number, _ = protowire.ConsumeFixed64(p.value)
 	case protowire.BytesType:
-		p.data, n = protowire.ConsumeBytes(p.in)
-	default:
-		return p.foreign()
+		p.data, _ = protowire.ConsumeBytes(p.value)
 	}
-	if n < 0 {
-		return p.foreign()
-	}
-	p.in = p.in[n:]
 	return true
 }
 
-// foreign leaves the message to protobuf.
-func (p *parser) foreign() bool {
-	p.wrong = true
+func (p *parser) fail(err error) bool {
+	p.err = err
 	return false
 }
 
-// is reports whether the current field has the encoding that its type has usually.
+// is reports whether the current field is of a kind. As protobuf does, the parser keeps a field of
+// another kind than its number has as an unknown one.
 func (p *parser) is(kind protowire.Type) bool {
-	p.wrong = p.wrong || p.kind != kind
-	return !p.wrong
+	p.unknown = p.kind != kind
+	return !p.unknown
+}
+
+// read reports whether the current field has been read.
+func (p *parser) read() bool { return p.err == nil && !p.unknown }
+
+// keep adds the current field to the unknown ones if it is one.
+func (p *parser) keep(unknown *[]byte) {
+	if p.unknown {
+		*unknown = append(protowire.AppendTag(*unknown, p.field, p.kind), p.value...)
+	}
+}
+
+// all reads a message that has no fields.
+func (p *parser) all(unknown *[]byte) {
+	for p.next() {
+		p.unknown = true
+		p.keep(unknown)
+	}
 }
 
 // integer are the types of fields that are encoded as a varint.
@@ -123,7 +159,27 @@ func parseBool(p *parser, to *bool) {
 	}
 }
 
-// Lists of numbers are packed.
+func sizeDouble(field protowire.Number, v float64) int {
+	if math.Float64bits(v) == 0 {
+		return 0
+	}
+	return protowire.SizeTag(field) + protowire.SizeFixed64()
+}
+
+func encodeDouble(e *encoder, field protowire.Number, v float64) {
+	if math.Float64bits(v) != 0 {
+		e.tag(field, protowire.Fixed64Type)
+		e.b = protowire.AppendFixed64(e.b, math.Float64bits(v))
+	}
+}
+
+func parseDouble(p *parser, to *float64) {
+	if p.is(protowire.Fixed64Type) {
+		*to = math.Float64frombits(p.number)
+	}
+}
+
+// Lists of numbers are packed, and read either way.
 
 func sizePacked[T any](field protowire.Number, list []T, of func(T) uint64) int {
 	if len(list) == 0 {
@@ -151,13 +207,17 @@ func encodePacked[T any](e *encoder, field protowire.Number, list []T, of func(T
 }
 
 func parsePacked[T any](p *parser, to *[]T, value func(uint64) T) {
+	if p.kind == protowire.VarintType {
+		*to = append(*to, value(p.number))
+		return
+	}
 	if !p.is(protowire.BytesType) {
 		return
 	}
 	for len(p.data) > 0 {
 		v, n := protowire.ConsumeVarint(p.data)
 		if n < 0 {
-			p.foreign()
+			p.fail(errEncoding)
 			return
 		}
 		*to = append(*to, value(v))
@@ -190,6 +250,69 @@ func encodeSigneds(e *encoder, field protowire.Number, list []int32) {
 
 func parseSigneds(p *parser, to *[]int32) { parsePacked(p, to, signedValue) }
 
+func sizeBools(field protowire.Number, list []bool) int {
+	return sizePacked(field, list, protowire.EncodeBool)
+}
+
+func encodeBools(e *encoder, field protowire.Number, list []bool) {
+	encodePacked(e, field, list, protowire.EncodeBool)
+}
+
+func parseBools(p *parser, to *[]bool) { parsePacked(p, to, protowire.DecodeBool) }
+
+// Maps are lists of messages with a key and a value, which are in the order of the keys here.
+
+// pair is an entry of a map.
+type pair struct{ key, value uint64 }
+
+func (m pair) size() int {
+	return 2*protowire.SizeTag(1) + protowire.SizeVarint(m.key) + protowire.SizeVarint(m.value)
+}
+
+func (m *pair) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.key)
+		case 2:
+			parseInt(p, &m.value)
+		}
+	}
+}
+
+func sizeMap(field protowire.Number, m map[uint32]uint64) (n int) {
+	for k, v := range m {
+		n += protowire.SizeTag(field) + protowire.SizeBytes(pair{uint64(k), v}.size())
+	}
+	return n
+}
+
+func encodeMap(e *encoder, field protowire.Number, m map[uint32]uint64) {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		e.tag(field, protowire.BytesType)
+		e.b = protowire.AppendVarint(e.b, uint64(pair{uint64(k), m[k]}.size()))
+		e.tag(1, protowire.VarintType)
+		e.b = protowire.AppendVarint(e.b, uint64(k))
+		e.tag(2, protowire.VarintType)
+		e.b = protowire.AppendVarint(e.b, m[k])
+	}
+}
+
+func parseMap(p *parser, to *map[uint32]uint64) {
+	if !p.is(protowire.BytesType) {
+		return
+	}
+	if *to == nil {
+		*to = make(map[uint32]uint64)
+	}
+	var entry pair
+	inner := parser{in: p.data}
+	entry.parse(&inner)
+	if p.err = inner.err; p.err == nil {
+		(*to)[uint32(entry.key)] = entry.value
+	}
+}
+
 func sizeText(field protowire.Number, text string) int {
 	if text == "" {
 		return 0
@@ -204,11 +327,14 @@ func encodeText(e *encoder, field protowire.Number, text string) {
 }
 
 func parseText(p *parser, to *string) {
-	if p.is(protowire.BytesType) && utf8.Valid(p.data) {
-		*to = string(p.data)
-	} else {
-		p.foreign()
+	if !p.is(protowire.BytesType) {
+		return
 	}
+	if !utf8.Valid(p.data) {
+		p.fail(errText)
+		return
+	}
+	*to = string(p.data)
 }
 
 func sizeTexts(field protowire.Number, list []string) (n int) {
@@ -226,7 +352,7 @@ func encodeTexts(e *encoder, field protowire.Number, list []string) {
 
 func parseTexts(p *parser, to *[]string) {
 	var text string
-	if parseText(p, &text); !p.wrong {
+	if parseText(p, &text); p.read() {
 		*to = append(*to, text)
 	}
 }
@@ -266,7 +392,7 @@ func encodeBlobs(e *encoder, field protowire.Number, list [][]byte) {
 
 func parseBlobs(p *parser, to *[][]byte) {
 	var data []byte
-	if parseBlob(p, &data); !p.wrong {
+	if parseBlob(p, &data); p.read() {
 		*to = append(*to, data)
 	}
 }
@@ -300,7 +426,7 @@ func parseMessage[T any, M pointer[T]](p *parser, to *M) {
 	}
 	inner := parser{in: p.data}
 	(*to).parse(&inner)
-	p.wrong = inner.wrong
+	p.err = inner.err
 }
 
 func sizeMessages[T any, M pointer[T]](field protowire.Number, list []M) (n int) {
@@ -320,7 +446,7 @@ func encodeMessages[T any, M pointer[T]](e *encoder, field protowire.Number, lis
 
 func parseMessages[T any, M pointer[T]](p *parser, to *[]M) {
 	var m M
-	if parseMessage[T](p, &m); !p.wrong {
+	if parseMessage[T](p, &m); p.read() {
 		*to = append(*to, m)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -43,8 +44,8 @@ const ChangeTimeout = time.Minute
 type Conn struct {
 	net  net.Conn
 	in   *bufio.Reader
-	tame bool // what arrives goes through Tame
-	room Room // for frames that arrive; nil: as much as they need
+	tame func(proto.Message) // what arrives goes through it; nil: it is trusted
+	room Room                // for frames that arrive; nil: as much as they need
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -140,7 +141,7 @@ func (c *Conn) Dismiss(err error) {
 }
 
 // Distrust has everything that arrives go through Tame from now on. It is called before Serve.
-func (c *Conn) Distrust() { c.tame = true }
+func (c *Conn) Distrust() { c.tame = Tame }
 
 // Room is the memory for the frames that some connections receive. Enter waits until there is room
 // for a frame of a number of bytes, and Leave ends what it began. An error of Enter ends the
@@ -185,8 +186,8 @@ func (c *Conn) serveOne(handle func(*Frame)) error {
 	if err != nil {
 		return err
 	}
-	if c.tame {
-		Tame(f)
+	if c.tame != nil {
+		c.tame(f)
 	}
 	if e := f.GetError(); e != nil && f.Answer == 0 {
 		return e.Err()
@@ -323,7 +324,7 @@ func (c *Conn) Answer(request *Frame, body proto.Message, err error) {
 	f.Answer = request.Call
 	var unfit *unfitError
 	if err := c.send(f); errors.As(err, &unfit) {
-		f = NewFrame(FromError(fmt.Errorf("the answer, %s, cannot be sent: %w", body.ProtoReflect().Descriptor().Name(), err)))
+		f = NewFrame(FromError(fmt.Errorf("the answer, %s, cannot be sent: %w", strings.TrimPrefix(fmt.Sprintf("%T", body), "*control."), err)))
 		f.Answer = request.Call
 		_ = c.send(f)
 	}

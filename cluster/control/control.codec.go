@@ -3,12 +3,14 @@
 package control
 
 import (
+	"strconv"
+
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
 
-// frequent is NewFrame for a frequent message; it returns nil for others.
-func frequent(body proto.Message) *Frame {
+// frameOf returns a frame with a message, nil when it is none of this protocol.
+func frameOf(body proto.Message) *Frame {
 	switch m := body.(type) {
 	case *Hello:
 		return &Frame{Body: &Frame_Hello{m}}
@@ -18,6 +20,10 @@ func frequent(body proto.Message) *Frame {
 		return &Frame{Body: &Frame_Error{m}}
 	case *Done:
 		return &Frame{Body: &Frame_Done{m}}
+	case *Register:
+		return &Frame{Body: &Frame_Register{m}}
+	case *Registered:
+		return &Frame{Body: &Frame_Registered{m}}
 	case *Heartbeat:
 		return &Frame{Body: &Frame_Heartbeat{m}}
 	case *LogLine:
@@ -28,6 +34,12 @@ func frequent(body proto.Message) *Frame {
 		return &Frame{Body: &Frame_Start{m}}
 	case *Forget:
 		return &Frame{Body: &Frame_Forget{m}}
+	case *Loaded:
+		return &Frame{Body: &Frame_Loaded{m}}
+	case *JobFault:
+		return &Frame{Body: &Frame_JobFault{m}}
+	case *Rewind:
+		return &Frame{Body: &Frame_Rewind{m}}
 	case *Finish:
 		return &Frame{Body: &Frame_Finish{m}}
 	case *Forgotten:
@@ -48,18 +60,138 @@ func frequent(body proto.Message) *Frame {
 		return &Frame{Body: &Frame_StdinTaken{m}}
 	case *Signal:
 		return &Frame{Body: &Frame_Signal{m}}
+	case *FileTaken:
+		return &Frame{Body: &Frame_FileTaken{m}}
+	case *Resize:
+		return &Frame{Body: &Frame_Resize{m}}
 	case *RunRequest:
 		return &Frame{Body: &Frame_RunRequest{m}}
 	case *RunReply:
 		return &Frame{Body: &Frame_RunReply{m}}
+	case *Attach:
+		return &Frame{Body: &Frame_Attach{m}}
 	case *JobState:
 		return &Frame{Body: &Frame_JobState{m}}
+	case *ListNodes:
+		return &Frame{Body: &Frame_ListNodes{m}}
+	case *Nodes:
+		return &Frame{Body: &Frame_Nodes{m}}
+	case *ListJobs:
+		return &Frame{Body: &Frame_ListJobs{m}}
+	case *Jobs:
+		return &Frame{Body: &Frame_Jobs{m}}
+	case *Kill:
+		return &Frame{Body: &Frame_Kill{m}}
+	case *Noise:
+		return &Frame{Body: &Frame_Noise{m}}
+	case *NoiseReport:
+		return &Frame{Body: &Frame_NoiseReport{m}}
+	case *Status:
+		return &Frame{Body: &Frame_Status{m}}
+	case *MachineStatus:
+		return &Frame{Body: &Frame_MachineStatus{m}}
+	case *RemoveOutput:
+		return &Frame{Body: &Frame_RemoveOutput{m}}
+	case *OutputRemoved:
+		return &Frame{Body: &Frame_OutputRemoved{m}}
+	case *DrainNodes:
+		return &Frame{Body: &Frame_DrainNodes{m}}
+	case *NodesDrained:
+		return &Frame{Body: &Frame_NodesDrained{m}}
+	case *ResumeNodes:
+		return &Frame{Body: &Frame_ResumeNodes{m}}
+	case *RebootNodes:
+		return &Frame{Body: &Frame_RebootNodes{m}}
+	case *Withdraw:
+		return &Frame{Body: &Frame_Withdraw{m}}
+	case *ListExtensions:
+		return &Frame{Body: &Frame_ListExtensions{m}}
+	case *Extensions:
+		return &Frame{Body: &Frame_Extensions{m}}
+	case *InsertExtension:
+		return &Frame{Body: &Frame_InsertExtension{m}}
+	case *RemoveExtension:
+		return &Frame{Body: &Frame_RemoveExtension{m}}
+	case *ExtensionLog:
+		return &Frame{Body: &Frame_ExtensionLog{m}}
+	case *ExtensionNotes:
+		return &Frame{Body: &Frame_ExtensionNotes{m}}
+	case *ReadEvents:
+		return &Frame{Body: &Frame_ReadEvents{m}}
+	case *Events:
+		return &Frame{Body: &Frame_Events{m}}
+	case *ReadClock:
+		return &Frame{Body: &Frame_ReadClock{m}}
+	case *Clock:
+		return &Frame{Body: &Frame_Clock{m}}
+	case *TakeSamples:
+		return &Frame{Body: &Frame_TakeSamples{m}}
+	case *Samples:
+		return &Frame{Body: &Frame_Samples{m}}
+	case *ReadStacks:
+		return &Frame{Body: &Frame_ReadStacks{m}}
+	case *Stacks:
+		return &Frame{Body: &Frame_Stacks{m}}
+	case *NodeExit:
+		return &Frame{Body: &Frame_NodeExit{m}}
+	case *NodeBoot:
+		return &Frame{Body: &Frame_NodeBoot{m}}
+	case *NodeUp:
+		return &Frame{Body: &Frame_NodeUp{m}}
+	case *NodeStage:
+		return &Frame{Body: &Frame_NodeStage{m}}
+	case *RebootNode:
+		return &Frame{Body: &Frame_RebootNode{m}}
+	case *RestartKernel:
+		return &Frame{Body: &Frame_RestartKernel{m}}
+	case *SetDuties:
+		return &Frame{Body: &Frame_SetDuties{m}}
+	case *DutiesSet:
+		return &Frame{Body: &Frame_DutiesSet{m}}
+	case *GrowMachine:
+		return &Frame{Body: &Frame_GrowMachine{m}}
+	case *NodesAdded:
+		return &Frame{Body: &Frame_NodesAdded{m}}
+	case *ShrinkMachine:
+		return &Frame{Body: &Frame_ShrinkMachine{m}}
+	case *NodesLeaving:
+		return &Frame{Body: &Frame_NodesLeaving{m}}
+	case *EvictNodes:
+		return &Frame{Body: &Frame_EvictNodes{m}}
+	case *NodesEvicted:
+		return &Frame{Body: &Frame_NodesEvicted{m}}
+	case *RemoveNode:
+		return &Frame{Body: &Frame_RemoveNode{m}}
+	case *Roster:
+		return &Frame{Body: &Frame_Roster{m}}
+	case *SwitchNodes:
+		return &Frame{Body: &Frame_SwitchNodes{m}}
+	case *SwitchNode:
+		return &Frame{Body: &Frame_SwitchNode{m}}
+	case *Guests:
+		return &Frame{Body: &Frame_Guests{m}}
+	case *ApproveGuests:
+		return &Frame{Body: &Frame_ApproveGuests{m}}
+	case *Leave:
+		return &Frame{Body: &Frame_Leave{m}}
+	case *ReadFiles:
+		return &Frame{Body: &Frame_ReadFiles{m}}
+	case *FilesPiece:
+		return &Frame{Body: &Frame_FilesPiece{m}}
+	case *FilesRead:
+		return &Frame{Body: &Frame_FilesRead{m}}
+	case *ReadAudit:
+		return &Frame{Body: &Frame_ReadAudit{m}}
+	case *Audit:
+		return &Frame{Body: &Frame_Audit{m}}
+	case *EndAllocation:
+		return &Frame{Body: &Frame_EndAllocation{m}}
 	}
 	return nil
 }
 
-// frequent is Message for a frequent message, with the field that carries it; it returns nil for others.
-func (f *Frame) frequent() (protowire.Number, coded) {
+// body returns the message of a frame, nil for none, with the field that carries it.
+func (f *Frame) body() (protowire.Number, coded) {
 	switch b := f.Body.(type) {
 	case *Frame_Hello:
 		return 10, b.Hello
@@ -69,6 +201,10 @@ func (f *Frame) frequent() (protowire.Number, coded) {
 		return 12, b.Error
 	case *Frame_Done:
 		return 13, b.Done
+	case *Frame_Register:
+		return 20, b.Register
+	case *Frame_Registered:
+		return 21, b.Registered
 	case *Frame_Heartbeat:
 		return 22, b.Heartbeat
 	case *Frame_LogLine:
@@ -79,6 +215,12 @@ func (f *Frame) frequent() (protowire.Number, coded) {
 		return 25, b.Start
 	case *Frame_Forget:
 		return 26, b.Forget
+	case *Frame_Loaded:
+		return 27, b.Loaded
+	case *Frame_JobFault:
+		return 28, b.JobFault
+	case *Frame_Rewind:
+		return 29, b.Rewind
 	case *Frame_Finish:
 		return 30, b.Finish
 	case *Frame_Forgotten:
@@ -99,18 +241,138 @@ func (f *Frame) frequent() (protowire.Number, coded) {
 		return 44, b.StdinTaken
 	case *Frame_Signal:
 		return 45, b.Signal
+	case *Frame_FileTaken:
+		return 46, b.FileTaken
+	case *Frame_Resize:
+		return 126, b.Resize
 	case *Frame_RunRequest:
 		return 60, b.RunRequest
 	case *Frame_RunReply:
 		return 61, b.RunReply
+	case *Frame_Attach:
+		return 62, b.Attach
 	case *Frame_JobState:
 		return 63, b.JobState
+	case *Frame_ListNodes:
+		return 64, b.ListNodes
+	case *Frame_Nodes:
+		return 65, b.Nodes
+	case *Frame_ListJobs:
+		return 66, b.ListJobs
+	case *Frame_Jobs:
+		return 67, b.Jobs
+	case *Frame_Kill:
+		return 68, b.Kill
+	case *Frame_Noise:
+		return 69, b.Noise
+	case *Frame_NoiseReport:
+		return 70, b.NoiseReport
+	case *Frame_Status:
+		return 71, b.Status
+	case *Frame_MachineStatus:
+		return 72, b.MachineStatus
+	case *Frame_RemoveOutput:
+		return 73, b.RemoveOutput
+	case *Frame_OutputRemoved:
+		return 74, b.OutputRemoved
+	case *Frame_DrainNodes:
+		return 75, b.DrainNodes
+	case *Frame_NodesDrained:
+		return 76, b.NodesDrained
+	case *Frame_ResumeNodes:
+		return 77, b.ResumeNodes
+	case *Frame_RebootNodes:
+		return 78, b.RebootNodes
+	case *Frame_Withdraw:
+		return 79, b.Withdraw
+	case *Frame_ListExtensions:
+		return 80, b.ListExtensions
+	case *Frame_Extensions:
+		return 81, b.Extensions
+	case *Frame_InsertExtension:
+		return 82, b.InsertExtension
+	case *Frame_RemoveExtension:
+		return 83, b.RemoveExtension
+	case *Frame_ExtensionLog:
+		return 84, b.ExtensionLog
+	case *Frame_ExtensionNotes:
+		return 85, b.ExtensionNotes
+	case *Frame_ReadEvents:
+		return 100, b.ReadEvents
+	case *Frame_Events:
+		return 101, b.Events
+	case *Frame_ReadClock:
+		return 102, b.ReadClock
+	case *Frame_Clock:
+		return 103, b.Clock
+	case *Frame_TakeSamples:
+		return 104, b.TakeSamples
+	case *Frame_Samples:
+		return 105, b.Samples
+	case *Frame_ReadStacks:
+		return 106, b.ReadStacks
+	case *Frame_Stacks:
+		return 107, b.Stacks
+	case *Frame_NodeExit:
+		return 90, b.NodeExit
+	case *Frame_NodeBoot:
+		return 91, b.NodeBoot
+	case *Frame_NodeUp:
+		return 92, b.NodeUp
+	case *Frame_NodeStage:
+		return 93, b.NodeStage
+	case *Frame_RebootNode:
+		return 94, b.RebootNode
+	case *Frame_RestartKernel:
+		return 95, b.RestartKernel
+	case *Frame_SetDuties:
+		return 96, b.SetDuties
+	case *Frame_DutiesSet:
+		return 97, b.DutiesSet
+	case *Frame_GrowMachine:
+		return 110, b.GrowMachine
+	case *Frame_NodesAdded:
+		return 111, b.NodesAdded
+	case *Frame_ShrinkMachine:
+		return 112, b.ShrinkMachine
+	case *Frame_NodesLeaving:
+		return 113, b.NodesLeaving
+	case *Frame_EvictNodes:
+		return 114, b.EvictNodes
+	case *Frame_NodesEvicted:
+		return 115, b.NodesEvicted
+	case *Frame_RemoveNode:
+		return 116, b.RemoveNode
+	case *Frame_Roster:
+		return 117, b.Roster
+	case *Frame_SwitchNodes:
+		return 170, b.SwitchNodes
+	case *Frame_SwitchNode:
+		return 171, b.SwitchNode
+	case *Frame_Guests:
+		return 200, b.Guests
+	case *Frame_ApproveGuests:
+		return 201, b.ApproveGuests
+	case *Frame_Leave:
+		return 210, b.Leave
+	case *Frame_ReadFiles:
+		return 146, b.ReadFiles
+	case *Frame_FilesPiece:
+		return 147, b.FilesPiece
+	case *Frame_FilesRead:
+		return 148, b.FilesRead
+	case *Frame_ReadAudit:
+		return 190, b.ReadAudit
+	case *Frame_Audit:
+		return 191, b.Audit
+	case *Frame_EndAllocation:
+		return 300, b.EndAllocation
 	}
 	return 0, nil
 }
 
-// emptyFrequent returns an empty frequent message, by the field that carries it, and nil for others.
-func emptyFrequent(field protowire.Number) coded {
+// emptyBody returns an empty message, by the field that carries it, nil for an unknown field.
+func emptyBody(field protowire.Number) coded {
 	switch field {
 	case 10:
 		return new(Hello)
@@ -120,6 +382,10 @@ func emptyFrequent(field protowire.Number) coded {
 		return new(Error)
 	case 13:
 		return new(Done)
+	case 20:
+		return new(Register)
+	case 21:
+		return new(Registered)
 	case 22:
 		return new(Heartbeat)
 	case 23:
@@ -130,6 +396,12 @@ func emptyFrequent(field protowire.Number) coded {
 		return new(Start)
 	case 26:
 		return new(Forget)
+	case 27:
+		return new(Loaded)
+	case 28:
+		return new(JobFault)
+	case 29:
+		return new(Rewind)
 	case 30:
 		return new(Finish)
 	case 31:
@@ -150,15 +422,137 @@ func emptyFrequent(field protowire.Number) coded {
 		return new(StdinTaken)
 	case 45:
 		return new(Signal)
+	case 46:
+		return new(FileTaken)
+	case 126:
+		return new(Resize)
 	case 60:
 		return new(RunRequest)
 	case 61:
 		return new(RunReply)
+	case 62:
+		return new(Attach)
 	case 63:
 		return new(JobState)
+	case 64:
+		return new(ListNodes)
+	case 65:
+		return new(Nodes)
+	case 66:
+		return new(ListJobs)
+	case 67:
+		return new(Jobs)
+	case 68:
+		return new(Kill)
+	case 69:
+		return new(Noise)
+	case 70:
+		return new(NoiseReport)
+	case 71:
+		return new(Status)
+	case 72:
+		return new(MachineStatus)
+	case 73:
+		return new(RemoveOutput)
+	case 74:
+		return new(OutputRemoved)
+	case 75:
+		return new(DrainNodes)
+	case 76:
+		return new(NodesDrained)
+	case 77:
+		return new(ResumeNodes)
+	case 78:
+		return new(RebootNodes)
+	case 79:
+		return new(Withdraw)
+	case 80:
+		return new(ListExtensions)
+	case 81:
+		return new(Extensions)
+	case 82:
+		return new(InsertExtension)
+	case 83:
+		return new(RemoveExtension)
+	case 84:
+		return new(ExtensionLog)
+	case 85:
+		return new(ExtensionNotes)
+	case 100:
+		return new(ReadEvents)
+	case 101:
+		return new(Events)
+	case 102:
+		return new(ReadClock)
+	case 103:
+		return new(Clock)
+	case 104:
+		return new(TakeSamples)
+	case 105:
+		return new(Samples)
+	case 106:
+		return new(ReadStacks)
+	case 107:
+		return new(Stacks)
+	case 90:
+		return new(NodeExit)
+	case 91:
+		return new(NodeBoot)
+	case 92:
+		return new(NodeUp)
+	case 93:
+		return new(NodeStage)
+	case 94:
+		return new(RebootNode)
+	case 95:
+		return new(RestartKernel)
+	case 96:
+		return new(SetDuties)
+	case 97:
+		return new(DutiesSet)
+	case 110:
+		return new(GrowMachine)
+	case 111:
+		return new(NodesAdded)
+	case 112:
+		return new(ShrinkMachine)
+	case 113:
+		return new(NodesLeaving)
+	case 114:
+		return new(EvictNodes)
+	case 115:
+		return new(NodesEvicted)
+	case 116:
+		return new(RemoveNode)
+	case 117:
+		return new(Roster)
+	case 170:
+		return new(SwitchNodes)
+	case 171:
+		return new(SwitchNode)
+	case 200:
+		return new(Guests)
+	case 201:
+		return new(ApproveGuests)
+	case 210:
+		return new(Leave)
+	case 146:
+		return new(ReadFiles)
+	case 147:
+		return new(FilesPiece)
+	case 148:
+		return new(FilesRead)
+	case 190:
+		return new(ReadAudit)
+	case 191:
+		return new(Audit)
+	case 300:
+		return new(EndAllocation)
 	}
 	return nil
 }
+
+func (m *Frame) String() string { return text(m) }
 
 func (m *Hello) size() (n int) {
 	if m == nil {
@@ -202,10 +596,13 @@ func (m *Hello) parse(p *parser) {
 		case 90:
 			parseInt(p, &m.Job)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Hello) String() string { return text(m) }
 
 func (m *Welcome) size() (n int) {
 	if m == nil {
@@ -237,10 +634,13 @@ func (m *Welcome) parse(p *parser) {
 		case 140:
 			parseInt(p, &m.TimeNs)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Welcome) String() string { return text(m) }
 
 func (m *Error) size() (n int) {
 	if m == nil {
@@ -276,10 +676,13 @@ func (m *Error) parse(p *parser) {
 		case 4:
 			parseInt(p, &m.Rank)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Error) String() string { return text(m) }
 
 func (m *Done) size() (n int) {
 	if m == nil {
@@ -295,61 +698,97 @@ func (m *Done) encode(e *encoder) {
 	e.b = append(e.b, m.unknownFields...)
 }
 
-func (m *Done) parse(p *parser) {
-	for p.next() {
-		switch p.field {
-		default:
-			p.foreign()
-		}
-	}
-}
+func (m *Done) parse(p *parser) { p.all(&m.unknownFields) }
 
-func (m *Heartbeat) size() (n int) {
+func (m *Done) String() string { return text(m) }
+
+func (m *Register) size() (n int) {
 	if m == nil {
 		return 0
 	}
-	n += sizeInt(1, m.Number)
-	n += sizeInt(2, m.FreeMemory)
+	n += sizeInt(1, m.Node)
+	n += sizeText(2, m.Boot)
 	n += sizeMessage(3, m.Info)
-	n += sizeInts(4, m.Jobs)
-	n += sizeMessage(110, m.Vitals)
-	n += sizeInt(111, m.TimeNs)
+	n += sizeBlob(4, m.PublicKey)
+	n += sizeMessages(5, m.Jobs)
+	n += sizeInt(140, m.FreeMemory)
+	n += sizeMessage(141, m.Vitals)
 	return n + len(m.unknownFields)
 }
 
-func (m *Heartbeat) encode(e *encoder) {
+func (m *Register) encode(e *encoder) {
 	if m == nil {
 		return
 	}
-	encodeInt(e, 1, m.Number)
-	encodeInt(e, 2, m.FreeMemory)
+	encodeInt(e, 1, m.Node)
+	encodeText(e, 2, m.Boot)
 	encodeMessage(e, 3, m.Info)
-	encodeInts(e, 4, m.Jobs)
-	encodeMessage(e, 110, m.Vitals)
-	encodeInt(e, 111, m.TimeNs)
+	encodeBlob(e, 4, m.PublicKey)
+	encodeMessages(e, 5, m.Jobs)
+	encodeInt(e, 140, m.FreeMemory)
+	encodeMessage(e, 141, m.Vitals)
 	e.b = append(e.b, m.unknownFields...)
 }
 
-func (m *Heartbeat) parse(p *parser) {
+func (m *Register) parse(p *parser) {
 	for p.next() {
 		switch p.field {
 		case 1:
-			parseInt(p, &m.Number)
+			parseInt(p, &m.Node)
 		case 2:
-			parseInt(p, &m.FreeMemory)
+			parseText(p, &m.Boot)
 		case 3:
 			parseMessage(p, &m.Info)
 		case 4:
-			parseInts(p, &m.Jobs)
-		case 110:
+			parseBlob(p, &m.PublicKey)
+		case 5:
+			parseMessages(p, &m.Jobs)
+		case 140:
+			parseInt(p, &m.FreeMemory)
+		case 141:
 			parseMessage(p, &m.Vitals)
-		case 111:
-			parseInt(p, &m.TimeNs)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Register) String() string { return text(m) }
+
+func (m *Registered) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeBlob(1, m.Certificate)
+	n += sizeInt(2, m.HeartbeatMs)
+	return n + len(m.unknownFields)
+}
+
+func (m *Registered) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeBlob(e, 1, m.Certificate)
+	encodeInt(e, 2, m.HeartbeatMs)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Registered) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseBlob(p, &m.Certificate)
+		case 2:
+			parseInt(p, &m.HeartbeatMs)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Registered) String() string { return text(m) }
 
 func (m *NodeInfo) size() (n int) {
 	if m == nil {
@@ -429,10 +868,97 @@ func (m *NodeInfo) parse(p *parser) {
 		case 15:
 			parseText(p, &m.Fabric)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *NodeInfo) String() string { return text(m) }
+
+func (m *HostedJob) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	n += sizeInt(2, m.Phase)
+	return n + len(m.unknownFields)
+}
+
+func (m *HostedJob) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	encodeInt(e, 2, m.Phase)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *HostedJob) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		case 2:
+			parseInt(p, &m.Phase)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *HostedJob) String() string { return text(m) }
+
+func (m *Heartbeat) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Number)
+	n += sizeInt(2, m.FreeMemory)
+	n += sizeMessage(3, m.Info)
+	n += sizeInts(4, m.Jobs)
+	n += sizeMessage(110, m.Vitals)
+	n += sizeInt(111, m.TimeNs)
+	return n + len(m.unknownFields)
+}
+
+func (m *Heartbeat) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Number)
+	encodeInt(e, 2, m.FreeMemory)
+	encodeMessage(e, 3, m.Info)
+	encodeInts(e, 4, m.Jobs)
+	encodeMessage(e, 110, m.Vitals)
+	encodeInt(e, 111, m.TimeNs)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Heartbeat) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Number)
+		case 2:
+			parseInt(p, &m.FreeMemory)
+		case 3:
+			parseMessage(p, &m.Info)
+		case 4:
+			parseInts(p, &m.Jobs)
+		case 110:
+			parseMessage(p, &m.Vitals)
+		case 111:
+			parseInt(p, &m.TimeNs)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Heartbeat) String() string { return text(m) }
 
 func (m *Vitals) size() (n int) {
 	if m == nil {
@@ -464,10 +990,13 @@ func (m *Vitals) parse(p *parser) {
 		case 3:
 			parseInt(p, &m.ClockErrorNs)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Vitals) String() string { return text(m) }
 
 func (m *LogLine) size() (n int) {
 	if m == nil {
@@ -507,10 +1036,13 @@ func (m *LogLine) parse(p *parser) {
 		case 212:
 			parseInt(p, &m.Job)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *LogLine) String() string { return text(m) }
 
 func (m *Prepare) size() (n int) {
 	if m == nil {
@@ -562,10 +1094,13 @@ func (m *Prepare) parse(p *parser) {
 		case 301:
 			parseInt(p, &m.NetworkJob)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Prepare) String() string { return text(m) }
 
 func (m *JobSpec) size() (n int) {
 	if m == nil {
@@ -745,72 +1280,13 @@ func (m *JobSpec) parse(p *parser) {
 		case 302:
 			parseBool(p, &m.Joins)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
 
-func (m *Terminal) size() (n int) {
-	if m == nil {
-		return 0
-	}
-	n += sizeInt(1, m.Rows)
-	n += sizeInt(2, m.Columns)
-	return n + len(m.unknownFields)
-}
-
-func (m *Terminal) encode(e *encoder) {
-	if m == nil {
-		return
-	}
-	encodeInt(e, 1, m.Rows)
-	encodeInt(e, 2, m.Columns)
-	e.b = append(e.b, m.unknownFields...)
-}
-
-func (m *Terminal) parse(p *parser) {
-	for p.next() {
-		switch p.field {
-		case 1:
-			parseInt(p, &m.Rows)
-		case 2:
-			parseInt(p, &m.Columns)
-		default:
-			p.foreign()
-		}
-	}
-}
-
-func (m *Task) size() (n int) {
-	if m == nil {
-		return 0
-	}
-	n += sizeInt(1, m.Array)
-	n += sizeInt(2, m.Id)
-	return n + len(m.unknownFields)
-}
-
-func (m *Task) encode(e *encoder) {
-	if m == nil {
-		return
-	}
-	encodeInt(e, 1, m.Array)
-	encodeInt(e, 2, m.Id)
-	e.b = append(e.b, m.unknownFields...)
-}
-
-func (m *Task) parse(p *parser) {
-	for p.next() {
-		switch p.field {
-		case 1:
-			parseInt(p, &m.Array)
-		case 2:
-			parseInt(p, &m.Id)
-		default:
-			p.foreign()
-		}
-	}
-}
+func (m *JobSpec) String() string { return text(m) }
 
 func (m *SharedFolder) size() (n int) {
 	if m == nil {
@@ -838,134 +1314,175 @@ func (m *SharedFolder) parse(p *parser) {
 		case 2:
 			parseBool(p, &m.ReadOnly)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
 
-func (m *Layout) size() (n int) {
+func (m *SharedFolder) String() string { return text(m) }
+
+func (m *Task) size() (n int) {
 	if m == nil {
 		return 0
 	}
-	n += sizeMessages(1, m.Runs)
-	n += sizeMessages(2, m.Shares)
+	n += sizeInt(1, m.Array)
+	n += sizeInt(2, m.Id)
 	return n + len(m.unknownFields)
 }
 
-func (m *Layout) encode(e *encoder) {
+func (m *Task) encode(e *encoder) {
 	if m == nil {
 		return
 	}
-	encodeMessages(e, 1, m.Runs)
-	encodeMessages(e, 2, m.Shares)
+	encodeInt(e, 1, m.Array)
+	encodeInt(e, 2, m.Id)
 	e.b = append(e.b, m.unknownFields...)
 }
 
-func (m *Layout) parse(p *parser) {
+func (m *Task) parse(p *parser) {
 	for p.next() {
 		switch p.field {
 		case 1:
-			parseMessages(p, &m.Runs)
+			parseInt(p, &m.Array)
 		case 2:
-			parseMessages(p, &m.Shares)
+			parseInt(p, &m.Id)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
 
-func (m *LayoutRun) size() (n int) {
+func (m *Task) String() string { return text(m) }
+
+func (m *Withdraw) size() (n int) {
 	if m == nil {
 		return 0
 	}
-	n += sizeInt(1, m.Node)
-	n += sizeInt(2, m.Count)
-	n += sizeInt(3, m.Share)
-	n += sizeText(4, m.Address)
+	n += sizeInt(211, m.Call)
 	return n + len(m.unknownFields)
 }
 
-func (m *LayoutRun) encode(e *encoder) {
+func (m *Withdraw) encode(e *encoder) {
 	if m == nil {
 		return
 	}
-	encodeInt(e, 1, m.Node)
-	encodeInt(e, 2, m.Count)
-	encodeInt(e, 3, m.Share)
-	encodeText(e, 4, m.Address)
+	encodeInt(e, 211, m.Call)
 	e.b = append(e.b, m.unknownFields...)
 }
 
-func (m *LayoutRun) parse(p *parser) {
+func (m *Withdraw) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 211:
+			parseInt(p, &m.Call)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Withdraw) String() string { return text(m) }
+
+func (m *EndAllocation) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	n += sizeMessage(2, m.Exit)
+	return n + len(m.unknownFields)
+}
+
+func (m *EndAllocation) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	encodeMessage(e, 2, m.Exit)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *EndAllocation) parse(p *parser) {
 	for p.next() {
 		switch p.field {
 		case 1:
-			parseInt(p, &m.Node)
+			parseInt(p, &m.Job)
 		case 2:
-			parseInt(p, &m.Count)
-		case 3:
-			parseInt(p, &m.Share)
-		case 4:
-			parseText(p, &m.Address)
+			parseMessage(p, &m.Exit)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
 
-func (m *LayoutShare) size() (n int) {
+func (m *EndAllocation) String() string { return text(m) }
+
+func (m *Leave) size() (n int) {
 	if m == nil {
 		return 0
 	}
-	n += sizeMessages(1, m.Ranks)
+	n += sizeInt(1, m.Job)
 	return n + len(m.unknownFields)
 }
 
-func (m *LayoutShare) encode(e *encoder) {
+func (m *Leave) encode(e *encoder) {
 	if m == nil {
 		return
 	}
-	encodeMessages(e, 1, m.Ranks)
+	encodeInt(e, 1, m.Job)
 	e.b = append(e.b, m.unknownFields...)
 }
 
-func (m *LayoutShare) parse(p *parser) {
+func (m *Leave) parse(p *parser) {
 	for p.next() {
 		switch p.field {
 		case 1:
-			parseMessages(p, &m.Ranks)
+			parseInt(p, &m.Job)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
 
-func (m *LayoutRank) size() (n int) {
+func (m *Leave) String() string { return text(m) }
+
+func (m *Terminal) size() (n int) {
 	if m == nil {
 		return 0
 	}
-	n += sizeInts(1, m.Cores)
+	n += sizeInt(1, m.Rows)
+	n += sizeInt(2, m.Columns)
 	return n + len(m.unknownFields)
 }
 
-func (m *LayoutRank) encode(e *encoder) {
+func (m *Terminal) encode(e *encoder) {
 	if m == nil {
 		return
 	}
-	encodeInts(e, 1, m.Cores)
+	encodeInt(e, 1, m.Rows)
+	encodeInt(e, 2, m.Columns)
 	e.b = append(e.b, m.unknownFields...)
 }
 
-func (m *LayoutRank) parse(p *parser) {
+func (m *Terminal) parse(p *parser) {
 	for p.next() {
 		switch p.field {
 		case 1:
-			parseInts(p, &m.Cores)
+			parseInt(p, &m.Rows)
+		case 2:
+			parseInt(p, &m.Columns)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Terminal) String() string { return text(m) }
 
 func (m *Exec) size() (n int) {
 	if m == nil {
@@ -1001,10 +1518,13 @@ func (m *Exec) parse(p *parser) {
 		case 24:
 			parseMessages(p, &m.Parts)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Exec) String() string { return text(m) }
 
 func (m *Part) size() (n int) {
 	if m == nil {
@@ -1040,157 +1560,13 @@ func (m *Part) parse(p *parser) {
 		case 4:
 			parseBlobs(p, &m.Env)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
 
-func (m *Start) size() (n int) {
-	if m == nil {
-		return 0
-	}
-	n += sizeInt(1, m.Job)
-	return n + len(m.unknownFields)
-}
-
-func (m *Start) encode(e *encoder) {
-	if m == nil {
-		return
-	}
-	encodeInt(e, 1, m.Job)
-	e.b = append(e.b, m.unknownFields...)
-}
-
-func (m *Start) parse(p *parser) {
-	for p.next() {
-		switch p.field {
-		case 1:
-			parseInt(p, &m.Job)
-		default:
-			p.foreign()
-		}
-	}
-}
-
-func (m *Forget) size() (n int) {
-	if m == nil {
-		return 0
-	}
-	n += sizeInt(1, m.Job)
-	return n + len(m.unknownFields)
-}
-
-func (m *Forget) encode(e *encoder) {
-	if m == nil {
-		return
-	}
-	encodeInt(e, 1, m.Job)
-	e.b = append(e.b, m.unknownFields...)
-}
-
-func (m *Forget) parse(p *parser) {
-	for p.next() {
-		switch p.field {
-		case 1:
-			parseInt(p, &m.Job)
-		default:
-			p.foreign()
-		}
-	}
-}
-
-func (m *Finish) size() (n int) {
-	if m == nil {
-		return 0
-	}
-	n += sizeInt(1, m.Job)
-	return n + len(m.unknownFields)
-}
-
-func (m *Finish) encode(e *encoder) {
-	if m == nil {
-		return
-	}
-	encodeInt(e, 1, m.Job)
-	e.b = append(e.b, m.unknownFields...)
-}
-
-func (m *Finish) parse(p *parser) {
-	for p.next() {
-		switch p.field {
-		case 1:
-			parseInt(p, &m.Job)
-		default:
-			p.foreign()
-		}
-	}
-}
-
-func (m *Forgotten) size() (n int) {
-	if m == nil {
-		return 0
-	}
-	n += sizeMessage(1, m.Unkept)
-	return n + len(m.unknownFields)
-}
-
-func (m *Forgotten) encode(e *encoder) {
-	if m == nil {
-		return
-	}
-	encodeMessage(e, 1, m.Unkept)
-	e.b = append(e.b, m.unknownFields...)
-}
-
-func (m *Forgotten) parse(p *parser) {
-	for p.next() {
-		switch p.field {
-		case 1:
-			parseMessage(p, &m.Unkept)
-		default:
-			p.foreign()
-		}
-	}
-}
-
-func (m *Unkept) size() (n int) {
-	if m == nil {
-		return 0
-	}
-	n += sizeInt(1, m.Node)
-	n += sizeInt(2, m.Files)
-	n += sizeTexts(3, m.Names)
-	n += sizeBool(4, m.More)
-	return n + len(m.unknownFields)
-}
-
-func (m *Unkept) encode(e *encoder) {
-	if m == nil {
-		return
-	}
-	encodeInt(e, 1, m.Node)
-	encodeInt(e, 2, m.Files)
-	encodeTexts(e, 3, m.Names)
-	encodeBool(e, 4, m.More)
-	e.b = append(e.b, m.unknownFields...)
-}
-
-func (m *Unkept) parse(p *parser) {
-	for p.next() {
-		switch p.field {
-		case 1:
-			parseInt(p, &m.Node)
-		case 2:
-			parseInt(p, &m.Files)
-		case 3:
-			parseTexts(p, &m.Names)
-		case 4:
-			parseBool(p, &m.More)
-		default:
-			p.foreign()
-		}
-	}
-}
+func (m *Part) String() string { return text(m) }
 
 func (m *Prepared) size() (n int) {
 	if m == nil {
@@ -1226,10 +1602,255 @@ func (m *Prepared) parse(p *parser) {
 		case 4:
 			parseInt(p, &m.LoadNs)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Prepared) String() string { return text(m) }
+
+func (m *Place) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Rank)
+	n += sizeInt(2, m.Node)
+	n += sizeInt(3, m.Core)
+	n += sizeInts(4, m.More)
+	return n + len(m.unknownFields)
+}
+
+func (m *Place) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Rank)
+	encodeInt(e, 2, m.Node)
+	encodeInt(e, 3, m.Core)
+	encodeInts(e, 4, m.More)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Place) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Rank)
+		case 2:
+			parseInt(p, &m.Node)
+		case 3:
+			parseInt(p, &m.Core)
+		case 4:
+			parseInts(p, &m.More)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Place) String() string { return text(m) }
+
+func (m *Layout) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessages(1, m.Runs)
+	n += sizeMessages(2, m.Shares)
+	return n + len(m.unknownFields)
+}
+
+func (m *Layout) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessages(e, 1, m.Runs)
+	encodeMessages(e, 2, m.Shares)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Layout) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessages(p, &m.Runs)
+		case 2:
+			parseMessages(p, &m.Shares)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Layout) String() string { return text(m) }
+
+func (m *LayoutRun) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeInt(2, m.Count)
+	n += sizeInt(3, m.Share)
+	n += sizeText(4, m.Address)
+	return n + len(m.unknownFields)
+}
+
+func (m *LayoutRun) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeInt(e, 2, m.Count)
+	encodeInt(e, 3, m.Share)
+	encodeText(e, 4, m.Address)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *LayoutRun) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseInt(p, &m.Count)
+		case 3:
+			parseInt(p, &m.Share)
+		case 4:
+			parseText(p, &m.Address)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *LayoutRun) String() string { return text(m) }
+
+func (m *LayoutShare) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessages(1, m.Ranks)
+	return n + len(m.unknownFields)
+}
+
+func (m *LayoutShare) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessages(e, 1, m.Ranks)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *LayoutShare) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessages(p, &m.Ranks)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *LayoutShare) String() string { return text(m) }
+
+func (m *LayoutRank) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Cores)
+	return n + len(m.unknownFields)
+}
+
+func (m *LayoutRank) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Cores)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *LayoutRank) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Cores)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *LayoutRank) String() string { return text(m) }
+
+func (m *Member) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeText(2, m.Address)
+	return n + len(m.unknownFields)
+}
+
+func (m *Member) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeText(e, 2, m.Address)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Member) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseText(p, &m.Address)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Member) String() string { return text(m) }
+
+func (m *Start) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	return n + len(m.unknownFields)
+}
+
+func (m *Start) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Start) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Start) String() string { return text(m) }
 
 func (m *Started) size() (n int) {
 	if m == nil {
@@ -1253,10 +1874,251 @@ func (m *Started) parse(p *parser) {
 		case 1:
 			parseInt(p, &m.StartNs)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Started) String() string { return text(m) }
+
+func (m *Forget) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	return n + len(m.unknownFields)
+}
+
+func (m *Forget) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Forget) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Forget) String() string { return text(m) }
+
+func (m *Forgotten) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessage(1, m.Unkept)
+	return n + len(m.unknownFields)
+}
+
+func (m *Forgotten) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessage(e, 1, m.Unkept)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Forgotten) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessage(p, &m.Unkept)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Forgotten) String() string { return text(m) }
+
+func (m *Unkept) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeInt(2, m.Files)
+	n += sizeTexts(3, m.Names)
+	n += sizeBool(4, m.More)
+	return n + len(m.unknownFields)
+}
+
+func (m *Unkept) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeInt(e, 2, m.Files)
+	encodeTexts(e, 3, m.Names)
+	encodeBool(e, 4, m.More)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Unkept) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseInt(p, &m.Files)
+		case 3:
+			parseTexts(p, &m.Names)
+		case 4:
+			parseBool(p, &m.More)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Unkept) String() string { return text(m) }
+
+func (m *Loaded) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	n += sizeMessage(2, m.Error)
+	n += sizeInt(3, m.LoadNs)
+	return n + len(m.unknownFields)
+}
+
+func (m *Loaded) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	encodeMessage(e, 2, m.Error)
+	encodeInt(e, 3, m.LoadNs)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Loaded) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		case 2:
+			parseMessage(p, &m.Error)
+		case 3:
+			parseInt(p, &m.LoadNs)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Loaded) String() string { return text(m) }
+
+func (m *JobFault) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	n += sizeMessage(2, m.Error)
+	return n + len(m.unknownFields)
+}
+
+func (m *JobFault) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	encodeMessage(e, 2, m.Error)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *JobFault) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		case 2:
+			parseMessage(p, &m.Error)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *JobFault) String() string { return text(m) }
+
+func (m *Rewind) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	n += sizeInt(2, m.Node)
+	return n + len(m.unknownFields)
+}
+
+func (m *Rewind) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	encodeInt(e, 2, m.Node)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Rewind) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		case 2:
+			parseInt(p, &m.Node)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Rewind) String() string { return text(m) }
+
+func (m *Finish) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	return n + len(m.unknownFields)
+}
+
+func (m *Finish) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Finish) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Finish) String() string { return text(m) }
 
 func (m *FileChunk) size() (n int) {
 	if m == nil {
@@ -1288,10 +2150,153 @@ func (m *FileChunk) parse(p *parser) {
 		case 3:
 			parseBool(p, &m.Last)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *FileChunk) String() string { return text(m) }
+
+func (m *FileTaken) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	n += sizeInt(2, m.Offset)
+	return n + len(m.unknownFields)
+}
+
+func (m *FileTaken) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	encodeInt(e, 2, m.Offset)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *FileTaken) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		case 2:
+			parseInt(p, &m.Offset)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *FileTaken) String() string { return text(m) }
+
+func (m *ReadFiles) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	n += sizeInt(2, m.Node)
+	n += sizeInt(3, m.Offset)
+	n += sizeBlobs(4, m.Paths)
+	return n + len(m.unknownFields)
+}
+
+func (m *ReadFiles) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	encodeInt(e, 2, m.Node)
+	encodeInt(e, 3, m.Offset)
+	encodeBlobs(e, 4, m.Paths)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ReadFiles) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		case 2:
+			parseInt(p, &m.Node)
+		case 3:
+			parseInt(p, &m.Offset)
+		case 4:
+			parseBlobs(p, &m.Paths)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ReadFiles) String() string { return text(m) }
+
+func (m *FilesPiece) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeBlob(1, m.Data)
+	n += sizeBool(2, m.Last)
+	return n + len(m.unknownFields)
+}
+
+func (m *FilesPiece) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeBlob(e, 1, m.Data)
+	encodeBool(e, 2, m.Last)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *FilesPiece) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseBlob(p, &m.Data)
+		case 2:
+			parseBool(p, &m.Last)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *FilesPiece) String() string { return text(m) }
+
+func (m *FilesRead) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	return n + len(m.unknownFields)
+}
+
+func (m *FilesRead) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *FilesRead) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *FilesRead) String() string { return text(m) }
 
 func (m *Record) size() (n int) {
 	if m == nil {
@@ -1355,10 +2360,13 @@ func (m *Record) parse(p *parser) {
 		case 11:
 			parseMessage(p, &m.Unkept)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Record) String() string { return text(m) }
 
 func (m *ExitStatus) size() (n int) {
 	if m == nil {
@@ -1402,10 +2410,341 @@ func (m *ExitStatus) parse(p *parser) {
 		case 100:
 			parseMessage(p, &m.Fault)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *ExitStatus) String() string { return text(m) }
+
+func (m *RankFault) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Code)
+	n += sizeInt(2, m.Address)
+	n += sizeMessages(3, m.Files)
+	n += sizeMessage(4, m.Stack)
+	return n + len(m.unknownFields)
+}
+
+func (m *RankFault) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Code)
+	encodeInt(e, 2, m.Address)
+	encodeMessages(e, 3, m.Files)
+	encodeMessage(e, 4, m.Stack)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *RankFault) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Code)
+		case 2:
+			parseInt(p, &m.Address)
+		case 3:
+			parseMessages(p, &m.Files)
+		case 4:
+			parseMessage(p, &m.Stack)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *RankFault) String() string { return text(m) }
+
+func (m *CodeFile) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeText(1, m.Path)
+	n += sizeBlob(2, m.Build)
+	return n + len(m.unknownFields)
+}
+
+func (m *CodeFile) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeText(e, 1, m.Path)
+	encodeBlob(e, 2, m.Build)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *CodeFile) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseText(p, &m.Path)
+		case 2:
+			parseBlob(p, &m.Build)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *CodeFile) String() string { return text(m) }
+
+func (m *CodeStack) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeSigneds(1, m.Files)
+	n += sizeInts(2, m.Addresses)
+	n += sizeBool(3, m.Cut)
+	return n + len(m.unknownFields)
+}
+
+func (m *CodeStack) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeSigneds(e, 1, m.Files)
+	encodeInts(e, 2, m.Addresses)
+	encodeBool(e, 3, m.Cut)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *CodeStack) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseSigneds(p, &m.Files)
+		case 2:
+			parseInts(p, &m.Addresses)
+		case 3:
+			parseBool(p, &m.Cut)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *CodeStack) String() string { return text(m) }
+
+func (m *ReadStacks) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	n += sizeInt(2, m.Node)
+	n += sizeInts(3, m.Ranks)
+	n += sizeMessages(4, m.Layouts)
+	return n + len(m.unknownFields)
+}
+
+func (m *ReadStacks) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	encodeInt(e, 2, m.Node)
+	encodeInts(e, 3, m.Ranks)
+	encodeMessages(e, 4, m.Layouts)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ReadStacks) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		case 2:
+			parseInt(p, &m.Node)
+		case 3:
+			parseInts(p, &m.Ranks)
+		case 4:
+			parseMessages(p, &m.Layouts)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ReadStacks) String() string { return text(m) }
+
+func (m *GoLayout) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessage(1, m.File)
+	n += sizeInt(2, m.All)
+	n += sizeInt(3, m.Sp)
+	n += sizeInt(4, m.Pc)
+	n += sizeInt(5, m.Bp)
+	n += sizeInt(6, m.Status)
+	return n + len(m.unknownFields)
+}
+
+func (m *GoLayout) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessage(e, 1, m.File)
+	encodeInt(e, 2, m.All)
+	encodeInt(e, 3, m.Sp)
+	encodeInt(e, 4, m.Pc)
+	encodeInt(e, 5, m.Bp)
+	encodeInt(e, 6, m.Status)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *GoLayout) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessage(p, &m.File)
+		case 2:
+			parseInt(p, &m.All)
+		case 3:
+			parseInt(p, &m.Sp)
+		case 4:
+			parseInt(p, &m.Pc)
+		case 5:
+			parseInt(p, &m.Bp)
+		case 6:
+			parseInt(p, &m.Status)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *GoLayout) String() string { return text(m) }
+
+func (m *Stacks) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessages(1, m.Files)
+	n += sizeMessages(2, m.Groups)
+	n += sizeMessages(3, m.Unread)
+	n += sizeInt(4, m.Left)
+	return n + len(m.unknownFields)
+}
+
+func (m *Stacks) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessages(e, 1, m.Files)
+	encodeMessages(e, 2, m.Groups)
+	encodeMessages(e, 3, m.Unread)
+	encodeInt(e, 4, m.Left)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Stacks) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessages(p, &m.Files)
+		case 2:
+			parseMessages(p, &m.Groups)
+		case 3:
+			parseMessages(p, &m.Unread)
+		case 4:
+			parseInt(p, &m.Left)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Stacks) String() string { return text(m) }
+
+func (m *StackGroup) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessage(1, m.Stack)
+	n += sizeInts(2, m.Ranks)
+	n += sizeInts(3, m.Threads)
+	n += sizeBools(4, m.Main)
+	n += sizeBool(5, m.Goroutine)
+	return n + len(m.unknownFields)
+}
+
+func (m *StackGroup) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessage(e, 1, m.Stack)
+	encodeInts(e, 2, m.Ranks)
+	encodeInts(e, 3, m.Threads)
+	encodeBools(e, 4, m.Main)
+	encodeBool(e, 5, m.Goroutine)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *StackGroup) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessage(p, &m.Stack)
+		case 2:
+			parseInts(p, &m.Ranks)
+		case 3:
+			parseInts(p, &m.Threads)
+		case 4:
+			parseBools(p, &m.Main)
+		case 5:
+			parseBool(p, &m.Goroutine)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *StackGroup) String() string { return text(m) }
+
+func (m *UnreadRank) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Rank)
+	n += sizeText(2, m.Why)
+	return n + len(m.unknownFields)
+}
+
+func (m *UnreadRank) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Rank)
+	encodeText(e, 2, m.Why)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *UnreadRank) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Rank)
+		case 2:
+			parseText(p, &m.Why)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *UnreadRank) String() string { return text(m) }
 
 func (m *Usage) size() (n int) {
 	if m == nil {
@@ -1449,115 +2788,13 @@ func (m *Usage) parse(p *parser) {
 		case 6:
 			parseInt(p, &m.Preemptions)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
 
-func (m *RankFault) size() (n int) {
-	if m == nil {
-		return 0
-	}
-	n += sizeInt(1, m.Code)
-	n += sizeInt(2, m.Address)
-	n += sizeMessages(3, m.Files)
-	n += sizeMessage(4, m.Stack)
-	return n + len(m.unknownFields)
-}
-
-func (m *RankFault) encode(e *encoder) {
-	if m == nil {
-		return
-	}
-	encodeInt(e, 1, m.Code)
-	encodeInt(e, 2, m.Address)
-	encodeMessages(e, 3, m.Files)
-	encodeMessage(e, 4, m.Stack)
-	e.b = append(e.b, m.unknownFields...)
-}
-
-func (m *RankFault) parse(p *parser) {
-	for p.next() {
-		switch p.field {
-		case 1:
-			parseInt(p, &m.Code)
-		case 2:
-			parseInt(p, &m.Address)
-		case 3:
-			parseMessages(p, &m.Files)
-		case 4:
-			parseMessage(p, &m.Stack)
-		default:
-			p.foreign()
-		}
-	}
-}
-
-func (m *CodeFile) size() (n int) {
-	if m == nil {
-		return 0
-	}
-	n += sizeText(1, m.Path)
-	n += sizeBlob(2, m.Build)
-	return n + len(m.unknownFields)
-}
-
-func (m *CodeFile) encode(e *encoder) {
-	if m == nil {
-		return
-	}
-	encodeText(e, 1, m.Path)
-	encodeBlob(e, 2, m.Build)
-	e.b = append(e.b, m.unknownFields...)
-}
-
-func (m *CodeFile) parse(p *parser) {
-	for p.next() {
-		switch p.field {
-		case 1:
-			parseText(p, &m.Path)
-		case 2:
-			parseBlob(p, &m.Build)
-		default:
-			p.foreign()
-		}
-	}
-}
-
-func (m *CodeStack) size() (n int) {
-	if m == nil {
-		return 0
-	}
-	n += sizeSigneds(1, m.Files)
-	n += sizeInts(2, m.Addresses)
-	n += sizeBool(3, m.Cut)
-	return n + len(m.unknownFields)
-}
-
-func (m *CodeStack) encode(e *encoder) {
-	if m == nil {
-		return
-	}
-	encodeSigneds(e, 1, m.Files)
-	encodeInts(e, 2, m.Addresses)
-	encodeBool(e, 3, m.Cut)
-	e.b = append(e.b, m.unknownFields...)
-}
-
-func (m *CodeStack) parse(p *parser) {
-	for p.next() {
-		switch p.field {
-		case 1:
-			parseSigneds(p, &m.Files)
-		case 2:
-			parseInts(p, &m.Addresses)
-		case 3:
-			parseBool(p, &m.Cut)
-		default:
-			p.foreign()
-		}
-	}
-}
+func (m *Usage) String() string { return text(m) }
 
 func (m *Ack) size() (n int) {
 	if m == nil {
@@ -1589,10 +2826,13 @@ func (m *Ack) parse(p *parser) {
 		case 3:
 			parseInt(p, &m.Seq)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Ack) String() string { return text(m) }
 
 func (m *Stdin) size() (n int) {
 	if m == nil {
@@ -1636,10 +2876,13 @@ func (m *Stdin) parse(p *parser) {
 		case 6:
 			parseInts(p, &m.Only)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Stdin) String() string { return text(m) }
 
 func (m *StdinTaken) size() (n int) {
 	if m == nil {
@@ -1671,10 +2914,13 @@ func (m *StdinTaken) parse(p *parser) {
 		case 3:
 			parseInt(p, &m.Offset)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *StdinTaken) String() string { return text(m) }
 
 func (m *Signal) size() (n int) {
 	if m == nil {
@@ -1706,10 +2952,47 @@ func (m *Signal) parse(p *parser) {
 		case 3:
 			parseInt(p, &m.Signal)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Signal) String() string { return text(m) }
+
+func (m *Resize) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	n += sizeMessage(2, m.Size)
+	return n + len(m.unknownFields)
+}
+
+func (m *Resize) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	encodeMessage(e, 2, m.Size)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Resize) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		case 2:
+			parseMessage(p, &m.Size)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Resize) String() string { return text(m) }
 
 func (m *RunRequest) size() (n int) {
 	if m == nil {
@@ -1741,10 +3024,13 @@ func (m *RunRequest) parse(p *parser) {
 		case 3:
 			parseBlob(p, &m.Files)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *RunRequest) String() string { return text(m) }
 
 func (m *RunReply) size() (n int) {
 	if m == nil {
@@ -1780,49 +3066,111 @@ func (m *RunReply) parse(p *parser) {
 		case 4:
 			parseBool(p, &m.Loaded)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
 
-func (m *Place) size() (n int) {
+func (m *RunReply) String() string { return text(m) }
+
+func (m *Attach) size() (n int) {
 	if m == nil {
 		return 0
 	}
-	n += sizeInt(1, m.Rank)
-	n += sizeInt(2, m.Node)
-	n += sizeInt(3, m.Core)
-	n += sizeInts(4, m.More)
+	n += sizeInt(1, m.Job)
+	n += sizeBool(2, m.Output)
 	return n + len(m.unknownFields)
 }
 
-func (m *Place) encode(e *encoder) {
+func (m *Attach) encode(e *encoder) {
 	if m == nil {
 		return
 	}
-	encodeInt(e, 1, m.Rank)
-	encodeInt(e, 2, m.Node)
-	encodeInt(e, 3, m.Core)
-	encodeInts(e, 4, m.More)
+	encodeInt(e, 1, m.Job)
+	encodeBool(e, 2, m.Output)
 	e.b = append(e.b, m.unknownFields...)
 }
 
-func (m *Place) parse(p *parser) {
+func (m *Attach) parse(p *parser) {
 	for p.next() {
 		switch p.field {
 		case 1:
-			parseInt(p, &m.Rank)
+			parseInt(p, &m.Job)
 		case 2:
-			parseInt(p, &m.Node)
-		case 3:
-			parseInt(p, &m.Core)
-		case 4:
-			parseInts(p, &m.More)
+			parseBool(p, &m.Output)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *Attach) String() string { return text(m) }
+
+func (m *RemoveOutput) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Jobs)
+	return n + len(m.unknownFields)
+}
+
+func (m *RemoveOutput) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Jobs)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *RemoveOutput) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Jobs)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *RemoveOutput) String() string { return text(m) }
+
+func (m *OutputRemoved) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Jobs)
+	n += sizeInt(2, m.Bytes)
+	return n + len(m.unknownFields)
+}
+
+func (m *OutputRemoved) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Jobs)
+	encodeInt(e, 2, m.Bytes)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *OutputRemoved) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Jobs)
+		case 2:
+			parseInt(p, &m.Bytes)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *OutputRemoved) String() string { return text(m) }
 
 func (m *JobState) size() (n int) {
 	if m == nil {
@@ -1878,10 +3226,55 @@ func (m *JobState) parse(p *parser) {
 		case 49:
 			parseBool(p, &m.Collect)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
+
+func (m *JobState) String() string { return text(m) }
+
+func (m *PhaseTime) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Phase)
+	n += sizeInt(2, m.TimeNs)
+	n += sizeInt(3, m.NodeNs)
+	n += sizeInt(4, m.Node)
+	return n + len(m.unknownFields)
+}
+
+func (m *PhaseTime) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Phase)
+	encodeInt(e, 2, m.TimeNs)
+	encodeInt(e, 3, m.NodeNs)
+	encodeInt(e, 4, m.Node)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *PhaseTime) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Phase)
+		case 2:
+			parseInt(p, &m.TimeNs)
+		case 3:
+			parseInt(p, &m.NodeNs)
+		case 4:
+			parseInt(p, &m.Node)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *PhaseTime) String() string { return text(m) }
 
 func (m *RankState) size() (n int) {
 	if m == nil {
@@ -1921,46 +3314,2874 @@ func (m *RankState) parse(p *parser) {
 		case 5:
 			parseMessage(p, &m.Exit)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
 }
 
-func (m *PhaseTime) size() (n int) {
+func (m *RankState) String() string { return text(m) }
+
+func (m *ListNodes) size() (n int) {
 	if m == nil {
 		return 0
 	}
-	n += sizeInt(1, m.Phase)
-	n += sizeInt(2, m.TimeNs)
-	n += sizeInt(3, m.NodeNs)
-	n += sizeInt(4, m.Node)
 	return n + len(m.unknownFields)
 }
 
-func (m *PhaseTime) encode(e *encoder) {
+func (m *ListNodes) encode(e *encoder) {
 	if m == nil {
 		return
 	}
-	encodeInt(e, 1, m.Phase)
-	encodeInt(e, 2, m.TimeNs)
-	encodeInt(e, 3, m.NodeNs)
-	encodeInt(e, 4, m.Node)
 	e.b = append(e.b, m.unknownFields...)
 }
 
-func (m *PhaseTime) parse(p *parser) {
+func (m *ListNodes) parse(p *parser) { p.all(&m.unknownFields) }
+
+func (m *ListNodes) String() string { return text(m) }
+
+func (m *Nodes) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessages(1, m.Nodes)
+	n += sizeMessage(200, m.Guests)
+	return n + len(m.unknownFields)
+}
+
+func (m *Nodes) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessages(e, 1, m.Nodes)
+	encodeMessage(e, 200, m.Guests)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Nodes) parse(p *parser) {
 	for p.next() {
 		switch p.field {
 		case 1:
+			parseMessages(p, &m.Nodes)
+		case 200:
+			parseMessage(p, &m.Guests)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Nodes) String() string { return text(m) }
+
+func (m *Guests) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessages(1, m.Guests)
+	n += sizeTexts(2, m.Notices)
+	return n + len(m.unknownFields)
+}
+
+func (m *Guests) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessages(e, 1, m.Guests)
+	encodeTexts(e, 2, m.Notices)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Guests) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessages(p, &m.Guests)
+		case 2:
+			parseTexts(p, &m.Notices)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Guests) String() string { return text(m) }
+
+func (m *Guest) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeText(1, m.Mac)
+	n += sizeInt(2, m.SinceNs)
+	return n + len(m.unknownFields)
+}
+
+func (m *Guest) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeText(e, 1, m.Mac)
+	encodeInt(e, 2, m.SinceNs)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Guest) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseText(p, &m.Mac)
+		case 2:
+			parseInt(p, &m.SinceNs)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Guest) String() string { return text(m) }
+
+func (m *ApproveGuests) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeTexts(1, m.Macs)
+	n += sizeText(2, m.Order)
+	n += sizeText(3, m.User)
+	return n + len(m.unknownFields)
+}
+
+func (m *ApproveGuests) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeTexts(e, 1, m.Macs)
+	encodeText(e, 2, m.Order)
+	encodeText(e, 3, m.User)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ApproveGuests) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseTexts(p, &m.Macs)
+		case 2:
+			parseText(p, &m.Order)
+		case 3:
+			parseText(p, &m.User)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ApproveGuests) String() string { return text(m) }
+
+func (m *NodeState) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeInt(2, m.Health)
+	n += sizeText(3, m.Reason)
+	n += sizeMessage(4, m.Info)
+	n += sizeMessages(5, m.Cores)
+	n += sizeInt(6, m.SilentMs)
+	n += sizeInt(7, m.FreeMemory)
+	n += sizeInt(8, m.UpMs)
+	n += sizeInt(9, m.Boots)
+	n += sizeText(10, m.Remedy)
+	n += sizeBool(11, m.Retry)
+	n += sizeMessage(12, m.Drain)
+	n += sizeText(13, m.Stage)
+	n += sizeInt(14, m.Percent)
+	n += sizeInt(110, m.Term)
+	n += sizeText(111, m.Ill)
+	n += sizeMessage(112, m.Vitals)
+	n += sizeInt(170, m.Power)
+	n += sizeBool(200, m.Waits)
+	return n + len(m.unknownFields)
+}
+
+func (m *NodeState) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeInt(e, 2, m.Health)
+	encodeText(e, 3, m.Reason)
+	encodeMessage(e, 4, m.Info)
+	encodeMessages(e, 5, m.Cores)
+	encodeInt(e, 6, m.SilentMs)
+	encodeInt(e, 7, m.FreeMemory)
+	encodeInt(e, 8, m.UpMs)
+	encodeInt(e, 9, m.Boots)
+	encodeText(e, 10, m.Remedy)
+	encodeBool(e, 11, m.Retry)
+	encodeMessage(e, 12, m.Drain)
+	encodeText(e, 13, m.Stage)
+	encodeInt(e, 14, m.Percent)
+	encodeInt(e, 110, m.Term)
+	encodeText(e, 111, m.Ill)
+	encodeMessage(e, 112, m.Vitals)
+	encodeInt(e, 170, m.Power)
+	encodeBool(e, 200, m.Waits)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *NodeState) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseInt(p, &m.Health)
+		case 3:
+			parseText(p, &m.Reason)
+		case 4:
+			parseMessage(p, &m.Info)
+		case 5:
+			parseMessages(p, &m.Cores)
+		case 6:
+			parseInt(p, &m.SilentMs)
+		case 7:
+			parseInt(p, &m.FreeMemory)
+		case 8:
+			parseInt(p, &m.UpMs)
+		case 9:
+			parseInt(p, &m.Boots)
+		case 10:
+			parseText(p, &m.Remedy)
+		case 11:
+			parseBool(p, &m.Retry)
+		case 12:
+			parseMessage(p, &m.Drain)
+		case 13:
+			parseText(p, &m.Stage)
+		case 14:
+			parseInt(p, &m.Percent)
+		case 110:
+			parseInt(p, &m.Term)
+		case 111:
+			parseText(p, &m.Ill)
+		case 112:
+			parseMessage(p, &m.Vitals)
+		case 170:
+			parseInt(p, &m.Power)
+		case 200:
+			parseBool(p, &m.Waits)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *NodeState) String() string { return text(m) }
+
+func (m *Drain) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.State)
+	n += sizeText(2, m.Reason)
+	n += sizeText(3, m.User)
+	n += sizeInt(4, m.SinceNs)
+	n += sizeBool(110, m.Leave)
+	return n + len(m.unknownFields)
+}
+
+func (m *Drain) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.State)
+	encodeText(e, 2, m.Reason)
+	encodeText(e, 3, m.User)
+	encodeInt(e, 4, m.SinceNs)
+	encodeBool(e, 110, m.Leave)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Drain) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.State)
+		case 2:
+			parseText(p, &m.Reason)
+		case 3:
+			parseText(p, &m.User)
+		case 4:
+			parseInt(p, &m.SinceNs)
+		case 110:
+			parseBool(p, &m.Leave)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Drain) String() string { return text(m) }
+
+func (m *CoreUse) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Core)
+	n += sizeInt(2, m.Job)
+	n += sizeInts(3, m.Ranks)
+	return n + len(m.unknownFields)
+}
+
+func (m *CoreUse) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Core)
+	encodeInt(e, 2, m.Job)
+	encodeInts(e, 3, m.Ranks)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *CoreUse) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Core)
+		case 2:
+			parseInt(p, &m.Job)
+		case 3:
+			parseInts(p, &m.Ranks)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *CoreUse) String() string { return text(m) }
+
+func (m *DrainNodes) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Nodes)
+	n += sizeText(2, m.Reason)
+	n += sizeText(3, m.User)
+	return n + len(m.unknownFields)
+}
+
+func (m *DrainNodes) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Nodes)
+	encodeText(e, 2, m.Reason)
+	encodeText(e, 3, m.User)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *DrainNodes) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Nodes)
+		case 2:
+			parseText(p, &m.Reason)
+		case 3:
+			parseText(p, &m.User)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *DrainNodes) String() string { return text(m) }
+
+func (m *NodesDrained) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Busy)
+	return n + len(m.unknownFields)
+}
+
+func (m *NodesDrained) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Busy)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *NodesDrained) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Busy)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *NodesDrained) String() string { return text(m) }
+
+func (m *ResumeNodes) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Nodes)
+	return n + len(m.unknownFields)
+}
+
+func (m *ResumeNodes) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Nodes)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ResumeNodes) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Nodes)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ResumeNodes) String() string { return text(m) }
+
+func (m *RebootNodes) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Nodes)
+	n += sizeBool(2, m.Force)
+	n += sizeText(3, m.User)
+	return n + len(m.unknownFields)
+}
+
+func (m *RebootNodes) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Nodes)
+	encodeBool(e, 2, m.Force)
+	encodeText(e, 3, m.User)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *RebootNodes) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Nodes)
+		case 2:
+			parseBool(p, &m.Force)
+		case 3:
+			parseText(p, &m.User)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *RebootNodes) String() string { return text(m) }
+
+func (m *SwitchNodes) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Nodes)
+	n += sizeBool(2, m.On)
+	n += sizeBool(3, m.Force)
+	n += sizeText(4, m.User)
+	return n + len(m.unknownFields)
+}
+
+func (m *SwitchNodes) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Nodes)
+	encodeBool(e, 2, m.On)
+	encodeBool(e, 3, m.Force)
+	encodeText(e, 4, m.User)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *SwitchNodes) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Nodes)
+		case 2:
+			parseBool(p, &m.On)
+		case 3:
+			parseBool(p, &m.Force)
+		case 4:
+			parseText(p, &m.User)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *SwitchNodes) String() string { return text(m) }
+
+func (m *EvictNodes) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Nodes)
+	n += sizeText(2, m.Reason)
+	n += sizeText(3, m.User)
+	return n + len(m.unknownFields)
+}
+
+func (m *EvictNodes) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Nodes)
+	encodeText(e, 2, m.Reason)
+	encodeText(e, 3, m.User)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *EvictNodes) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Nodes)
+		case 2:
+			parseText(p, &m.Reason)
+		case 3:
+			parseText(p, &m.User)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *EvictNodes) String() string { return text(m) }
+
+func (m *NodesEvicted) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Jobs)
+	return n + len(m.unknownFields)
+}
+
+func (m *NodesEvicted) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Jobs)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *NodesEvicted) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Jobs)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *NodesEvicted) String() string { return text(m) }
+
+func (m *GrowMachine) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Count)
+	n += sizeText(2, m.Order)
+	n += sizeText(3, m.User)
+	return n + len(m.unknownFields)
+}
+
+func (m *GrowMachine) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Count)
+	encodeText(e, 2, m.Order)
+	encodeText(e, 3, m.User)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *GrowMachine) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Count)
+		case 2:
+			parseText(p, &m.Order)
+		case 3:
+			parseText(p, &m.User)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *GrowMachine) String() string { return text(m) }
+
+func (m *NodesAdded) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Nodes)
+	return n + len(m.unknownFields)
+}
+
+func (m *NodesAdded) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Nodes)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *NodesAdded) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Nodes)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *NodesAdded) String() string { return text(m) }
+
+func (m *ShrinkMachine) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Nodes)
+	n += sizeBool(2, m.Now)
+	n += sizeText(3, m.User)
+	return n + len(m.unknownFields)
+}
+
+func (m *ShrinkMachine) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Nodes)
+	encodeBool(e, 2, m.Now)
+	encodeText(e, 3, m.User)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ShrinkMachine) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Nodes)
+		case 2:
+			parseBool(p, &m.Now)
+		case 3:
+			parseText(p, &m.User)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ShrinkMachine) String() string { return text(m) }
+
+func (m *NodesLeaving) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Nodes)
+	n += sizeInts(2, m.Terms)
+	n += sizeInts(3, m.Busy)
+	return n + len(m.unknownFields)
+}
+
+func (m *NodesLeaving) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Nodes)
+	encodeInts(e, 2, m.Terms)
+	encodeInts(e, 3, m.Busy)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *NodesLeaving) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Nodes)
+		case 2:
+			parseInts(p, &m.Terms)
+		case 3:
+			parseInts(p, &m.Busy)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *NodesLeaving) String() string { return text(m) }
+
+func (m *RemoveNode) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeInt(2, m.Term)
+	return n + len(m.unknownFields)
+}
+
+func (m *RemoveNode) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeInt(e, 2, m.Term)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *RemoveNode) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseInt(p, &m.Term)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *RemoveNode) String() string { return text(m) }
+
+func (m *Roster) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Nodes)
+	n += sizeInts(2, m.Terms)
+	return n + len(m.unknownFields)
+}
+
+func (m *Roster) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Nodes)
+	encodeInts(e, 2, m.Terms)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Roster) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Nodes)
+		case 2:
+			parseInts(p, &m.Terms)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Roster) String() string { return text(m) }
+
+func (m *ListJobs) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeBool(1, m.All)
+	n += sizeInt(2, m.Job)
+	return n + len(m.unknownFields)
+}
+
+func (m *ListJobs) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeBool(e, 1, m.All)
+	encodeInt(e, 2, m.Job)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ListJobs) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseBool(p, &m.All)
+		case 2:
+			parseInt(p, &m.Job)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ListJobs) String() string { return text(m) }
+
+func (m *Jobs) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessages(1, m.Jobs)
+	n += sizeMessages(2, m.Waiting)
+	return n + len(m.unknownFields)
+}
+
+func (m *Jobs) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessages(e, 1, m.Jobs)
+	encodeMessages(e, 2, m.Waiting)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Jobs) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessages(p, &m.Jobs)
+		case 2:
+			parseMessages(p, &m.Waiting)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Jobs) String() string { return text(m) }
+
+func (m *WaitingJob) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeText(1, m.User)
+	n += sizeText(2, m.Command)
+	n += sizeInt(3, m.Ranks)
+	n += sizeInt(4, m.SinceNs)
+	n += sizeText(5, m.Why)
+	n += sizeInt(70, m.Array)
+	n += sizeInt(71, m.Tasks)
+	n += sizeBool(191, m.Hidden)
+	return n + len(m.unknownFields)
+}
+
+func (m *WaitingJob) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeText(e, 1, m.User)
+	encodeText(e, 2, m.Command)
+	encodeInt(e, 3, m.Ranks)
+	encodeInt(e, 4, m.SinceNs)
+	encodeText(e, 5, m.Why)
+	encodeInt(e, 70, m.Array)
+	encodeInt(e, 71, m.Tasks)
+	encodeBool(e, 191, m.Hidden)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *WaitingJob) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseText(p, &m.User)
+		case 2:
+			parseText(p, &m.Command)
+		case 3:
+			parseInt(p, &m.Ranks)
+		case 4:
+			parseInt(p, &m.SinceNs)
+		case 5:
+			parseText(p, &m.Why)
+		case 70:
+			parseInt(p, &m.Array)
+		case 71:
+			parseInt(p, &m.Tasks)
+		case 191:
+			parseBool(p, &m.Hidden)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *WaitingJob) String() string { return text(m) }
+
+func (m *JobSummary) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	n += sizeText(2, m.User)
+	n += sizeText(3, m.Command)
+	n += sizeInt(4, m.Ranks)
+	n += sizeInts(5, m.Nodes)
+	n += sizeInt(6, m.Phase)
+	n += sizeInt(7, m.StartNs)
+	n += sizeInt(8, m.EndNs)
+	n += sizeInt(9, m.ExitCode)
+	n += sizeText(10, m.Error)
+	n += sizeBool(11, m.Detached)
+	n += sizeMessages(12, m.RankStates)
+	n += sizeText(13, m.Missing)
+	n += sizeMessages(14, m.Unkept)
+	n += sizeInt(15, m.FirstFailed)
+	n += sizeBool(35, m.Stopped)
+	n += sizeMessage(70, m.Task)
+	n += sizeInt(190, m.Uid)
+	n += sizeBool(191, m.Hidden)
+	n += sizeBool(300, m.Allocation)
+	n += sizeInt(301, m.Step)
+	return n + len(m.unknownFields)
+}
+
+func (m *JobSummary) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	encodeText(e, 2, m.User)
+	encodeText(e, 3, m.Command)
+	encodeInt(e, 4, m.Ranks)
+	encodeInts(e, 5, m.Nodes)
+	encodeInt(e, 6, m.Phase)
+	encodeInt(e, 7, m.StartNs)
+	encodeInt(e, 8, m.EndNs)
+	encodeInt(e, 9, m.ExitCode)
+	encodeText(e, 10, m.Error)
+	encodeBool(e, 11, m.Detached)
+	encodeMessages(e, 12, m.RankStates)
+	encodeText(e, 13, m.Missing)
+	encodeMessages(e, 14, m.Unkept)
+	encodeInt(e, 15, m.FirstFailed)
+	encodeBool(e, 35, m.Stopped)
+	encodeMessage(e, 70, m.Task)
+	encodeInt(e, 190, m.Uid)
+	encodeBool(e, 191, m.Hidden)
+	encodeBool(e, 300, m.Allocation)
+	encodeInt(e, 301, m.Step)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *JobSummary) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		case 2:
+			parseText(p, &m.User)
+		case 3:
+			parseText(p, &m.Command)
+		case 4:
+			parseInt(p, &m.Ranks)
+		case 5:
+			parseInts(p, &m.Nodes)
+		case 6:
 			parseInt(p, &m.Phase)
+		case 7:
+			parseInt(p, &m.StartNs)
+		case 8:
+			parseInt(p, &m.EndNs)
+		case 9:
+			parseInt(p, &m.ExitCode)
+		case 10:
+			parseText(p, &m.Error)
+		case 11:
+			parseBool(p, &m.Detached)
+		case 12:
+			parseMessages(p, &m.RankStates)
+		case 13:
+			parseText(p, &m.Missing)
+		case 14:
+			parseMessages(p, &m.Unkept)
+		case 15:
+			parseInt(p, &m.FirstFailed)
+		case 35:
+			parseBool(p, &m.Stopped)
+		case 70:
+			parseMessage(p, &m.Task)
+		case 190:
+			parseInt(p, &m.Uid)
+		case 191:
+			parseBool(p, &m.Hidden)
+		case 300:
+			parseBool(p, &m.Allocation)
+		case 301:
+			parseInt(p, &m.Step)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *JobSummary) String() string { return text(m) }
+
+func (m *StoredJob) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessage(1, m.Spec)
+	n += sizeMessages(2, m.Places)
+	n += sizeMessages(3, m.Members)
+	n += sizeMessage(4, m.Summary)
+	n += sizeMessage(5, m.State)
+	n += sizeInts(6, m.Complete)
+	n += sizeInt(7, m.LimitNs)
+	n += sizeBool(8, m.Warned)
+	n += sizeBool(9, m.Over)
+	n += sizeInt(30, m.Halt)
+	return n + len(m.unknownFields)
+}
+
+func (m *StoredJob) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessage(e, 1, m.Spec)
+	encodeMessages(e, 2, m.Places)
+	encodeMessages(e, 3, m.Members)
+	encodeMessage(e, 4, m.Summary)
+	encodeMessage(e, 5, m.State)
+	encodeInts(e, 6, m.Complete)
+	encodeInt(e, 7, m.LimitNs)
+	encodeBool(e, 8, m.Warned)
+	encodeBool(e, 9, m.Over)
+	encodeInt(e, 30, m.Halt)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *StoredJob) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessage(p, &m.Spec)
+		case 2:
+			parseMessages(p, &m.Places)
+		case 3:
+			parseMessages(p, &m.Members)
+		case 4:
+			parseMessage(p, &m.Summary)
+		case 5:
+			parseMessage(p, &m.State)
+		case 6:
+			parseInts(p, &m.Complete)
+		case 7:
+			parseInt(p, &m.LimitNs)
+		case 8:
+			parseBool(p, &m.Warned)
+		case 9:
+			parseBool(p, &m.Over)
+		case 30:
+			parseInt(p, &m.Halt)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *StoredJob) String() string { return text(m) }
+
+func (m *Kill) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	n += sizeInt(2, m.Rank)
+	n += sizeInt(3, m.Signal)
+	n += sizeBool(4, m.Force)
+	return n + len(m.unknownFields)
+}
+
+func (m *Kill) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	encodeInt(e, 2, m.Rank)
+	encodeInt(e, 3, m.Signal)
+	encodeBool(e, 4, m.Force)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Kill) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		case 2:
+			parseInt(p, &m.Rank)
+		case 3:
+			parseInt(p, &m.Signal)
+		case 4:
+			parseBool(p, &m.Force)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Kill) String() string { return text(m) }
+
+func (m *Noise) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.DurationMs)
+	n += sizeInt(2, m.Node)
+	return n + len(m.unknownFields)
+}
+
+func (m *Noise) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.DurationMs)
+	encodeInt(e, 2, m.Node)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Noise) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.DurationMs)
+		case 2:
+			parseInt(p, &m.Node)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Noise) String() string { return text(m) }
+
+func (m *NoiseReport) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessages(1, m.Cores)
+	return n + len(m.unknownFields)
+}
+
+func (m *NoiseReport) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessages(e, 1, m.Cores)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *NoiseReport) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessages(p, &m.Cores)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *NoiseReport) String() string { return text(m) }
+
+func (m *CoreNoise) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeInt(2, m.Core)
+	n += sizeInt(3, m.Interrupts)
+	n += sizeDouble(4, m.Seconds)
+	n += sizeMessages(5, m.Rows)
+	return n + len(m.unknownFields)
+}
+
+func (m *CoreNoise) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeInt(e, 2, m.Core)
+	encodeInt(e, 3, m.Interrupts)
+	encodeDouble(e, 4, m.Seconds)
+	encodeMessages(e, 5, m.Rows)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *CoreNoise) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseInt(p, &m.Core)
+		case 3:
+			parseInt(p, &m.Interrupts)
+		case 4:
+			parseDouble(p, &m.Seconds)
+		case 5:
+			parseMessages(p, &m.Rows)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *CoreNoise) String() string { return text(m) }
+
+func (m *InterruptRow) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeText(1, m.Name)
+	n += sizeInt(2, m.Count)
+	return n + len(m.unknownFields)
+}
+
+func (m *InterruptRow) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeText(e, 1, m.Name)
+	encodeInt(e, 2, m.Count)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *InterruptRow) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseText(p, &m.Name)
+		case 2:
+			parseInt(p, &m.Count)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *InterruptRow) String() string { return text(m) }
+
+func (m *Status) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	return n + len(m.unknownFields)
+}
+
+func (m *Status) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Status) parse(p *parser) { p.all(&m.unknownFields) }
+
+func (m *Status) String() string { return text(m) }
+
+func (m *MachineStatus) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeText(1, m.Machine)
+	n += sizeText(2, m.Substrate)
+	n += sizeInt(3, m.ServePid)
+	n += sizeInt(4, m.HolderPid)
+	n += sizeInt(5, m.Nodes)
+	n += sizeInt(6, m.Up)
+	n += sizeInt(7, m.Cores)
+	n += sizeInt(8, m.FreeCores)
+	n += sizeInt(9, m.Jobs)
+	n += sizeInt(10, m.SinceNs)
+	n += sizeInt(11, m.ServeStarts)
+	n += sizeInt(12, m.Drained)
+	n += sizeInt(13, m.Unwritten)
+	n += sizeInt(170, m.Off)
+	n += sizeText(190, m.Users)
+	n += sizeText(191, m.Administrators)
+	n += sizeText(192, m.Role)
+	n += sizeInt(193, m.LimitCores)
+	n += sizeInt(194, m.LimitJobs)
+	return n + len(m.unknownFields)
+}
+
+func (m *MachineStatus) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeText(e, 1, m.Machine)
+	encodeText(e, 2, m.Substrate)
+	encodeInt(e, 3, m.ServePid)
+	encodeInt(e, 4, m.HolderPid)
+	encodeInt(e, 5, m.Nodes)
+	encodeInt(e, 6, m.Up)
+	encodeInt(e, 7, m.Cores)
+	encodeInt(e, 8, m.FreeCores)
+	encodeInt(e, 9, m.Jobs)
+	encodeInt(e, 10, m.SinceNs)
+	encodeInt(e, 11, m.ServeStarts)
+	encodeInt(e, 12, m.Drained)
+	encodeInt(e, 13, m.Unwritten)
+	encodeInt(e, 170, m.Off)
+	encodeText(e, 190, m.Users)
+	encodeText(e, 191, m.Administrators)
+	encodeText(e, 192, m.Role)
+	encodeInt(e, 193, m.LimitCores)
+	encodeInt(e, 194, m.LimitJobs)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *MachineStatus) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseText(p, &m.Machine)
+		case 2:
+			parseText(p, &m.Substrate)
+		case 3:
+			parseInt(p, &m.ServePid)
+		case 4:
+			parseInt(p, &m.HolderPid)
+		case 5:
+			parseInt(p, &m.Nodes)
+		case 6:
+			parseInt(p, &m.Up)
+		case 7:
+			parseInt(p, &m.Cores)
+		case 8:
+			parseInt(p, &m.FreeCores)
+		case 9:
+			parseInt(p, &m.Jobs)
+		case 10:
+			parseInt(p, &m.SinceNs)
+		case 11:
+			parseInt(p, &m.ServeStarts)
+		case 12:
+			parseInt(p, &m.Drained)
+		case 13:
+			parseInt(p, &m.Unwritten)
+		case 170:
+			parseInt(p, &m.Off)
+		case 190:
+			parseText(p, &m.Users)
+		case 191:
+			parseText(p, &m.Administrators)
+		case 192:
+			parseText(p, &m.Role)
+		case 193:
+			parseInt(p, &m.LimitCores)
+		case 194:
+			parseInt(p, &m.LimitJobs)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *MachineStatus) String() string { return text(m) }
+
+func (m *ReadAudit) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	return n + len(m.unknownFields)
+}
+
+func (m *ReadAudit) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ReadAudit) parse(p *parser) { p.all(&m.unknownFields) }
+
+func (m *ReadAudit) String() string { return text(m) }
+
+func (m *Audit) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessages(1, m.Lines)
+	return n + len(m.unknownFields)
+}
+
+func (m *Audit) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessages(e, 1, m.Lines)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Audit) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessages(p, &m.Lines)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Audit) String() string { return text(m) }
+
+func (m *AuditLine) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.TimeNs)
+	n += sizeInt(2, m.Uid)
+	n += sizeText(3, m.User)
+	n += sizeText(4, m.Request)
+	n += sizeText(5, m.Object)
+	n += sizeInt(6, m.Omitted)
+	return n + len(m.unknownFields)
+}
+
+func (m *AuditLine) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.TimeNs)
+	encodeInt(e, 2, m.Uid)
+	encodeText(e, 3, m.User)
+	encodeText(e, 4, m.Request)
+	encodeText(e, 5, m.Object)
+	encodeInt(e, 6, m.Omitted)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *AuditLine) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.TimeNs)
+		case 2:
+			parseInt(p, &m.Uid)
+		case 3:
+			parseText(p, &m.User)
+		case 4:
+			parseText(p, &m.Request)
+		case 5:
+			parseText(p, &m.Object)
+		case 6:
+			parseInt(p, &m.Omitted)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *AuditLine) String() string { return text(m) }
+
+func (m *ListExtensions) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	return n + len(m.unknownFields)
+}
+
+func (m *ListExtensions) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ListExtensions) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ListExtensions) String() string { return text(m) }
+
+func (m *Extensions) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessages(1, m.Extensions)
+	return n + len(m.unknownFields)
+}
+
+func (m *Extensions) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessages(e, 1, m.Extensions)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Extensions) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessages(p, &m.Extensions)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Extensions) String() string { return text(m) }
+
+func (m *ExtensionState) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeInt(2, m.Job)
+	n += sizeInt(3, m.Handle)
+	n += sizeText(4, m.Slot)
+	n += sizeText(5, m.Name)
+	n += sizeText(6, m.State)
+	n += sizeText(7, m.Engine)
+	n += sizeBool(8, m.Trusted)
+	n += sizeInt(9, m.Runs)
+	n += sizeInt(10, m.Instructions)
+	n += sizeInt(11, m.Faults)
+	n += sizeInt(12, m.TimeNs)
+	n += sizeText(13, m.LastFault)
+	n += sizeInt(14, m.Dropped)
+	n += sizeText(15, m.Passed)
+	n += sizeInt(16, m.Number)
+	n += sizeText(17, m.Waits)
+	return n + len(m.unknownFields)
+}
+
+func (m *ExtensionState) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeInt(e, 2, m.Job)
+	encodeInt(e, 3, m.Handle)
+	encodeText(e, 4, m.Slot)
+	encodeText(e, 5, m.Name)
+	encodeText(e, 6, m.State)
+	encodeText(e, 7, m.Engine)
+	encodeBool(e, 8, m.Trusted)
+	encodeInt(e, 9, m.Runs)
+	encodeInt(e, 10, m.Instructions)
+	encodeInt(e, 11, m.Faults)
+	encodeInt(e, 12, m.TimeNs)
+	encodeText(e, 13, m.LastFault)
+	encodeInt(e, 14, m.Dropped)
+	encodeText(e, 15, m.Passed)
+	encodeInt(e, 16, m.Number)
+	encodeText(e, 17, m.Waits)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ExtensionState) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseInt(p, &m.Job)
+		case 3:
+			parseInt(p, &m.Handle)
+		case 4:
+			parseText(p, &m.Slot)
+		case 5:
+			parseText(p, &m.Name)
+		case 6:
+			parseText(p, &m.State)
+		case 7:
+			parseText(p, &m.Engine)
+		case 8:
+			parseBool(p, &m.Trusted)
+		case 9:
+			parseInt(p, &m.Runs)
+		case 10:
+			parseInt(p, &m.Instructions)
+		case 11:
+			parseInt(p, &m.Faults)
+		case 12:
+			parseInt(p, &m.TimeNs)
+		case 13:
+			parseText(p, &m.LastFault)
+		case 14:
+			parseInt(p, &m.Dropped)
+		case 15:
+			parseText(p, &m.Passed)
+		case 16:
+			parseInt(p, &m.Number)
+		case 17:
+			parseText(p, &m.Waits)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ExtensionState) String() string { return text(m) }
+
+func (m *InsertExtension) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	n += sizeInt(2, m.Node)
+	n += sizeText(3, m.Name)
+	n += sizeText(4, m.Slot)
+	n += sizeBlob(5, m.Object)
+	n += sizeMessages(6, m.Settings)
+	n += sizeInt(7, m.Number)
+	return n + len(m.unknownFields)
+}
+
+func (m *InsertExtension) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	encodeInt(e, 2, m.Node)
+	encodeText(e, 3, m.Name)
+	encodeText(e, 4, m.Slot)
+	encodeBlob(e, 5, m.Object)
+	encodeMessages(e, 6, m.Settings)
+	encodeInt(e, 7, m.Number)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *InsertExtension) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		case 2:
+			parseInt(p, &m.Node)
+		case 3:
+			parseText(p, &m.Name)
+		case 4:
+			parseText(p, &m.Slot)
+		case 5:
+			parseBlob(p, &m.Object)
+		case 6:
+			parseMessages(p, &m.Settings)
+		case 7:
+			parseInt(p, &m.Number)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *InsertExtension) String() string { return text(m) }
+
+func (m *ExtensionSetting) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeText(1, m.Name)
+	n += sizeInt(2, m.Value)
+	return n + len(m.unknownFields)
+}
+
+func (m *ExtensionSetting) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeText(e, 1, m.Name)
+	encodeInt(e, 2, m.Value)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ExtensionSetting) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseText(p, &m.Name)
+		case 2:
+			parseInt(p, &m.Value)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ExtensionSetting) String() string { return text(m) }
+
+func (m *ExtensionLog) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeMap(2, m.After)
+	return n + len(m.unknownFields)
+}
+
+func (m *ExtensionLog) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeMap(e, 2, m.After)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ExtensionLog) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseMap(p, &m.After)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ExtensionLog) String() string { return text(m) }
+
+func (m *ExtensionNotes) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessages(1, m.Notes)
+	return n + len(m.unknownFields)
+}
+
+func (m *ExtensionNotes) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessages(e, 1, m.Notes)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ExtensionNotes) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessages(p, &m.Notes)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ExtensionNotes) String() string { return text(m) }
+
+func (m *ExtensionNote) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeInt(2, m.Seq)
+	n += sizeInt(3, m.TimeNs)
+	n += sizeInt(4, m.Job)
+	n += sizeInt(5, m.Handle)
+	n += sizeText(6, m.Name)
+	n += sizeText(7, m.Text)
+	return n + len(m.unknownFields)
+}
+
+func (m *ExtensionNote) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeInt(e, 2, m.Seq)
+	encodeInt(e, 3, m.TimeNs)
+	encodeInt(e, 4, m.Job)
+	encodeInt(e, 5, m.Handle)
+	encodeText(e, 6, m.Name)
+	encodeText(e, 7, m.Text)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ExtensionNote) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseInt(p, &m.Seq)
+		case 3:
+			parseInt(p, &m.TimeNs)
+		case 4:
+			parseInt(p, &m.Job)
+		case 5:
+			parseInt(p, &m.Handle)
+		case 6:
+			parseText(p, &m.Name)
+		case 7:
+			parseText(p, &m.Text)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ExtensionNote) String() string { return text(m) }
+
+func (m *MachineExtension) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessage(1, m.Request)
+	n += sizeMessages(2, m.Placed)
+	n += sizeInts(3, m.Except)
+	n += sizeInts(4, m.Untold)
+	return n + len(m.unknownFields)
+}
+
+func (m *MachineExtension) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessage(e, 1, m.Request)
+	encodeMessages(e, 2, m.Placed)
+	encodeInts(e, 3, m.Except)
+	encodeInts(e, 4, m.Untold)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *MachineExtension) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessage(p, &m.Request)
+		case 2:
+			parseMessages(p, &m.Placed)
+		case 3:
+			parseInts(p, &m.Except)
+		case 4:
+			parseInts(p, &m.Untold)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *MachineExtension) String() string { return text(m) }
+
+func (m *RemoveExtension) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeInt(2, m.Handle)
+	return n + len(m.unknownFields)
+}
+
+func (m *RemoveExtension) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeInt(e, 2, m.Handle)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *RemoveExtension) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseInt(p, &m.Handle)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *RemoveExtension) String() string { return text(m) }
+
+func (m *ReadEvents) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeInt(2, m.Reader)
+	n += sizeBool(3, m.Leave)
+	n += sizeInt(4, m.Generation)
+	n += sizeInts(5, m.Positions)
+	n += sizeInt(6, m.Job)
+	return n + len(m.unknownFields)
+}
+
+func (m *ReadEvents) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeInt(e, 2, m.Reader)
+	encodeBool(e, 3, m.Leave)
+	encodeInt(e, 4, m.Generation)
+	encodeInts(e, 5, m.Positions)
+	encodeInt(e, 6, m.Job)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ReadEvents) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseInt(p, &m.Reader)
+		case 3:
+			parseBool(p, &m.Leave)
+		case 4:
+			parseInt(p, &m.Generation)
+		case 5:
+			parseInts(p, &m.Positions)
+		case 6:
+			parseInt(p, &m.Job)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ReadEvents) String() string { return text(m) }
+
+func (m *Events) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.NowNs)
+	n += sizeInt(2, m.Generation)
+	n += sizeInt(3, m.BegunNs)
+	n += sizeInts(4, m.Positions)
+	n += sizeBlob(5, m.Events)
+	n += sizeInt(6, m.Lost)
+	n += sizeBool(7, m.More)
+	n += sizeInt(8, m.KernelNs)
+	return n + len(m.unknownFields)
+}
+
+func (m *Events) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.NowNs)
+	encodeInt(e, 2, m.Generation)
+	encodeInt(e, 3, m.BegunNs)
+	encodeInts(e, 4, m.Positions)
+	encodeBlob(e, 5, m.Events)
+	encodeInt(e, 6, m.Lost)
+	encodeBool(e, 7, m.More)
+	encodeInt(e, 8, m.KernelNs)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Events) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.NowNs)
+		case 2:
+			parseInt(p, &m.Generation)
+		case 3:
+			parseInt(p, &m.BegunNs)
+		case 4:
+			parseInts(p, &m.Positions)
+		case 5:
+			parseBlob(p, &m.Events)
+		case 6:
+			parseInt(p, &m.Lost)
+		case 7:
+			parseBool(p, &m.More)
+		case 8:
+			parseInt(p, &m.KernelNs)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Events) String() string { return text(m) }
+
+func (m *ReadClock) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	return n + len(m.unknownFields)
+}
+
+func (m *ReadClock) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ReadClock) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ReadClock) String() string { return text(m) }
+
+func (m *Clock) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.TimeNs)
+	return n + len(m.unknownFields)
+}
+
+func (m *Clock) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.TimeNs)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Clock) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.TimeNs)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Clock) String() string { return text(m) }
+
+func (m *TakeSamples) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	return n + len(m.unknownFields)
+}
+
+func (m *TakeSamples) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *TakeSamples) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *TakeSamples) String() string { return text(m) }
+
+func (m *Samples) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessages(1, m.Nodes)
+	n += sizeText(2, m.Trouble)
+	return n + len(m.unknownFields)
+}
+
+func (m *Samples) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessages(e, 1, m.Nodes)
+	encodeText(e, 2, m.Trouble)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Samples) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessages(p, &m.Nodes)
+		case 2:
+			parseText(p, &m.Trouble)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Samples) String() string { return text(m) }
+
+func (m *NodeSample) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeInt(2, m.TimeNs)
+	n += sizeMessages(3, m.Cores)
+	n += sizeMessages(4, m.Ranks)
+	n += sizeMessages(5, m.Extensions)
+	n += sizeBool(6, m.Recording)
+	return n + len(m.unknownFields)
+}
+
+func (m *NodeSample) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeInt(e, 2, m.TimeNs)
+	encodeMessages(e, 3, m.Cores)
+	encodeMessages(e, 4, m.Ranks)
+	encodeMessages(e, 5, m.Extensions)
+	encodeBool(e, 6, m.Recording)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *NodeSample) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
 		case 2:
 			parseInt(p, &m.TimeNs)
 		case 3:
-			parseInt(p, &m.NodeNs)
+			parseMessages(p, &m.Cores)
 		case 4:
+			parseMessages(p, &m.Ranks)
+		case 5:
+			parseMessages(p, &m.Extensions)
+		case 6:
+			parseBool(p, &m.Recording)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *NodeSample) String() string { return text(m) }
+
+func (m *CoreSample) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Core)
+	n += sizeBool(2, m.Shared)
+	n += sizeInt(3, m.Interrupts)
+	n += sizeInt(4, m.Switches)
+	n += sizeInt(5, m.Asked)
+	n += sizeInt(6, m.Rescues)
+	return n + len(m.unknownFields)
+}
+
+func (m *CoreSample) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Core)
+	encodeBool(e, 2, m.Shared)
+	encodeInt(e, 3, m.Interrupts)
+	encodeInt(e, 4, m.Switches)
+	encodeInt(e, 5, m.Asked)
+	encodeInt(e, 6, m.Rescues)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *CoreSample) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Core)
+		case 2:
+			parseBool(p, &m.Shared)
+		case 3:
+			parseInt(p, &m.Interrupts)
+		case 4:
+			parseInt(p, &m.Switches)
+		case 5:
+			parseInt(p, &m.Asked)
+		case 6:
+			parseInt(p, &m.Rescues)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *CoreSample) String() string { return text(m) }
+
+func (m *RankSample) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	n += sizeInt(2, m.Rank)
+	n += sizeInt(3, m.Core)
+	n += sizeInt(4, m.Pid)
+	n += sizeText(5, m.Why)
+	n += sizeInt(6, m.CpuNs)
+	n += sizeInt(7, m.Threads)
+	n += sizeInt(8, m.Voluntary)
+	n += sizeInt(9, m.Involuntary)
+	n += sizeInt(10, m.Sent)
+	n += sizeInt(11, m.Arrived)
+	n += sizeInt(12, m.MajorFaults)
+	n += sizeInts(13, m.More)
+	return n + len(m.unknownFields)
+}
+
+func (m *RankSample) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	encodeInt(e, 2, m.Rank)
+	encodeInt(e, 3, m.Core)
+	encodeInt(e, 4, m.Pid)
+	encodeText(e, 5, m.Why)
+	encodeInt(e, 6, m.CpuNs)
+	encodeInt(e, 7, m.Threads)
+	encodeInt(e, 8, m.Voluntary)
+	encodeInt(e, 9, m.Involuntary)
+	encodeInt(e, 10, m.Sent)
+	encodeInt(e, 11, m.Arrived)
+	encodeInt(e, 12, m.MajorFaults)
+	encodeInts(e, 13, m.More)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *RankSample) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		case 2:
+			parseInt(p, &m.Rank)
+		case 3:
+			parseInt(p, &m.Core)
+		case 4:
+			parseInt(p, &m.Pid)
+		case 5:
+			parseText(p, &m.Why)
+		case 6:
+			parseInt(p, &m.CpuNs)
+		case 7:
+			parseInt(p, &m.Threads)
+		case 8:
+			parseInt(p, &m.Voluntary)
+		case 9:
+			parseInt(p, &m.Involuntary)
+		case 10:
+			parseInt(p, &m.Sent)
+		case 11:
+			parseInt(p, &m.Arrived)
+		case 12:
+			parseInt(p, &m.MajorFaults)
+		case 13:
+			parseInts(p, &m.More)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *RankSample) String() string { return text(m) }
+
+func (m *NodeExit) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeText(2, m.Reason)
+	n += sizeTexts(3, m.Console)
+	n += sizeBool(4, m.Retry)
+	n += sizeBool(170, m.Off)
+	n += sizeBool(200, m.Waits)
+	return n + len(m.unknownFields)
+}
+
+func (m *NodeExit) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeText(e, 2, m.Reason)
+	encodeTexts(e, 3, m.Console)
+	encodeBool(e, 4, m.Retry)
+	encodeBool(e, 170, m.Off)
+	encodeBool(e, 200, m.Waits)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *NodeExit) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseText(p, &m.Reason)
+		case 3:
+			parseTexts(p, &m.Console)
+		case 4:
+			parseBool(p, &m.Retry)
+		case 170:
+			parseBool(p, &m.Off)
+		case 200:
+			parseBool(p, &m.Waits)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *NodeExit) String() string { return text(m) }
+
+func (m *NodeBoot) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeInt(2, m.Pid)
+	n += sizeInt(3, m.Boots)
+	return n + len(m.unknownFields)
+}
+
+func (m *NodeBoot) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeInt(e, 2, m.Pid)
+	encodeInt(e, 3, m.Boots)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *NodeBoot) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseInt(p, &m.Pid)
+		case 3:
+			parseInt(p, &m.Boots)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *NodeBoot) String() string { return text(m) }
+
+func (m *NodeStage) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeText(2, m.Stage)
+	n += sizeInt(3, m.Percent)
+	return n + len(m.unknownFields)
+}
+
+func (m *NodeStage) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeText(e, 2, m.Stage)
+	encodeInt(e, 3, m.Percent)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *NodeStage) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseText(p, &m.Stage)
+		case 3:
+			parseInt(p, &m.Percent)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *NodeStage) String() string { return text(m) }
+
+func (m *NodeUp) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	return n + len(m.unknownFields)
+}
+
+func (m *NodeUp) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *NodeUp) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
 			parseInt(p, &m.Node)
 		default:
-			p.foreign()
+			p.unknown = true
 		}
+		p.keep(&m.unknownFields)
 	}
+}
+
+func (m *NodeUp) String() string { return text(m) }
+
+func (m *RebootNode) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeText(2, m.Why)
+	return n + len(m.unknownFields)
+}
+
+func (m *RebootNode) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeText(e, 2, m.Why)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *RebootNode) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseText(p, &m.Why)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *RebootNode) String() string { return text(m) }
+
+func (m *SwitchNode) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeBool(2, m.On)
+	n += sizeText(3, m.Why)
+	return n + len(m.unknownFields)
+}
+
+func (m *SwitchNode) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeBool(e, 2, m.On)
+	encodeText(e, 3, m.Why)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *SwitchNode) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseBool(p, &m.On)
+		case 3:
+			parseText(p, &m.Why)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *SwitchNode) String() string { return text(m) }
+
+func (m *RestartKernel) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	return n + len(m.unknownFields)
+}
+
+func (m *RestartKernel) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *RestartKernel) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *RestartKernel) String() string { return text(m) }
+
+func (m *SetDuties) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeInt(2, m.AllCores)
+	n += sizeInt(3, m.MessageCore)
+	return n + len(m.unknownFields)
+}
+
+func (m *SetDuties) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeInt(e, 2, m.AllCores)
+	encodeInt(e, 3, m.MessageCore)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *SetDuties) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseInt(p, &m.AllCores)
+		case 3:
+			parseInt(p, &m.MessageCore)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *SetDuties) String() string { return text(m) }
+
+func (m *DutiesSet) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessage(1, m.Info)
+	return n + len(m.unknownFields)
+}
+
+func (m *DutiesSet) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessage(e, 1, m.Info)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *DutiesSet) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessage(p, &m.Info)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *DutiesSet) String() string { return text(m) }
+
+func (x Role) String() string {
+	switch x {
+	case Role_ROLE_UNKNOWN:
+		return "ROLE_UNKNOWN"
+	case Role_ROLE_NODE:
+		return "ROLE_NODE"
+	case Role_ROLE_CLIENT:
+		return "ROLE_CLIENT"
+	case Role_ROLE_HOLDER:
+		return "ROLE_HOLDER"
+	case Role_ROLE_FILES:
+		return "ROLE_FILES"
+	}
+	return strconv.Itoa(int(x))
+}
+
+func (x Code) String() string {
+	switch x {
+	case Code_CODE_UNKNOWN:
+		return "CODE_UNKNOWN"
+	case Code_CODE_VERSION:
+		return "CODE_VERSION"
+	case Code_CODE_REFUSED:
+		return "CODE_REFUSED"
+	case Code_CODE_NO_ROOM:
+		return "CODE_NO_ROOM"
+	case Code_CODE_NOT_FOUND:
+		return "CODE_NOT_FOUND"
+	case Code_CODE_NOT_EXECUTABLE:
+		return "CODE_NOT_EXECUTABLE"
+	case Code_CODE_NODE_LOST:
+		return "CODE_NODE_LOST"
+	case Code_CODE_TIMEOUT:
+		return "CODE_TIMEOUT"
+	case Code_CODE_BAD_REQUEST:
+		return "CODE_BAD_REQUEST"
+	case Code_CODE_FAILED:
+		return "CODE_FAILED"
+	case Code_CODE_KILLED:
+		return "CODE_KILLED"
+	case Code_CODE_RESTARTED:
+		return "CODE_RESTARTED"
+	case Code_CODE_LAUNCH_LOST:
+		return "CODE_LAUNCH_LOST"
+	case Code_CODE_TIME_LIMIT:
+		return "CODE_TIME_LIMIT"
+	case Code_CODE_DOWN:
+		return "CODE_DOWN"
+	}
+	return strconv.Itoa(int(x))
+}
+
+func (x JobPhase) String() string {
+	switch x {
+	case JobPhase_JOB_UNKNOWN:
+		return "JOB_UNKNOWN"
+	case JobPhase_JOB_PREPARED:
+		return "JOB_PREPARED"
+	case JobPhase_JOB_RUNNING:
+		return "JOB_RUNNING"
+	case JobPhase_JOB_ENDING:
+		return "JOB_ENDING"
+	case JobPhase_JOB_DONE:
+		return "JOB_DONE"
+	}
+	return strconv.Itoa(int(x))
+}
+
+func (x MPI) String() string {
+	switch x {
+	case MPI_MPI_NONE:
+		return "MPI_NONE"
+	case MPI_MPI_PMI1:
+		return "MPI_PMI1"
+	}
+	return strconv.Itoa(int(x))
+}
+
+func (x StdinMode) String() string {
+	switch x {
+	case StdinMode_STDIN_NONE:
+		return "STDIN_NONE"
+	case StdinMode_STDIN_FIRST:
+		return "STDIN_FIRST"
+	case StdinMode_STDIN_ALL:
+		return "STDIN_ALL"
+	}
+	return strconv.Itoa(int(x))
+}
+
+func (x Stream) String() string {
+	switch x {
+	case Stream_STREAM_UNKNOWN:
+		return "STREAM_UNKNOWN"
+	case Stream_STREAM_STDOUT:
+		return "STREAM_STDOUT"
+	case Stream_STREAM_STDERR:
+		return "STREAM_STDERR"
+	case Stream_STREAM_EXIT:
+		return "STREAM_EXIT"
+	case Stream_STREAM_END:
+		return "STREAM_END"
+	}
+	return strconv.Itoa(int(x))
+}
+
+func (x Phase) String() string {
+	switch x {
+	case Phase_PHASE_UNKNOWN:
+		return "PHASE_UNKNOWN"
+	case Phase_PHASE_QUEUE:
+		return "PHASE_QUEUE"
+	case Phase_PHASE_ALLOCATE:
+		return "PHASE_ALLOCATE"
+	case Phase_PHASE_RECORD:
+		return "PHASE_RECORD"
+	case Phase_PHASE_PREPARE:
+		return "PHASE_PREPARE"
+	case Phase_PHASE_LOAD:
+		return "PHASE_LOAD"
+	case Phase_PHASE_START:
+		return "PHASE_START"
+	case Phase_PHASE_RUN:
+		return "PHASE_RUN"
+	case Phase_PHASE_END:
+		return "PHASE_END"
+	}
+	return strconv.Itoa(int(x))
+}
+
+func (x DrainState) String() string {
+	switch x {
+	case DrainState_DRAIN_UNKNOWN:
+		return "DRAIN_UNKNOWN"
+	case DrainState_DRAIN_DRAINING:
+		return "DRAIN_DRAINING"
+	case DrainState_DRAIN_DRAINED:
+		return "DRAIN_DRAINED"
+	}
+	return strconv.Itoa(int(x))
+}
+
+func (x NodeHealth) String() string {
+	switch x {
+	case NodeHealth_NODE_BOOTING:
+		return "NODE_BOOTING"
+	case NodeHealth_NODE_UP:
+		return "NODE_UP"
+	case NodeHealth_NODE_LATE:
+		return "NODE_LATE"
+	case NodeHealth_NODE_DEAD:
+		return "NODE_DEAD"
+	case NodeHealth_NODE_REFUSED:
+		return "NODE_REFUSED"
+	case NodeHealth_NODE_OFF:
+		return "NODE_OFF"
+	}
+	return strconv.Itoa(int(x))
+}
+
+func (x NodePower) String() string {
+	switch x {
+	case NodePower_POWER_UNKNOWN:
+		return "POWER_UNKNOWN"
+	case NodePower_POWER_ON:
+		return "POWER_ON"
+	case NodePower_POWER_OFF:
+		return "POWER_OFF"
+	}
+	return strconv.Itoa(int(x))
+}
+
+func (x Switch) String() string {
+	switch x {
+	case Switch_SWITCH_KEEP:
+		return "SWITCH_KEEP"
+	case Switch_SWITCH_ON:
+		return "SWITCH_ON"
+	case Switch_SWITCH_OFF:
+		return "SWITCH_OFF"
+	}
+	return strconv.Itoa(int(x))
 }

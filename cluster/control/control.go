@@ -10,10 +10,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"sync"
 
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 //go:generate sh -c "cd ../../tools/gen && go run ./proto ../../cluster/control/control.proto"
@@ -34,53 +32,6 @@ const FileWindow = 2 << 20
 
 // FilesAhead is how many bytes of a job's files a RunRequest carries at most.
 const FilesAhead = 64 << 10
-
-// bodies maps the type of a message to the field of Frame that carries it.
-var bodies = sync.OnceValue(func() map[protoreflect.FullName]protoreflect.FieldDescriptor {
-	fields := new(Frame).ProtoReflect().Descriptor().Oneofs().ByName("body").Fields()
-	m := make(map[protoreflect.FullName]protoreflect.FieldDescriptor, fields.Len())
-	for i := range fields.Len() {
-		m[fields.Get(i).Message().FullName()] = fields.Get(i)
-	}
-	return m
-})
-
-// NewFrame wraps a message of this protocol. It panics when the message is none.
-func NewFrame(body proto.Message) *Frame {
-	if f := frequent(body); f != nil {
-		return f
-	}
-	return wrap(body)
-}
-
-// wrap is NewFrame for any message.
-func wrap(body proto.Message) *Frame {
-	field, ok := bodies()[body.ProtoReflect().Descriptor().FullName()]
-	if !ok {
-		panic(fmt.Sprintf("control: a frame cannot carry %T", body))
-	}
-	f := new(Frame)
-	f.ProtoReflect().Set(field, protoreflect.ValueOfMessage(body.ProtoReflect()))
-	return f
-}
-
-// Message returns what the frame carries, nil when it is nothing this version knows.
-func (f *Frame) Message() proto.Message {
-	if _, body := f.frequent(); body != nil {
-		return body
-	}
-	return f.unwrap()
-}
-
-// unwrap is Message for any message.
-func (f *Frame) unwrap() proto.Message {
-	m := f.ProtoReflect()
-	field := m.WhichOneof(m.Descriptor().Oneofs().ByName("body"))
-	if field == nil {
-		return nil
-	}
-	return m.Get(field).Message().Interface()
-}
 
 // WriteFrame writes one frame to w, in a single Write.
 func WriteFrame(w io.Writer, f *Frame) error {

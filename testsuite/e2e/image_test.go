@@ -11,7 +11,7 @@ import (
 )
 
 // maxImage is the largest size of a node image, in bytes.
-const maxImage = 8 << 20
+const maxImage = 6 << 20
 
 // buildImage builds the node image with the cache in a folder and returns its bytes.
 func buildImage(t *testing.T, cache string) []byte {
@@ -50,6 +50,26 @@ func TestImage(t *testing.T) {
 		}
 		if built, err := filepath.Glob(filepath.Join(cache, "image", "*.img")); len(built) != 1 {
 			t.Errorf("images in its own cache: %v, %v", built, err)
+		}
+	}
+}
+
+// A node's program lacks what a dependency would bring for a feature that nodes do not use. Each
+// name is a function that every user of the package links.
+func TestNodeProgram(t *testing.T) {
+	program, err := os.ReadFile(filepath.Join(bin, "nodekernel"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(program, []byte("margay/cluster/control.parseFrame")) {
+		t.Fatal("the program has no names of functions")
+	}
+	for _, name := range []string{
+		"google.golang.org/protobuf/internal/impl.(*MessageInfo).initOnce", // a message's ProtoReflect is called
+		"regexp.compile", // the tables of Unicode come with it
+	} {
+		if bytes.Contains(program, []byte(name)) {
+			t.Errorf("nodekernel links %s", name)
 		}
 	}
 }

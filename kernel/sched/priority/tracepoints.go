@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -115,11 +114,10 @@ func findTracepoint(root fs.FS, name string, fields ...string) (p tracepoint, er
 		return p, fmt.Errorf("tracepoint %s: %w", name, err)
 	}
 	for i, field := range fields {
-		found := regexp.MustCompile(`\sfield:(?:pid_t|int) ` + field + `;\s*offset:(\d+);\s*size:4;`).FindSubmatch(format)
-		if found == nil {
-			return p, fmt.Errorf("tracepoint %s: it has no %s", name, field)
-		}
-		if p.fields[i], err = strconv.Atoi(string(found[1])); err == nil && p.fields[i] > maxOffset {
+		var ok bool
+		if p.fields[i], ok = offsetOf(field, string(format)); !ok {
+			err = fmt.Errorf("tracepoint %s: it has no %s", name, field)
+		} else if p.fields[i] > maxOffset {
 			err = fmt.Errorf("tracepoint %s: %s is at %d", name, field, p.fields[i])
 		}
 		if err != nil {
@@ -127,6 +125,23 @@ func findTracepoint(root fs.FS, name string, fields ...string) (p tracepoint, er
 		}
 	}
 	return p, nil
+}
+
+// offsetOf returns the offset of a field of type int or pid_t in a record, by the format that
+// tracefs has of it:
+//
+//	field:pid_t pid;	offset:24;	size:4;	signed:1;
+func offsetOf(field, format string) (offset int, ok bool) {
+	for line := range strings.Lines(format) {
+		words := strings.Fields(line)
+		if len(words) < 4 || words[0] != "field:pid_t" && words[0] != "field:int" || words[1] != field+";" || words[3] != "size:4;" {
+			continue
+		}
+		number, _ := strings.CutPrefix(strings.TrimSuffix(words[2], ";"), "offset:")
+		n, err := strconv.ParseUint(number, 10, 31)
+		return int(n), err == nil
+	}
+	return 0, false
 }
 
 // listen opens the rings for threads that begin to wait on a CPU, and for threads that are woken
@@ -190,8 +205,13 @@ func online() (cpus []id.CPU, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, found := range regexp.MustCompile(`(?m)^cpu(\d+) `).FindAllSubmatch(stat, -1) {
-		cpu, err := strconv.Atoi(string(found[1]))
+	for line := range strings.Lines(string(stat)) {
+		word, _, _ := strings.Cut(line, " ")
+		number, ok := strings.CutPrefix(word, "cpu")
+		if !ok || number == "" { // the sum of all CPUs is called cpu
+			continue
+		}
+		cpu, err := strconv.Atoi(number)
 		if err != nil {
 			return nil, err
 		}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -182,18 +181,28 @@ func about(line string) bool {
 	return false
 }
 
-var insn = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\binsn (\d+)`) })
-
 // inProgram replaces the index of an instruction in the translation by its slot
 // in the program, or by "added insn".
 func (t *translator) inProgram(line string) string {
-	return insn().ReplaceAllStringFunc(line, func(text string) string {
-		n, err := strconv.Atoi(strings.TrimPrefix(text, "insn "))
-		if slot := slices.Index(t.at, n); err == nil && slot >= 0 {
-			return fmt.Sprintf("insn=%d", slot)
+	var text strings.Builder
+	for {
+		before, after, found := strings.Cut(line, "insn ")
+		text.WriteString(before)
+		if !found {
+			return text.String()
 		}
-		return "added insn"
-	})
+		line = strings.TrimLeft(after, "0123456789")
+		number := after[:len(after)-len(line)]
+		n, err := strconv.Atoi(number)
+		switch slot := slices.Index(t.at, n); {
+		case number == "":
+			text.WriteString("insn ")
+		case err == nil && slot >= 0:
+			fmt.Fprintf(&text, "insn=%d", slot)
+		default:
+			text.WriteString("added insn")
+		}
+	}
 }
 
 // Size implements engine.Sized: the bytes of the kernel's machine code.

@@ -2,14 +2,16 @@
 //
 //	proto FILE.proto
 //
-// It writes FILE.pb.go beside the file, and FILE.codec.go with codecs without reflection for the
-// messages that the file marks as frequent. The compiler is a Go module pinned in tools/gen/go.mod,
+// It writes FILE.pb.go beside the file, and FILE.codec.go with codecs without reflection for its
+// messages. What protobuf knows of the types of messages is made at the first use of reflection
+// (see late). The compiler is a Go module pinned in tools/gen/go.mod,
 // so the result is the same on every machine, and protoc need not be installed.
 package main
 
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -67,14 +69,17 @@ func run(ctx context.Context, path string) error {
 	if response.Error != nil {
 		return fmt.Errorf("protoc-gen-go: %s", response.GetError())
 	}
-	for _, f := range response.File {
-		if err := os.WriteFile(filepath.Join(dir, f.GetName()), []byte(f.GetContent()), 0o644); err != nil {
-			return err
-		}
+	if len(response.File) != 1 {
+		return fmt.Errorf("protoc-gen-go wrote %d files", len(response.File))
+	}
+	source, err := late(response.File[0].GetContent())
+	if err != nil {
+		return fmt.Errorf("%s: %w", response.File[0].GetName(), err)
 	}
 	codec, err := generateCodec(request)
-	if err != nil || codec == nil {
+	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, strings.TrimSuffix(name, ".proto")+".codec.go"), codec, 0o644)
+	stem := filepath.Join(dir, strings.TrimSuffix(name, ".proto"))
+	return errors.Join(os.WriteFile(stem+".pb.go", []byte(source), 0o644), os.WriteFile(stem+".codec.go", codec, 0o644))
 }
