@@ -518,7 +518,7 @@ func (a *Agent) Fault(job id.Job, err error) {
 	m := &control.JobFault{Job: uint32(job), Error: a.failure(err)}
 	var ended *id.EndedError
 	if errors.As(err, &ended) {
-		m.Ended = proto.Uint32(uint32(ended.Rank))
+		m.Ended = 1 + uint32(ended.Rank)
 	}
 	a.mu.Lock()
 	if a.faults[job] == nil {

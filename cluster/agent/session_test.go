@@ -242,7 +242,7 @@ func TestSession(t *testing.T) {
 	if m := first[*control.JobFault](t, &s.recorder); m.Error.GetNode() != 3 || m.Error.Text != task.ErrGone.Error() {
 		t.Errorf("a fault comes as %v", m)
 	}
-	if m := all[*control.JobFault](&s.recorder)[1]; m.Ended == nil || *m.Ended != 2 || m.Error.Text != "rank 0 has sent a message to rank 2 on node1, which has ended" {
+	if m := all[*control.JobFault](&s.recorder)[1]; m.Ended != 3 || m.Error.Text != "rank 0 has sent a message to rank 2 on node1, which has ended" {
 		t.Errorf("a fault comes as %v", m)
 	}
 

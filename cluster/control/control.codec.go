@@ -2028,6 +2028,7 @@ func (m *JobFault) size() (n int) {
 	}
 	n += sizeInt(1, m.Job)
 	n += sizeMessage(2, m.Error)
+	n += sizeInt(3, m.Ended)
 	return n + len(m.unknownFields)
 }
 
@@ -2037,6 +2038,7 @@ func (m *JobFault) encode(e *encoder) {
 	}
 	encodeInt(e, 1, m.Job)
 	encodeMessage(e, 2, m.Error)
+	encodeInt(e, 3, m.Ended)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -2047,6 +2049,8 @@ func (m *JobFault) parse(p *parser) {
 			parseInt(p, &m.Job)
 		case 2:
 			parseMessage(p, &m.Error)
+		case 3:
+			parseInt(p, &m.Ended)
 		default:
 			p.unknown = true
 		}

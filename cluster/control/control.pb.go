@@ -4431,7 +4431,7 @@ type JobFault struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
 	Error         *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
-	Ended         *uint32                `protobuf:"varint,3,opt,name=ended,proto3,oneof" json:"ended,omitempty"` // the rank that had ended before it received all messages; its record may come later
+	Ended         uint32                 `protobuf:"varint,3,opt,name=ended,proto3" json:"ended,omitempty"` // 1 + the rank that had ended before it received all messages; its record may come later. 0: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4478,8 +4478,8 @@ func (x *JobFault) GetError() *Error {
 }
 
 func (x *JobFault) GetEnded() uint32 {
-	if x != nil && x.Ended != nil {
-		return *x.Ended
+	if x != nil {
+		return x.Ended
 	}
 	return 0
 }
@@ -11010,12 +11010,11 @@ const file_control_proto_rawDesc = "" +
 	"\x06Loaded\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
 	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\x12\x17\n" +
-	"\aload_ns\x18\x03 \x01(\x03R\x06loadNs\"n\n" +
+	"\aload_ns\x18\x03 \x01(\x03R\x06loadNs\"_\n" +
 	"\bJobFault\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
-	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\x12\x19\n" +
-	"\x05ended\x18\x03 \x01(\rH\x00R\x05ended\x88\x01\x01B\b\n" +
-	"\x06_ended\".\n" +
+	"\x05error\x18\x02 \x01(\v2\x15.margay.control.ErrorR\x05error\x12\x14\n" +
+	"\x05ended\x18\x03 \x01(\rR\x05ended\".\n" +
 	"\x06Rewind\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\"\x1a\n" +
@@ -12051,7 +12050,6 @@ func file_control_proto_init_tables() {
 		(*Frame_Audit)(nil),
 		(*Frame_EndAllocation)(nil),
 	}
-	file_control_proto_msgTypes[35].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -298,11 +298,11 @@ func (s *Server) fault(j *job, m *control.JobFault, failure *control.Failure) {
 	switch {
 	case j.killing != 0:
 		s.config.Log("job %d: %v, while its ranks are ended", j.number, failure)
-	case m.Ended != nil && uint64(m.GetEnded()) < uint64(len(j.ranks)) && j.ranks[m.GetEnded()].exit == nil:
+	case m.Ended != 0 && uint64(m.Ended) <= uint64(len(j.ranks)) && j.ranks[m.Ended-1].exit == nil:
 		if j.doubted == nil {
 			j.doubted = make(map[int]*control.Failure)
 		}
-		j.doubted[int(m.GetEnded())] = failure
+		j.doubted[int(m.Ended-1)] = failure
 	default:
 		s.fail(j, failure)
 	}

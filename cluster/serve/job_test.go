@@ -604,7 +604,7 @@ func TestFaultBeforeRecord(t *testing.T) {
 			m := up(t, 2)
 			c := m.client()
 			job := c.run(spec(4))
-			fault := &control.JobFault{Job: job, Ended: proto.Uint32(2), Error: control.FromError(control.Failf(control.Code_CODE_FAILED, "rank 0 has sent a message to rank 2, which has ended"))}
+			fault := &control.JobFault{Job: job, Ended: 3, Error: control.FromError(control.Failf(control.Code_CODE_FAILED, "rank 0 has sent a message to rank 2, which has ended"))}
 			m.played[0].tell(fault)
 			time.Sleep(time.Second)
 			m.played[1].exits(job, 1, 2, code, 0)
