@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -186,6 +187,12 @@ func (x *Extension) build(o Options) (err error) {
 	x.engine = o.Engine.Name()
 	if chosen, ok := x.code.(*engine.Chosen); ok {
 		x.code, x.engine, x.passed = chosen.Code, chosen.Engine, chosen.Passed
+	}
+	x.most = math.MaxUint64
+	if code, ok := x.code.(engine.Plain); ok {
+		if run, most := code.Plain(); run != nil {
+			x.plain, x.most = run, most
+		}
 	}
 	if x.machine, err = engine.NewMachine(x.program, x.maps, x.limits.CallDepth); err != nil {
 		return err

@@ -41,12 +41,20 @@ type Engine interface {
 type Code interface {
 	// Run runs the program on a Machine made for the same program and maps, and
 	// returns its r0. An error is a *Fault. Run does not allocate unless it
-	// faults. Concurrent runs need different Machines.
+	// faults, or is the first that needs code which most runs do not need.
+	// Concurrent runs need different Machines.
 	Run(m *Machine) (r0 uint64, err error)
 
 	// Close releases the engine's resources. The Code must not be running, and
 	// must not be run again.
 	Close() error
+}
+
+// Plain is Code that may have a form in which a run cannot fault.
+type Plain interface {
+	// Plain returns a function that is Run, on a Machine with more fuel than most.
+	// It is nil if there is none.
+	Plain() (run func(m *Machine) (r0 uint64), most uint64)
 }
 
 // Sized is Code that reports its size.

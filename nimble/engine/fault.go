@@ -30,7 +30,7 @@ type Fault struct {
 	Region string      // the region at or next to Addr, if any
 	Offset int64       // Addr relative to the start of Region
 	Fuel   uint64      // fuel left
-	Err    error       // Argument, Service, Kernel: the cause
+	Err    error       // Argument, Service, Kernel: the cause; Fuel: why the run could not begin with so little
 }
 
 // Error returns pc, address, kind and fuel, then region, line and cause if known.

@@ -39,6 +39,7 @@ func (v *verifier) functions() error {
 	for _, slot := range v.entries {
 		if code[slot].Op == isa.CallLocal {
 			v.program.functionOf(code[slot].Target()).Called = true
+			v.program.repeats = true
 		}
 	}
 	return nil
@@ -70,8 +71,8 @@ func (v *verifier) target(slot, start, end int) error {
 	return nil
 }
 
-// targets checks that every jump stays in its function, and marks its target as a
-// leader.
+// targets checks that every jump stays in its function, marks its target as a
+// leader, and finds jumps that go back.
 func (v *verifier) targets() error {
 	functions := v.program.functions
 	for _, slot := range v.jumps {
@@ -81,7 +82,11 @@ func (v *verifier) targets() error {
 		if err := v.target(slot, functions[0].Start, functions[0].End); err != nil {
 			return err
 		}
-		v.leader(v.program.code[slot].Target())
+		to := v.program.code[slot].Target()
+		v.leader(to)
+		if to <= slot {
+			v.program.repeats = true
+		}
 	}
 	return nil
 }

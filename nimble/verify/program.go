@@ -18,6 +18,7 @@ type Program struct {
 	code      []Instruction
 	functions []Function // ascending, without gaps
 	registers uint16     // see Registers
+	repeats   bool       // see Repeats
 	slowest   Block
 	services  []*service.Service // of calls
 	maps      []state.Spec
@@ -128,6 +129,10 @@ func (p *Program) functionOf(slot int) *Function {
 // Registers returns the registers that instructions use, a bit each. It may include
 // registers that none uses.
 func (p *Program) Registers() uint16 { return p.registers }
+
+// Repeats reports whether a run may execute an instruction more than once: a jump
+// goes back, or there is a local call.
+func (p *Program) Repeats() bool { return p.repeats }
 
 // Slowest returns the block with the largest share of slow instructions.
 func (p *Program) Slowest() Block { return p.slowest }

@@ -134,6 +134,20 @@ func TestFunctions(t *testing.T) {
 	}
 }
 
+// A program repeats instructions if a jump goes back, or it calls a function of its own.
+func TestRepeats(t *testing.T) {
+	for want, programs := range map[bool][][]string{
+		false: {{"exit"}, {"jeq r1, 0, +1", "ja +0", "exit"}, {"lddw_code r1, +2", "exit", "exit"}},
+		true:  {{"ja -1"}, {"add r0, 1", "jlt r0, 5, -2", "exit"}, {"call_local +1", "exit", "exit"}, {"exit", "ja -1"}},
+	} {
+		for _, lines := range programs {
+			if got := verified(t, lines...).Repeats(); got != want {
+				t.Errorf("%q: repeats %v, want %v", lines, got, want)
+			}
+		}
+	}
+}
+
 // Registers includes every register that an instruction uses.
 func TestRegisters(t *testing.T) {
 	p := verified(t, "add r3, r7", "call_local +1", "exit", "stdw [r10-8], 1", "stxb [r9], r2", "exit")

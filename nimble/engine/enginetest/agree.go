@@ -66,7 +66,11 @@ func TestAgreement(t *testing.T, oracle, e engine.Engine, programs int) {
 		for i := range data {
 			data[i] = byte(r.Uint32())
 		}
-		ends[Agree(t, oracle, e, data)]++
+		if n%2 == 0 {
+			ends[Agree(t, oracle, e, data)]++
+		} else {
+			ends[AgreeOnce(t, oracle, e, data)]++
+		}
 		if t.Failed() {
 			t.Fatalf("program %d", n)
 		}
@@ -84,13 +88,25 @@ func Agree(t testing.TB, oracle, e engine.Engine, data []byte) string {
 	if len(data) > 0 {
 		fuel = 1 + uint64(data[len(data)-1])*16
 	}
-	return agree(t, oracle, e, Generate(data), fuel)
+	return agree(t, oracle, e, Generate(data), verify.Context{}, fuel)
+}
+
+// AgreeOnce is Agree with a program of GenerateOnce. Its fuel is more than enough,
+// or about as much as it needs.
+func AgreeOnce(t testing.TB, oracle, e engine.Engine, data []byte) string {
+	t.Helper()
+	spec := GenerateOnce(data)
+	fuel := uint64(2000)
+	if n := len(data); n > 0 && data[n-1]%2 == 1 {
+		fuel = uint64(data[n-1]) * uint64(len(spec.Instructions)+2) / 255
+	}
+	return agree(t, oracle, e, spec, verify.Context{Size: replicaContext, Readable: true, Writable: true}, fuel)
 }
 
 // agree is Agree on one program.
-func agree(t testing.TB, oracle, e engine.Engine, spec *object.Spec, fuel uint64) string {
+func agree(t testing.TB, oracle, e engine.Engine, spec *object.Spec, promise verify.Context, fuel uint64) string {
 	t.Helper()
-	r := newReplica(t, spec)
+	r := newReplica(t, spec, promise)
 	defer r.close(t)
 	want := r.run(t, oracle, false, fuel)
 	r.compare(t, want, r.run(t, e, false, fuel), "checked")
@@ -114,14 +130,17 @@ type replica struct {
 	stack    []byte // all of it
 }
 
-const replicaDepth = 4
+const (
+	replicaDepth   = 4
+	replicaContext = 64 // bytes
+)
 
-func newReplica(t testing.TB, spec *object.Spec) *replica {
+func newReplica(t testing.TB, spec *object.Spec, promise verify.Context) *replica {
 	t.Helper()
 	r := &replica{code: spec.Instructions, programs: make(map[bool]*verify.Program)}
 	var err error
 	for _, trusted := range []bool{false, true} {
-		r.programs[trusted], err = verify.Verify(spec, verify.Config{Services: Services(), Trusted: trusted})
+		r.programs[trusted], err = verify.Verify(spec, verify.Config{Services: Services(), Trusted: trusted, Context: promise})
 		if err != nil {
 			t.Fatalf("refused: %v\n%v", err, spec.Instructions)
 		}
@@ -133,7 +152,7 @@ func newReplica(t testing.TB, spec *object.Spec) *replica {
 		}
 		r.maps = append(r.maps, m)
 	}
-	if r.context, err = memory.Map("context", 64); err != nil {
+	if r.context, err = memory.Map("context", replicaContext); err != nil {
 		t.Fatal(err)
 	}
 	if r.machine, err = engine.NewMachine(r.programs[false], r.maps, replicaDepth); err != nil {

@@ -17,6 +17,19 @@ func Generate(data []byte) *object.Spec {
 	for i := range functions {
 		functions[i] = g.function(len(functions))
 	}
+	return generated(functions)
+}
+
+// GenerateOnce is Generate of a program that executes each instruction at most once
+// and calls nothing. Many have no atomic operations, no divisions, or no accesses
+// that can miss their region.
+func GenerateOnce(data []byte) *object.Spec {
+	g := &generator{data: data, once: true}
+	g.atomics, g.divisions, g.strays = g.below(3) == 0, g.below(2) == 0, g.below(2) == 0
+	return generated([][]jumping{g.function(1)})
+}
+
+func generated(functions [][]jumping) *object.Spec {
 	return &object.Spec{
 		Name:         "generated",
 		Instructions: link(functions),
@@ -29,7 +42,12 @@ func Generate(data []byte) *object.Spec {
 }
 
 // generator makes decisions from bytes, and from zeros when they run out.
-type generator struct{ data []byte }
+type generator struct {
+	data []byte
+	once bool // see GenerateOnce; the others matter only then
+
+	atomics, divisions, strays bool
+}
 
 func (g *generator) next() int {
 	if len(g.data) == 0 {
@@ -70,7 +88,7 @@ func (g *generator) function(functions int) []jumping {
 		switch i := &code[n]; i.op.Form() {
 		case isa.FormJump, isa.FormJumpLong, isa.FormCondImm, isa.FormCondSrc:
 			i.target = min(n+1+g.below(8), len(code)-1)
-			if g.below(8) == 0 {
+			if !g.once && g.below(8) == 0 {
 				i.target = g.below(len(code))
 			}
 		case isa.FormCallLocal, isa.FormWideCode:
@@ -85,6 +103,9 @@ func (g *generator) instruction() jumping {
 	op := isa.Op(1 + (g.next()<<8|g.next())%(isa.Ops-1))
 	if op.Row().Refused != "" || op == isa.LdVariable {
 		op = isa.AddX
+	}
+	if g.once && !g.includes(op) {
+		op = isa.MovX
 	}
 	row := op.Row()
 	i := isa.Instruction{Code: row.Code}
@@ -110,7 +131,33 @@ func (g *generator) instruction() jumping {
 	case isa.FormWideIndex, isa.FormWideValue:
 		i.Imm = int32(g.below(2))
 	}
+	if g.once && !g.strays && op.Size() > 0 {
+		g.tame(&i, op)
+	}
 	return jumping{Instruction: i, op: op}
+}
+
+// includes reports whether a program of GenerateOnce may have an instruction.
+func (g *generator) includes(op isa.Op) bool {
+	switch op.Form() {
+	case isa.FormCall, isa.FormCallLocal, isa.FormWideCode:
+		return false
+	case isa.FormAtomic, isa.FormAtomicFetch:
+		return g.atomics
+	}
+	return g.divisions || !op.Divides()
+}
+
+// tame makes an access one that the verifier can prove, unless another instruction
+// changes the register of its address.
+func (g *generator) tame(i *isa.Instruction, op isa.Op) {
+	base, offsets := []isa.Register{6, 7}[g.below(2)], []int16{0, 8, 16, 24, 48}
+	if op.Form() == isa.FormLoad {
+		i.Src = base
+	} else {
+		i.Dst = base
+	}
+	i.Off = offsets[g.below(len(offsets))]
 }
 
 // base picks a register that mostly holds a pointer.

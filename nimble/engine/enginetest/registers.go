@@ -8,6 +8,7 @@ import (
 	"margay/nimble/isa"
 	"margay/nimble/object"
 	"margay/nimble/state"
+	"margay/nimble/verify"
 )
 
 // TestRegisters compares two engines on every instruction with every register, or
@@ -27,9 +28,9 @@ func TestRegisters(t *testing.T, oracle, e engine.Engine) {
 					continue
 				}
 				dst, src := isa.Register(d), isa.Register(s)
-				agree(t, oracle, e, oneInstruction(r, op, dst, src, false), 200)
+				agree(t, oracle, e, oneInstruction(r, op, dst, src, false), verify.Context{}, 200)
 				if form := op.Form(); form == isa.FormCondImm || form == isa.FormCondSrc {
-					agree(t, oracle, e, oneInstruction(r, op, dst, src, true), 200)
+					agree(t, oracle, e, oneInstruction(r, op, dst, src, true), verify.Context{}, 200)
 				}
 				if t.Failed() {
 					t.Fatalf("%s with dst r%d and src r%d", op, d, s)

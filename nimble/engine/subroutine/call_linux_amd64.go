@@ -43,7 +43,7 @@ func (t *threader) callLocal(slot int, i *verify.Instruction) {
 	t.mem(true, 0x89, scratch, self, offFrame)
 	t.mem(true, 0x8b, framePointer, self, offStack)
 	if t.program.Function(i.Target()).Frame {
-		t.exit(leaving(push, slot))
+		t.exit(leaving(push, slot), 0)
 	} else {
 		t.jumpTo(slot, i.Target())
 	}
@@ -53,6 +53,7 @@ func (t *threader) callLocal(slot int, i *verify.Instruction) {
 // end emits an exit: of the run, or of a function that was called. If the
 // function has a stack frame, Go removes it.
 func (t *threader) end(slot int) {
+	t.falls = false
 	first := t.function.Start == 0
 	if first && !t.again {
 		t.finish()
@@ -66,7 +67,7 @@ func (t *threader) end(slot int) {
 		t.land(called)
 	}
 	if t.function.Frame {
-		t.exit(leaving(pop, slot))
+		t.exit(leaving(pop, slot), 0)
 		return
 	}
 	t.arithmetic(true, 5, scratch, frameSize)

@@ -94,8 +94,9 @@ func TestEmittedCode(t *testing.T) {
 			for slot := range p.Len() {
 				seen[p.At(slot).Op] = true
 			}
-			disassemble(t, emit(t, p, false), false)
-			disassemble(t, emit(t, p, true), true)
+			for _, f := range []form{{}, formOf(p), {calls: true}} {
+				disassemble(t, emit(t, p, f), f.calls)
+			}
 		}
 	}
 	for op := isa.Invalid + 1; int(op) < isa.Ops; op++ {
@@ -106,7 +107,7 @@ func TestEmittedCode(t *testing.T) {
 }
 
 // emit threads a program and returns its code.
-func emit(t *testing.T, p *verify.Program, calls bool) []byte {
+func emit(t *testing.T, p *verify.Program, f form) []byte {
 	t.Helper()
 	var maps []*state.Map
 	for _, spec := range p.Maps() {
@@ -117,7 +118,7 @@ func emit(t *testing.T, p *verify.Program, calls bool) []byte {
 		defer m.Close()
 		maps = append(maps, m)
 	}
-	emitted := thread(p, maps, calls)
+	emitted := thread(p, maps, f)
 	defer emitted.recycle()
 	return slices.Clone(emitted.code[:emitted.written])
 }

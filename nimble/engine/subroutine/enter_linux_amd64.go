@@ -19,21 +19,19 @@ const (
 
 // border emits the entries and exit paths, and records their offsets.
 func (t *threader) border() {
+	if t.plain {
+		t.borderOfPlain()
+		return
+	}
 	t.reserve()
 	for n, r := range machineRegister {
 		t.mem(true, 0x89, r, self, int32(offReg+8*n))
 	}
 	t.leave()
 
-	t.reserve()
-	t.ways[resume] = t.here()
-	t.enter()
-	t.move(true, scratch, goNext)
-	for n, r := range machineRegister {
-		t.mem(true, 0x8b, r, self, int32(offReg+8*n))
+	if !t.lean {
+		t.borderOfResumption()
 	}
-	t.reg(false, 0xff, 4, scratch)
-
 	if t.trusted {
 		t.borderOfStrays()
 	}
@@ -44,16 +42,15 @@ func (t *threader) border() {
 	t.reserve()
 	t.ways[start] = t.here()
 	t.enter()
-	t.arguments(0x8b, offArgs)
+	for n := isa.Register(1); n <= 5; n++ {
+		if t.initial(n) {
+			t.mem(true, 0x8b, machineRegister[n], self, offArgs+8*int32(n-1))
+		}
+	}
 	if t.callsServices() {
 		t.constantArguments()
 	}
-	t.zero(machineRegister[0])
-	for n, r := range saved {
-		if t.names(isa.Register(6 + n)) {
-			t.zero(r)
-		}
-	}
+	t.zeros()
 	if t.names(isa.FramePointer) {
 		t.mem(true, 0x8b, framePointer, self, offTop)
 	}
@@ -63,12 +60,33 @@ func (t *threader) border() {
 	}
 }
 
+// zeros emits zeros in r0 and r6 to r9.
+func (t *threader) zeros() {
+	for n := range isa.FramePointer {
+		if (n == 0 || n > 5) && t.initial(n) {
+			t.zero(machineRegister[n])
+		}
+	}
+}
+
+// borderOfResumption emits the entry at any place.
+func (t *threader) borderOfResumption() {
+	t.reserve()
+	t.ways[resume] = t.here()
+	t.enter()
+	t.move(true, scratch, goNext)
+	for n, r := range machineRegister {
+		t.mem(true, 0x8b, r, self, int32(offReg+8*n))
+	}
+	t.reg(false, 0xff, 4, scratch)
+}
+
 // borderOfStrays emits the exit path after a bad access.
 func (t *threader) borderOfStrays() {
 	t.reserve()
 	t.toStray = t.here()
-	t.body = t.calls // all accesses are in subroutines
-	t.exit(leaving(stray, 0))
+	t.body = t.calls             // all accesses are in subroutines
+	t.exit(leaving(stray, 0), 0) // Go pays the debt of the access
 	t.body = false
 }
 
@@ -97,6 +115,9 @@ func (t *threader) callsServices() bool { return len(t.program.Services()) > 0 }
 // names reports whether any instruction names a register.
 func (t *threader) names(r isa.Register) bool { return t.named>>r&1 != 0 }
 
+// initial reports whether the value of a register at the start of a run matters.
+func (t *threader) initial(r isa.Register) bool { return (t.named&^t.unread)>>r&1 != 0 }
+
 // enter takes the arguments that Go passes to every entry.
 func (t *threader) enter() {
 	t.mem(true, 0x89, self, goCPU, offBP)
@@ -114,6 +135,11 @@ func (t *threader) leave() {
 
 // finish ends the run. Only r0 and the fuel matter after it.
 func (t *threader) finish() {
+	t.pay(t.owed)
+	if t.plain {
+		t.byte(0xc3)
+		return
+	}
 	t.zero(bx)
 	t.move(true, cx, fuel)
 	t.mem(true, 0x8b, self, self, offBP)

@@ -92,13 +92,14 @@ func catchFaults() error {
 func (c *code) strayed(m *engine.Machine, k *cpu, left int64) error {
 	offset := int(k.at - uint64(c.base))
 	after := sort.Search(len(c.strays), func(n int) bool { return int(c.strays[n].hole) > offset })
-	slot := int(c.strays[after-1].slot)
+	bad := &c.strays[after-1]
+	slot := int(bad.slot)
 	i := c.program.At(slot)
 	form := i.Op.Form()
 	if (form == isa.FormAtomic || form == isa.FormAtomicFetch) && atomicOpcode(i.Op) == 0 {
 		k.reg[0] = k.spill[0] // see fetch
 	}
-	return stop(m, left, engine.Memory, slot, k.operand(i), nil)
+	return stop(m, left-int64(bad.owed), engine.Memory, slot, k.operand(i), nil)
 }
 
 // uncheck installs the signal handler and the exit path of code with unchecked

@@ -6,7 +6,9 @@
 #define CONTEXT_IP 168
 #define INFO_CODE 8
 
-// Offsets in a cpu.
+// Offsets in a cpu. CPU_NONE is zero there, and the return address in a frame of
+// Go, which BP points to in plain code.
+#define CPU_NONE 8
 #define CPU_STRAY 96
 #define CPU_AT 112
 
@@ -23,6 +25,8 @@ TEXT ·onFault(SB), NOSPLIT|NOFRAME, $0-0
 	CMPQ CX, ·codeSize(SB)
 	JAE  next
 	MOVQ CONTEXT_BP(DX), R8
+	CMPQ CPU_NONE(R8), $0
+	JNE  next
 	MOVQ CPU_STRAY(R8), R9
 	TESTQ R9, R9
 	JEQ  next

@@ -219,16 +219,18 @@ func TestSignalsThatAreSent(t *testing.T) {
 		}
 	}()
 	id := <-thread
-	for range 5 {
+	deadline := time.After(time.Minute)
+	for n := 0; n < 5 && !t.Failed(); { // Linux drops one that is sent while the signal of a bad access is pending
 		if err := unix.Tgkill(unix.Getpid(), id, unix.SIGSEGV); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Millisecond)
-	}
-	select {
-	case <-received:
-	case <-time.After(20 * time.Second):
-		t.Error("no signal was received")
+		select {
+		case <-received:
+			n++
+		case <-deadline:
+			t.Errorf("%d of 5 signals were received", n)
+		case <-time.After(time.Millisecond):
+		}
 	}
 	sent.Store(true)
 	<-done

@@ -30,6 +30,14 @@ func handle(signal unix.Signal, a *action) error {
 	return nil
 }
 
+// reserve takes address space, at an address if that is free.
+func reserve(near uintptr, size int) ([]byte, error) {
+	const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
+	hint := *(*unsafe.Pointer)(unsafe.Pointer(&near))
+	at, err := unix.MmapPtr(-1, 0, hint, uintptr(size), unix.PROT_NONE, flags)
+	return unsafe.Slice((*byte)(at), size), err
+}
+
 // mapAt maps a file, or anonymous memory for fd -1, over reserved memory.
 func mapAt(memory []byte, fd, protection, flags int) error {
 	if fd < 0 {

@@ -10,15 +10,15 @@ import (
 // logarithm returns n for an access of 1<<n bytes.
 func logarithm(i *verify.Instruction) uint8 { return uint8(bits.TrailingZeros(uint(i.Op.Size()))) }
 
-// access emits the check of a load or store that is not proved, at base+off,
+// check emits the check of a load or store that is not proved, at base+off,
 // against a window, if it must be checked.
-func (t *threader) access(slot int, i *verify.Instruction, base isa.Register, window int32) {
+func (t *threader) check(slot int, i *verify.Instruction, base isa.Register, window int32) {
 	if t.trusted {
 		t.unchecked(slot)
 		return
 	}
 	t.address(scratch, machineRegister[base], int32(i.Off))
-	t.misses = append(t.misses, forward{int32(t.inside(window, logarithm(i))), int32(slot)})
+	t.misses = append(t.misses, access{int32(t.inside(window, logarithm(i))), int32(slot), t.owed})
 }
 
 // inside emits a comparison of DX with a window, and a jump if it is outside.
@@ -35,7 +35,7 @@ func (t *threader) inside(window int32, size uint8) (hole int) {
 
 // missed emits the code for an access outside its window: it searches for another
 // window and then makes the access. DX is the distance from the window's base.
-func (t *threader) missed(each forward) {
+func (t *threader) missed(each access) {
 	i := t.program.At(int(each.slot))
 	window, known := int32(offRead), &t.searches[0][logarithm(i)]
 	if i.Op.Form() != isa.FormLoad {
@@ -50,7 +50,7 @@ func (t *threader) missed(each forward) {
 	t.put(0xe8, 5)
 	t.patch(t.here(), *known)
 	t.jumpIf(below, int(each.hole))
-	t.exit(leaving(access, int(each.slot)))
+	t.exit(leaving(outside, int(each.slot)), each.owed)
 }
 
 // search emits the search for the region of the address in DX, which all misses
@@ -88,13 +88,13 @@ func (t *threader) search(window int32, size uint8) (start int) {
 
 // unchecked records the offset at which an unchecked access begins.
 func (t *threader) unchecked(slot int) {
-	t.strays = append(t.strays, forward{int32(t.here()), int32(slot)})
+	t.strays = append(t.strays, access{int32(t.here()), int32(slot), t.owed})
 }
 
 // load emits a load.
 func (t *threader) load(slot int, i *verify.Instruction) {
 	if !i.Proved {
-		t.access(slot, i, i.Src, offRead)
+		t.check(slot, i, i.Src, offRead)
 	}
 	opcode, wide := 0x8b, false
 	switch i.Op {
@@ -117,7 +117,7 @@ func (t *threader) load(slot int, i *verify.Instruction) {
 // store emits a store of a register or an immediate.
 func (t *threader) store(slot int, i *verify.Instruction) {
 	if !i.Proved {
-		t.access(slot, i, i.Dst, offWrite)
+		t.check(slot, i, i.Dst, offWrite)
 	}
 	size := i.Op.Size()
 	opcode, r := 0x89, machineRegister[i.Src]
@@ -170,7 +170,7 @@ func (t *threader) atomic(slot int, i *verify.Instruction) {
 		t.unchecked(slot)
 	default:
 		t.resumes = true
-		t.cold = append(t.cold, cold{int32(t.inside(offAtomic, logarithm(i))), leaving(atomics, slot)})
+		t.cold = append(t.cold, cold{int32(t.inside(offAtomic, logarithm(i))), leaving(atomics, slot), t.owed})
 	}
 	wide := i.Op.Size() == 8
 	if opcode := atomicOpcode(i.Op); opcode != 0 {

@@ -15,6 +15,13 @@ const (
 	offCallArgs = int32(unsafe.Offsetof(engine.Machine{}.Call)+unsafe.Offsetof(engine.Machine{}.Call.Args)) - offScratch
 )
 
+// Offsets in a Machine. Plain code reaches the fuel with a displacement of a byte.
+const (
+	offMachineArgs = int32(unsafe.Offsetof(engine.Machine{}.Args))
+	offFuel        = uint64(unsafe.Offsetof(engine.Machine{}.Fuel))
+	_              = 127 - offFuel
+)
+
 // cpuOf returns the cpu in the scratch memory of a Machine.
 func cpuOf(m *engine.Machine) *cpu { return (*cpu)(unsafe.Pointer(&m.Scratch)) }
 
@@ -30,4 +37,4 @@ func place[T any](s []T) table {
 
 // function makes a Go function of the code whose address is in *at: a Go function
 // value points to a word with the address of its code. *at must stay in place.
-func function(at *uintptr) entry { return *(*entry)(unsafe.Pointer(&at)) }
+func function[F entry | plainEntry](at *uintptr) F { return *(*F)(unsafe.Pointer(&at)) }

@@ -8,6 +8,17 @@ import (
 
 // Run implements engine.Code.
 func (c *code) Run(m *engine.Machine) (uint64, error) {
+	if m.Fuel > c.most {
+		return c.plain(m), nil
+	}
+	return c.run(m)
+}
+
+// run is Run of code that is not plain, or with little fuel.
+func (c *code) run(m *engine.Machine) (uint64, error) {
+	if c.lean && m.Fuel < uint64(c.program.Len()) {
+		return c.runExactly(m)
+	}
 	k := cpuOf(m)
 	if m.Prepared != &c.tenant {
 		c.prepare(m, k)
@@ -29,6 +40,17 @@ func (c *code) Run(m *engine.Machine) (uint64, error) {
 		return r0, nil
 	}
 	return c.serve(m, k, at, left)
+}
+
+// runExactly is run with less fuel than lean code needs. If the code for it cannot be
+// made, the run does not begin.
+func (c *code) runExactly(m *engine.Machine) (uint64, error) {
+	x := &c.exact
+	x.once.Do(func() { x.code, x.err = compile(c.program, c.maps, form{}) })
+	if x.err != nil {
+		return 0, m.Fault(engine.Fuel, 0, 0, x.err)
+	}
+	return x.code.run(m)
 }
 
 // prepare sets up a cpu that another code has used, or whose windows are stale.
@@ -68,7 +90,7 @@ func (c *code) serve(m *engine.Machine, k *cpu, at site, left int64) (r0 uint64,
 			if left, kind = m.Refill(left+int64(i.Cost), int64(i.Cost)); kind == "" { // never in a short program
 				left, next = left+int64(i.Cost), c.address(slot)
 			}
-		case access:
+		case outside:
 			kind = engine.Memory
 		case misaligned:
 			kind = engine.Alignment

@@ -31,6 +31,15 @@
 // not profile emitted code. So the frames of local calls are in the Machine and
 // not on this stack. R14 and X15 belong to Go, and no vector register is used.
 //
+// # Lean code
+//
+// A program without loops and calls, of a length that fits into a slice, is
+// emitted as lean code, which does not test the fuel: a run needs fuel for every
+// instruction. It counts what it uses as exactly as other code. If, in addition,
+// no instruction can leave the code, the code is plain: it uses no cpu, BP stays
+// Go's, R12 is the Machine, and one call is the whole run. The first run with less
+// fuel makes Run emit the code that tests it. See form.
+//
 // # Memory
 //
 // A checked access compares the address with a copy of the window of the region
@@ -43,9 +52,10 @@
 // return to Go: see catchFaults.
 //
 // Programs share an arena of the process, so that a small program need not map
-// memory. The arena is mapped twice, and no view is both writable and executable:
-// code is written through one view and executed in the other. Where the system
-// forbids that, pages are written and then made executable.
+// memory. It is near the process's own code, which makes calls faster. The arena
+// is mapped twice, and no view is both writable and executable: code is written
+// through one view and executed in the other. Where the system forbids that, pages
+// are written and then made executable.
 package subroutine
 
 import "margay/nimble/engine"

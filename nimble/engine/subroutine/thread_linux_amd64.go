@@ -17,7 +17,7 @@ type reason uint8
 const (
 	finished   reason = iota // the exit of the first function
 	refill                   // a block costs more than the slice has left
-	access                   // an access outside all windows
+	outside                  // an access outside all windows
 	misaligned               // an atomic operation at a bad address
 	atomics                  // an atomic operation outside the window
 	call                     // a call of a service
@@ -44,15 +44,15 @@ type threader struct {
 	asm
 	program *verify.Program
 	maps    []*state.Map
-	calls   bool // in the form of subroutine-calls
+	form
 	trusted bool
 
 	at       []int32 // offset in the code of each slot
 	jumps    []forward
 	cold     []cold
-	misses   []forward // accesses outside their window
+	misses   []access  // outside their window
 	bodies   []forward // calls of the subroutines of slots
-	strays   []forward // unchecked accesses, in ascending order
+	strays   []access  // unchecked, in ascending order
 	services []serviceCall
 
 	ways      [ways]int // offsets of the entries
@@ -63,20 +63,27 @@ type threader struct {
 	function verify.Function // of the current instruction
 	body     bool            // the code being emitted is called
 	named    uint16          // a bit for each register that any instruction names
+	unread   uint16          // those whose first value is never read
 	local    bool            // there are local calls
 	again    bool            // the first function is also called
-	back     bool            // there are backward jumps
 	resumes  bool            // a checked atomic operation starts again
+
+	credit // of lean code
 }
 
 // forward is a jump or call for a slot whose target is not emitted yet. hole is
 // the offset of its end.
 type forward struct{ hole, slot int32 }
 
+// access is a memory access of a slot that may be outside memory: the jump that
+// ends at hole goes there, or the access begins at hole.
+type access struct{ hole, slot, owed int32 }
+
 // cold is a jump to an exit path that is not emitted yet.
 type cold struct {
 	hole int32
 	site site
+	owed int32
 }
 
 // threaders recycles the memory of threaders: allocating it takes as long as
@@ -88,29 +95,36 @@ func (t *threader) recycle() {
 	*t = threader{
 		asm: asm{code: t.code},
 		at:  t.at, jumps: t.jumps[:0], cold: t.cold[:0], misses: t.misses[:0], bodies: t.bodies[:0],
-		strays: t.strays[:0],
+		strays: t.strays[:0], credit: credit{lags: t.lags},
 	}
 	threaders.Put(t)
 }
 
-// thread emits a program.
-func thread(p *verify.Program, maps []*state.Map, calls bool) *threader {
+// thread emits a program in a form.
+func thread(p *verify.Program, maps []*state.Map, f form) *threader {
 	t := threaders.Get().(*threader)
-	t.program, t.maps, t.calls, t.trusted = p, maps, calls, p.Trusted()
+	t.program, t.maps, t.form, t.trusted = p, maps, f, p.Trusted()
 	t.at = slices.Grow(t.at[:0], p.Len())[:p.Len()]
 	functions := p.Functions()
-	t.named, t.again = p.Registers(), functions[0].Called
+	t.named, t.again = p.Registers()|1, functions[0].Called // a run always returns r0
+	t.unread = overwritten(p, t.named)
 	t.local = slices.ContainsFunc(functions, func(f verify.Function) bool { return f.Called })
+	if t.lean {
+		t.grant(p.Len())
+	}
 	t.border()
 	for _, t.function = range functions {
 		for slot := t.function.Start; slot < t.function.End; slot++ {
 			i := p.At(slot)
+			t.reserve()
+			if t.lean && i.Cost > 0 {
+				t.joinBlock(slot, i.Cost)
+			}
 			t.at[slot] = int32(t.here())
 			if i.Op == isa.Invalid {
 				continue
 			}
-			t.reserve()
-			if i.Cost > 0 {
+			if !t.lean && i.Cost > 0 {
 				t.enterBlock(slot, i.Cost)
 			}
 			if t.calls {
@@ -141,19 +155,19 @@ func (t *threader) link() {
 
 // leaveCold emits the exit paths of jumps that exitIf and enterBlock have emitted.
 func (t *threader) leaveCold() {
-	const most = 16 // bytes of an exit path
+	const most = 24 // bytes of an exit path
 	t.reserveMore(most * len(t.cold))
 	for _, each := range t.cold {
 		t.patch(int(each.hole), t.here())
-		t.dropReturn()
-		t.leaveBy(each.site, save)
+		t.exit(each.site, each.owed)
 	}
 	t.cold = t.cold[:0]
 }
 
-// exit emits the return to Go at a site.
-func (t *threader) exit(s site) {
+// exit emits the return to Go at a site, where lean code owes fuel.
+func (t *threader) exit(s site, owed int32) {
 	t.dropReturn()
+	t.pay(owed)
 	t.leaveBy(s, save)
 }
 
@@ -167,14 +181,14 @@ func (t *threader) leaveBy(s site, way int) {
 
 // exitIf is exit under a condition.
 func (t *threader) exitIf(condition byte, s site) {
-	t.cold = append(t.cold, cold{int32(t.jumpIfAhead(condition)), s})
+	t.cold = append(t.cold, cold{int32(t.jumpIfAhead(condition)), s, t.owed})
 }
 
 // enterBlock emits the payment for the block that starts at a slot.
 func (t *threader) enterBlock(slot int, cost uint32) {
 	if cost < 128 { // most blocks: both instructions at once
 		t.put(0x820f_00ec8349|uint64(cost)<<24, 10) // sub r12, cost; jb
-		t.cold = append(t.cold, cold{int32(t.here()), leaving(refill, slot)})
+		t.cold = append(t.cold, cold{hole: int32(t.here()), site: leaving(refill, slot)})
 		return
 	}
 	t.arithmetic(true, 5, fuel, int32(cost))
@@ -218,8 +232,9 @@ func (t *threader) instruction(slot int, i *verify.Instruction) {
 
 // jumpTo emits a jump from one slot to another.
 func (t *threader) jumpTo(slot, target int) {
+	t.settle(target)
+	t.falls = false
 	if target <= slot {
-		t.back = true
 		t.jump(int(t.at[target]))
 		return
 	}
@@ -255,9 +270,9 @@ func comparison(i *verify.Instruction) (word uint64, n int) {
 // branch emits the n bytes of a comparison, and the jump after it.
 func (t *threader) branch(slot int, i *verify.Instruction, comparison uint64, n int) {
 	condition := conditions[i.Code>>4]
+	t.settle(i.Target())
 	if i.Target() <= slot {
 		t.put(comparison, n)
-		t.back = true
 		t.jumpIf(condition, int(t.at[i.Target()]))
 		return
 	}
