@@ -38,11 +38,11 @@ func isWhole(r result, n int) bool {
 }
 
 // Each upcall arrives once, in processes that compute with all registers and use malloc, and their
-// results stay the same bit for bit.
+// results stay the same bit for bit. TestMillionUpcalls in lib/c/ctest interrupts more often.
 func TestUpcalls(t *testing.T) {
 	m := use(t, "hosted")
 	program := upcallProgram(t)
-	const n = 300_000
+	const n = 100_000
 	r := upcallJob(t, m, program, n, 0).wait()
 	if !isWhole(r, n) {
 		t.Fatal(r)
