@@ -15,7 +15,7 @@ enum {
 	FIRST = 4,        /* repetitions that compare all bytes */
 	MOST = 1000000,   /* repetitions */
 	QUANTILES = 1000, /* times of a report */
-	TIMEOUT = 25,     /* seconds for everything */
+	TIMEOUT = 35,     /* seconds for everything, less than turnLimit of the command */
 	PARTS = 8,        /* repetitions are counted, and ranks agree to go on, so often */
 	CLOCKS = 1001,    /* readings that find the cost of one */
 	LATE = 2000,      /* microseconds */
