@@ -19,6 +19,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/roster"
 	"margay/cluster/trust"
+	"margay/internal/revival"
 	"margay/internal/slack"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
@@ -490,23 +491,20 @@ func (h *holder) order(ctx context.Context, node uint32, kind orderKind, why str
 
 // keepServe runs one serve after the other until ctx ends.
 func (h *holder) keepServe(ctx context.Context) {
-	pause := firstPause
+	pauses := revival.Pauses{First: firstPause, Last: lastPause}
 	for {
 		started := time.Now()
 		err := h.runServe(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if time.Since(started) > time.Minute {
-			pause = firstPause
-		}
+		pause := pauses.After(time.Since(started))
 		h.log("serve ended: %v; starting it again in %v", err, pause)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
 			return
 		}
-		pause = min(2*pause, lastPause)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/revival"
 	"margay/internal/slack"
 	"margay/kernel/abi/node"
 	"margay/kernel/descriptor"
@@ -37,12 +38,10 @@ const (
 // LinkFD is the descriptor of the node kernel's end of the link.
 const LinkFD = 3
 
-// The first pause before the node kernel is started again, and the longest one. A node kernel that
-// ran for settled starts over with the first.
+// The first pause before the node kernel is started again, and the longest one.
 const (
 	firstPause = 50 * time.Millisecond
 	lastPause  = 5 * time.Second
-	settled    = time.Minute
 )
 
 // Node is how PID 1 gets its node ready, which differs between a machine of its own and a hosted
@@ -96,7 +95,7 @@ func Main(node Node, program []string) error {
 
 // supervise runs node kernels, one after the other, until one asks for the node to be turned off.
 func (p *process) supervise() {
-	pause := firstPause
+	pauses := revival.Pauses{First: firstPause, Last: lastPause}
 	for {
 		started := time.Now()
 		status, err := p.runKernel()
@@ -105,9 +104,7 @@ func (p *process) supervise() {
 			return
 		default:
 		}
-		if time.Since(started) > settled {
-			pause = firstPause
-		}
+		pause := pauses.After(time.Since(started))
 		switch {
 		case err != nil:
 			logf("cannot start the node kernel: %v; next try in %v", err, pause)
@@ -117,7 +114,6 @@ func (p *process) supervise() {
 			logf("the node kernel ended with status %d; starting it again in %v", status.ExitStatus(), pause)
 		}
 		time.Sleep(pause)
-		pause = min(2*pause, lastPause)
 	}
 }
 

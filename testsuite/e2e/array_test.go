@@ -15,6 +15,7 @@ import (
 // An array goes on when serve is killed and started again: each task runs once, and its output and
 // its record are there.
 func TestArray(t *testing.T) {
+	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 2)
 	dir := t.TempDir()
 	script := filepath.Join(dir, "task")

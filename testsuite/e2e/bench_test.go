@@ -14,7 +14,7 @@ import (
 // Each path from a message to its handler is measured, and nothing disturbs the ranks that compute
 // in the meantime.
 func TestBenchSched(t *testing.T) {
-	use(t, "hosted") // or it is skipped
+	useRealTime(t) // or it is skipped
 	r := start(t, nil, "bench", "sched", "--substrate", "hosted", "--messages", "6", "--rounds", "1", "--json").wait()
 	if r.code != 0 {
 		t.Fatal(r)
@@ -63,7 +63,7 @@ func TestBenchSched(t *testing.T) {
 
 // The example prints a table, and reports ranks that are not where they have to be.
 func TestLatency(t *testing.T) {
-	m := use(t, "hosted")
+	m := useRealTime(t)
 	program := filepath.Join(bin, "latency")
 	r := m.run(0, "-n", "2", program, "4", "100")
 	for _, mechanism := range []string{"polling", "blocking receive", "signal into its own computing", "beside computing   Linux"} {
@@ -221,7 +221,7 @@ func TestBenchFabricKilled(t *testing.T) {
 
 // An interrupted measurement leaves nothing behind.
 func TestBenchSchedInterrupted(t *testing.T) {
-	use(t, "hosted")
+	useRealTime(t)
 	c := start(t, nil, "bench", "sched", "--substrate", "hosted", "--messages", "1000000")
 	eventually(t, "round", func() bool { return strings.Contains(c.stderr.String(), "round 1 of 3: hosted\n") }, c.stderr.String)
 	c.signal(syscall.SIGINT)

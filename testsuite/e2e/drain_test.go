@@ -7,6 +7,7 @@ import (
 
 // A node is drained while it has a job, across a kill of serve, and put back into service.
 func TestDrain(t *testing.T) {
+	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 2)
 	job := strings.TrimSpace(m.run(0, "--detach", "-w", "node1", probe(), "sleep").stdout)
 	m.awaitJobs(1)

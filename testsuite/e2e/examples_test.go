@@ -64,7 +64,7 @@ func TestLatencyEndsWell(t *testing.T) {
 
 func latencyEndsWell(t *testing.T, rounds int) {
 	t.Helper()
-	m := use(t, "hosted")
+	m := useRealTime(t)
 	for round := range rounds {
 		var jobs []*command
 		for range m.nodes {

@@ -51,11 +51,11 @@ func TestDatagramFabrics(t *testing.T) {
 // messages and operations, on a trusted wire while node kernels are killed, and for the job after
 // the death of a node kernel.
 func TestLossyWire(t *testing.T) {
-	inC, inGo := operationPrograms(t)
 	seed := check.Seed(t)
 	var tests []turnOf
 	for _, fabric := range []string{"tcp-trusted", "udp"} {
 		tests = append(tests, turnOf{fabric, expect("own"), func(t *testing.T, _ *machine) {
+			inC, inGo := operationPrograms(t)
 			m := up(t, "hosted", 4, 2, "--fabric", fabric)
 			w := m.hostileWire()
 			operations{m, inC, inGo, seed}.check(20, 60)
@@ -148,9 +148,9 @@ func (m *machine) killedMeanwhile() {
 // them out are killed, again and again. A job that cannot know whether one of them took effect
 // ends.
 func TestOperationsOutliveNodeKernels(t *testing.T) {
-	_, inGo := operationPrograms(t)
 	seed := check.Seed(t)
 	inTurns(t, turnOf{"wire", expect("own"), func(t *testing.T, _ *machine) {
+		_, inGo := operationPrograms(t)
 		m := up(t, "hosted", 4, 2, "--fabric", "udp-trusted")
 		const doubt = "it is not known whether an atomic access"
 		r := m.operationsAndKills(inGo, seed)
@@ -241,7 +241,6 @@ func (m *machine) standStill() {
 // The loss of a node in the middle of any operation ends the job, with that reason, whichever wire
 // the operation takes. The node comes back, and nothing of the job is left.
 func TestNodeLostInOperation(t *testing.T) {
-	_, inGo := operationPrograms(t)
 	var tests []turnOf
 	for _, c := range []struct {
 		fabric     string
@@ -251,10 +250,14 @@ func TestNodeLostInOperation(t *testing.T) {
 		{"udp", []string{"message", "get", "barrier"}},
 	} {
 		tests = append(tests, turnOf{c.fabric, expect("own"), func(t *testing.T, _ *machine) {
-			const each = 3 // after more deaths a node stays dead
-			m := up(t, "hosted", 1+len(c.operations)/each, 1, "--fabric", c.fabric)
+			_, inGo := operationPrograms(t)
+			// A node that ends is started again after a pause, which grows with its ends, so the
+			// nodes end in turn. After more than three ends a node stays dead.
+			const victims = 3
+			m := up(t, "hosted", 1+victims, 1, "--fabric", c.fabric)
 			for i, operation := range c.operations {
-				victim := fmt.Sprintf("node%d", 1+i/each)
+				victim := fmt.Sprintf("node%d", 1+i%victims)
+				m.awaitHealth(1+i%victims, "up")
 				c := m.start("run", "-n", "2", "-w", "node0,"+victim, inGo, "rank", "endless", operation)
 				eventually(t, "ranks that play", func() bool { return c.ended() || strings.Count(c.stdout.String(), "playing ") == 2 },
 					func() string { return c.stdout.String() + c.stderr.String() })
@@ -262,7 +265,6 @@ func TestNodeLostInOperation(t *testing.T) {
 				if r := c.wait(); r.code != 125 || !strings.Contains(r.stderr, victim+": its PID 1 ended") {
 					t.Errorf("%s: %v", operation, r)
 				}
-				m.awaitUp()
 				m.awaitIdle()
 			}
 			m.usable()

@@ -2,11 +2,12 @@ package e2e
 
 import (
 	"bufio"
+	"crypto/rand"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -113,14 +114,11 @@ func TestServeKilledAtLaunch(t *testing.T) {
 // again. So it does when a node kernel is killed instead.
 func TestKilledWhileFilesAreCopied(t *testing.T) {
 	m := use(t, "hosted")
-	large := filepath.Join(t.TempDir(), "large")
 	_, serve := m.status()
 	for name, victim := range map[string]int{"serve": serve, "node kernel": m.nodeKernels()[1]} {
-		writeLarge(t, large, byte(len(name)))
-		c := m.start("run", "-n", "8", "--with", large, probe(), "hello")
-		ps := func() string { return m.margay("ps").stdout }
-		eventually(t, "job that starts", func() bool { return strings.Contains(ps(), "starting") }, ps)
+		c := m.halfSent("-n", "8")
 		kill(t, victim)
+		c.signal(unix.SIGCONT)
 		if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "\n") != 8 || !strings.Contains(r.stderr, "starting it again") {
 			t.Errorf("%s killed: %v", name, r)
 		}
@@ -128,14 +126,25 @@ func TestKilledWhileFilesAreCopied(t *testing.T) {
 	m.usable()
 }
 
-// writeLarge writes a file of 96 MiB whose copy to nodes takes a while: it is incompressible, and
-// with a new seed no node has it.
-func writeLarge(t *testing.T, path string, seed byte) {
-	t.Helper()
-	content := make([]byte, 96<<20)
-	rand.NewChaCha8([32]byte{seed}).Read(content)
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
+// halfSent starts a job with a large file, and stops margay run while it sends the file.
+func (m *machine) halfSent(flags ...string) *command {
+	m.t.Helper()
+	large := filepath.Join(m.t.TempDir(), "large")
+	starting := func() bool { return strings.Contains(m.margay("ps").stdout, "starting") }
+	for content := make([]byte, 48<<20); ; {
+		rand.Read(content) // the copy takes a while: the file is incompressible, and no node has it
+		if err := os.WriteFile(large, content, 0o600); err != nil {
+			m.t.Fatal(err)
+		}
+		c := m.start(slices.Concat([]string{"run"}, flags, []string{"--with", large, probe(), "hello"})...)
+		eventually(m.t, "job that starts", func() bool { return starting() || c.ended() }, c.stderr.String)
+		_ = c.cmd.Process.Signal(unix.SIGSTOP) // unless it has ended
+		time.Sleep(200 * time.Millisecond)
+		if !c.ended() && starting() {
+			return c
+		}
+		_ = c.cmd.Process.Signal(unix.SIGCONT) // all had been sent
+		c.wait()
 	}
 }
 
@@ -143,25 +152,9 @@ func writeLarge(t *testing.T, path string, seed byte) {
 func TestNodeLostAtLaunch(t *testing.T) {
 	ownMachine(t, "own")
 	m := up(t, "hosted", 3, 1)
-	large := filepath.Join(t.TempDir(), "large")
-	starting := func() bool { return strings.Contains(m.margay("ps").stdout, "starting") }
-	seed := byte(0)
 	for _, flag := range []string{"--no-retry", "--label"} {
 		m.awaitUp()
-		var c *command
-		for c == nil {
-			seed++
-			writeLarge(t, large, seed)
-			c = m.start("run", "-n", "2", flag, "--with", large, probe(), "hello")
-			eventually(t, "job that starts", func() bool { return starting() || c.ended() }, func() string { return c.stderr.String() })
-			_ = c.cmd.Process.Signal(unix.SIGSTOP) // it stops sending, unless it has ended
-			time.Sleep(200 * time.Millisecond)
-			if c.ended() || !starting() { // all had been sent
-				_ = c.cmd.Process.Signal(unix.SIGCONT)
-				c.wait()
-				c = nil
-			}
-		}
+		c := m.halfSent("-n", "2", flag)
 		kill(t, pids(t, m.file("nodes", "node1.json"))[0])
 		c.signal(unix.SIGCONT)
 		switch r := c.wait(); {

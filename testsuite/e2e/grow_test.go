@@ -25,6 +25,7 @@ func (m *machine) awaitNumbers(want ...int) {
 
 // A machine grows and shrinks beside a job, while serve is killed.
 func TestGrowAndShrink(t *testing.T) {
+	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 1)
 	job := m.start("run", "-w", "node1", probe(), "sleep")
 	job.awaitRanks("sleeping", 1)

@@ -31,6 +31,7 @@ func (m *machine) past(flags ...string) (records []ledger.Record) {
 // The history has each job that was reported ended, and how it ended, while serve is killed and
 // after the machine is gone.
 func TestHistory(t *testing.T) {
+	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 2)
 	hello := filepath.Join(bin, "hello-c")
 	m.run(0, "-n", "3", hello)
@@ -96,6 +97,7 @@ func TestHistory(t *testing.T) {
 // margay run and machine down report jobs that the history cannot take, and the next life of the
 // machine counts them.
 func TestHistoryLacks(t *testing.T) {
+	ownMachine(t, "own")
 	m := up(t, "hosted", 1, 1)
 	jobs := filepath.Join(os.Getenv("MARGAY_STATE"), "history", m.name, "jobs.jsonl")
 	if err := os.Mkdir(jobs, 0o700); err != nil { // in its place, not even root can write

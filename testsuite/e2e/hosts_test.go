@@ -26,6 +26,7 @@ exec sh -c "$*"
 // A machine of hosts comes up without one that is down. Its jobs exchange messages, and survive a
 // restart of serve. When the hosts are gone, the machine is, and has left nothing.
 func TestHosts(t *testing.T) {
+	ownMachine(t, "own")
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "launcher"), []byte(launcher), 0o600); err != nil {
 		t.Fatal(err)

@@ -270,6 +270,7 @@ func patched(t *testing.T, object string, at int, instruction uint64) string {
 
 // Extensions that cannot run are refused at insertion, with the instruction.
 func TestExtensionsRefused(t *testing.T) {
+	m := use(t, "hosted")
 	good := misbehaving(t, 0)
 	cases := map[string]struct{ object, says string }{
 		"bad opcode":      {patched(t, good, 1, 0xff), "insn=1"},
@@ -277,7 +278,6 @@ func TestExtensionsRefused(t *testing.T) {
 		"unknown service": {misbehaving(t, 4), "service 4242"},
 		"no object":       {probe(), "refused: "},
 	}
-	m := use(t, "hosted")
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			m := *m

@@ -8,28 +8,37 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"margay/internal/check"
 )
 
-// operationPrograms compiles the ranks of the libraries' contract suite, in C and in Go.
+// operationPrograms returns the ranks of the libraries' contract suite, in C and in Go.
 func operationPrograms(t *testing.T) (inC, inGo string) {
 	t.Helper()
-	inC, inGo = filepath.Join(t.TempDir(), "c"), filepath.Join(t.TempDir(), "go")
+	if err := compileOperations(); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(scratch, "ranks-c"), filepath.Join(scratch, "ranks-go")
+}
+
+// compileOperations compiles these programs once.
+var compileOperations = sync.OnceValue(func() error {
 	const source = "../../lib/c/ctest/testdata/"
-	build := exec.Command("go", "test", "-c", "-ldflags=-s -w", "-o", inGo, "margay/lib/margay")
+	build := exec.Command("go", "test", "-c", "-ldflags=-s -w", "-o", filepath.Join(scratch, "ranks-go"), "margay/lib/margay")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	for _, c := range []*exec.Cmd{
-		exec.Command("gcc", "-O2", "-static", "-I", "../../lib/c", source+"rank.c", source+"collect.c", source+"windows.c", source+"commit.c", filepath.Join(bin, "libmargay.a"), "-lm", "-o", inC),
+		exec.Command("gcc", "-O2", "-static", "-I", "../../lib/c", source+"rank.c", source+"collect.c", source+"windows.c", source+"commit.c",
+			filepath.Join(bin, "libmargay.a"), "-lm", "-o", filepath.Join(scratch, "ranks-c")),
 		build,
 	} {
 		if out, err := c.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
+			return fmt.Errorf("%w\n%s", err, out)
 		}
 	}
-	return inC, inGo
-}
+	return nil
+})
 
 // operations runs these programs on a machine: ranks 0 and 3 in C, ranks 1 and 2 in Go.
 type operations struct {
@@ -96,9 +105,9 @@ func scatter(seed, n uint64) uint64 { return rand.New(rand.NewPCG(seed, n)).Uint
 // their own node and on others. All get the same results. If one ends instead, the job ends and
 // reports it.
 func TestOperations(t *testing.T) {
-	inC, inGo := operationPrograms(t)
 	seed := check.Seed(t)
 	onBoth(t, func(t *testing.T, m *machine) {
+		inC, inGo := operationPrograms(t)
 		calls, accesses := 60, 300
 		if !m.hosted() {
 			calls, accesses = 12, 30

@@ -38,6 +38,7 @@ int main(void) {
 // A rank with two cores runs two OpenMP threads, and no other job gets one of the cores. Hosted
 // nodes may have fewer processors than cores, so the placement of the threads is only printed.
 func TestCoresEach(t *testing.T) {
+	ownMachine(t, "own")
 	source, program := filepath.Join(t.TempDir(), "threads.c"), filepath.Join(t.TempDir(), "threads")
 	if err := os.WriteFile(source, []byte(threads), 0o600); err != nil {
 		t.Fatal(err)
@@ -65,6 +66,7 @@ func TestCoresEach(t *testing.T) {
 
 // Lists of nodes choose the nodes of a job: by number, name and range.
 func TestChosenNodes(t *testing.T) {
+	ownMachine(t, "own")
 	m := up(t, "hosted", 4, 1)
 	for _, c := range []struct{ flags, want string }{
 		{"-w node[0,2-3] -N 3", "node0 node2 node3"},
@@ -107,6 +109,7 @@ func (c *command) awaitErrors(text string) {
 // margay wait returns its status. A job that waits for the cores runs then, and the next in the
 // queue runs after it.
 func TestTimeLimitAndQueue(t *testing.T) {
+	ownMachine(t, "own")
 	m := up(t, "hosted", 1, 2)
 	if r := m.run(124, "-n", "2", "--time", "1s", "--stdin", "none", probe(), "sleep"); !strings.Contains(r.stderr, "was ended at its time limit of 1s (--time)") {
 		t.Errorf("the limit is not named: %v", r)
@@ -141,6 +144,7 @@ func TestTimeLimitAndQueue(t *testing.T) {
 
 // Ranks write to files of their own, in another working directory and with another environment.
 func TestOutputFiles(t *testing.T) {
+	ownMachine(t, "own")
 	m := up(t, "hosted", 1, 2)
 	dir := t.TempDir()
 	m.run(0, "-n", "2", "-q", "-o", filepath.Join(dir, "out.%r"), "-e", filepath.Join(dir, "err"), "--chdir", "/tmp", "--export", "NONE", "--env", "WORD=of mouth",

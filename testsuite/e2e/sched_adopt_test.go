@@ -33,7 +33,7 @@ func TestNodeKernelKilledWhileSharing(t *testing.T) {
 		turn          *turn
 		kill          func(*machine)
 	}{
-		{"hosted", "priority", expect("own"), func(m *machine) { kill(m.t, m.nodeKernels()[0]) }},
+		{"hosted", "priority", expect("own").realTime(), func(m *machine) { kill(m.t, m.nodeKernels()[0]) }},
 		{"sched_ext", "sched_ext", expect("sched_ext"), restart},
 	} {
 		tests = append(tests, turnOf{c.name, c.turn, func(t *testing.T, m *machine) {
@@ -45,8 +45,8 @@ func TestNodeKernelKilledWhileSharing(t *testing.T) {
 				policies["weighted"] = 3. / 4
 			}
 			for policy, share := range policies {
-				job := m.start("run", "-n", "2", "--per-core", "2", "--keep-going", probe(), "share", "0", "3600")
-				job.awaitRanks("waits", 2)
+				job := m.start("run", "-n", "2", "--per-core", "2", "--keep-going", probe(), "share")
+				job.awaitRanks("computes", 2)
 				m.killedWhileSharing(policy, share, c.sharing, c.kill)
 				job.wait()
 				m.awaitIdle()
@@ -79,8 +79,8 @@ func (m *machine) killedWhileSharing(policy string, share float64, sharing strin
 			t.Errorf("extension %s of job %s is not in its slot:\n%s", handle, job, list)
 		}
 	}
-	had := m.topView("--interval=1s").Cores[0].Ranks[0].Rank // the rank that computes more; the other one may be held
-	if m.hosted() {                                          // a virtual node takes long to start its kernel
+	had := m.topView("--interval=500ms").Cores[0].Ranks[0].Rank // the rank that computes more; the other one may be held
+	if m.hosted() {                                             // a virtual node takes long to start its kernel
 		kill(m)
 	}
 	end := func(rank uint32) func() bool { // a node kernel that is just starting may miss it
@@ -131,7 +131,7 @@ func (m *machine) awaitShare(policy string, share float64) {
 	m.t.Helper()
 	var first, second float64
 	eventually(m.t, fmt.Sprintf("share of %.2f by %s", share, policy), func() bool {
-		ranks := m.coreFor(time.Second).Ranks
+		ranks := m.coreFor(500 * time.Millisecond).Ranks
 		if len(ranks) != 2 || !strings.Contains(ranks[0].Why+ranks[1].Why, "("+policy+")") {
 			return false
 		}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -55,7 +56,7 @@ func TestSharedFolders(t *testing.T) {
 		}
 		m.changedMeanwhile(dir, put)
 		m.writtenInVain(dir)
-		m.sharedUnderKills(dir, holds)
+		m.sharedUnderKills(dir, put, holds)
 		orphan := m.runIn(dir, "--files", ".", "bash", "-c", "while :; do echo on >on; done")
 		m.awaitFile(filepath.Join(dir, "on"))
 		kill(t, orphan.cmd.Process.Pid)
@@ -115,26 +116,30 @@ func (m *machine) writtenInVain(dir string) {
 	}
 }
 
-// sharedUnderKills kills node kernels and serve while ranks append to files, and write behind.
-func (m *machine) sharedUnderKills(dir string, holds func(name, text string)) {
+// sharedUnderKills kills node kernels and serve while ranks append to files, and write behind. They
+// end when they find a file that is put there after the kills.
+func (m *machine) sharedUnderKills(dir string, put, holds func(name, text string)) {
 	m.t.Helper()
-	const rounds = 300
-	script := fmt.Sprintf("exec 3>stream$MARGAY_RANK; for ((i = 0; i < %d; i++)); do echo $i >&3; echo $i >>long$MARGAY_RANK && mkdir made$MARGAY_RANK && rmdir made$MARGAY_RANK || exit; done", rounds)
-	c := m.runIn(dir, "-n", "2", "--ppn", "1", "--files", ".", "--with", "/bin/mkdir", "--with", "/bin/rmdir", "bash", "-c", script)
+	const script = "exec 3>stream$MARGAY_RANK; for ((i = 0; ; i++)); do if [ -e enough ]; then echo $i; exit; fi; " +
+		"echo $i >&3; echo $i >>long$MARGAY_RANK && mkdir made$MARGAY_RANK && rmdir made$MARGAY_RANK || exit; done"
+	c := m.runIn(dir, "-n", "2", "--ppn", "1", "--label", "--files", ".", "--with", "/bin/mkdir", "--with", "/bin/rmdir", "bash", "-c", script)
 	m.awaitFile(filepath.Join(dir, "long0"))
 	m.awaitFile(filepath.Join(dir, "long1"))
 	m.killNodeKernels()
 	kill(m.t, m.serve())
 	m.awaitUp()
-	if r := c.wait(); r.code != 0 {
-		m.t.Error(r)
+	put("enough", "")
+	r := c.wait()
+	for rank := range 2 {
+		rounds, err := strconv.Atoi(strings.TrimSpace(labelled(r.stdout, rank)))
+		if r.code != 0 || err != nil || rounds < 2 {
+			m.t.Fatalf("rank %d: %v", rank, r)
+		}
+		var want strings.Builder
+		for i := range rounds {
+			fmt.Fprintln(&want, i)
+		}
+		holds(fmt.Sprintf("long%d", rank), want.String())
+		holds(fmt.Sprintf("stream%d", rank), want.String())
 	}
-	var want strings.Builder
-	for i := range rounds {
-		fmt.Fprintln(&want, i)
-	}
-	holds("long0", want.String())
-	holds("long1", want.String())
-	holds("stream0", want.String())
-	holds("stream1", want.String())
 }

@@ -26,7 +26,7 @@ func withoutPriorities(c *exec.Cmd) {
 // Processes that compute share the core as elsewhere, and the user gets a message that names the
 // missing right.
 func TestSchedulersWithoutPriorities(t *testing.T) {
-	ownMachine(t, "own")
+	ownRealTime(t)
 	m := upAs(t, withoutPriorities, "hosted", 1, 1)
 	if r := m.margay("nodes"); !strings.Contains(r.stdout, "node0 lacks asking schedulers about a process that begins to wait: only every 10 ms: set priority") {
 		t.Error(r)

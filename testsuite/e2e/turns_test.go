@@ -29,8 +29,7 @@ type kind struct {
 // declares them dead: virtual nodes are slow on a busy host. "mortal" has the usual time.
 var patient = []string{"--dead-after", "30s"}
 
-// The kinds, in descending order of the cost of their machines. A test is alone in its turn when it
-// measures processor time of this host.
+// The kinds, in descending order of the cost of their machines.
 var (
 	kinds = map[string]kind{
 		"qemu":        {"qemu", 2, 2, patient, 1},
@@ -54,7 +53,7 @@ const (
 // turn is the turn of a test.
 type turn struct {
 	kind    string
-	alone   bool
+	real    bool // see realTime
 	number  int
 	ready   chan struct{}
 	machine *machine // a shared one
@@ -83,10 +82,11 @@ func expect(kind string) *turn {
 	return &turn{kind: kind, number: turns.number, ready: make(chan struct{})}
 }
 
-// expectAlone announces a turn in which no other test runs.
-func expectAlone(kind string) *turn {
-	w := expect(kind)
-	w.alone = true
+// realTime makes a turn one in which ranks on hosted nodes compute under a scheduler. Such ranks
+// have real-time priorities, and tests measure the processor time that they get, so there is one
+// such turn at a time.
+func (w *turn) realTime() *turn {
+	w.real = true
 	return w
 }
 
@@ -146,24 +146,16 @@ func (s *turnsOfTests) arrive(w *turn) {
 	}
 }
 
-// next begins the turns that can begin: first those that are alone, then by kinds, then in the
-// order of the source.
+// next begins the turns that can begin, by kinds and then in the order of the source.
 func (s *turnsOfTests) next() {
 	slices.SortFunc(s.waiting, func(a, b *turn) int {
-		if a.alone != b.alone {
-			if a.alone {
-				return -1
-			}
-			return 1
-		}
 		if x, y := slices.Index(kindOrder, a.kind), slices.Index(kindOrder, b.kind); x != y {
 			return x - y
 		}
 		return a.number - b.number
 	})
-	alone := len(s.waiting) > 0 && s.waiting[0].alone
 	s.waiting = slices.DeleteFunc(s.waiting, func(w *turn) bool {
-		if !s.mayRun(w, alone) {
+		if !s.mayRun(w) {
 			return false
 		}
 		s.running = append(s.running, w)
@@ -175,12 +167,11 @@ func (s *turnsOfTests) next() {
 	})
 }
 
-// mayRun reports whether a turn can begin, given the running turns and whether a turn waits that is
-// alone.
-func (s *turnsOfTests) mayRun(w *turn, alone bool) bool {
+// mayRun reports whether a turn can begin beside the running turns.
+func (s *turnsOfTests) mayRun(w *turn) bool {
 	same, virtual := 0, 0
 	for _, r := range s.running {
-		if r.alone {
+		if r.real && w.real {
 			return false
 		}
 		if r.kind == w.kind {
@@ -189,9 +180,6 @@ func (s *turnsOfTests) mayRun(w *turn, alone bool) bool {
 		if kinds[r.kind].substrate == "qemu" {
 			virtual++
 		}
-	}
-	if alone {
-		return w.alone && len(s.running) == 0
 	}
 	return len(s.running) < mostTests && same < kinds[w.kind].most && (kinds[w.kind].substrate != "qemu" || virtual < mostVirtual)
 }
@@ -248,6 +236,22 @@ func use(t *testing.T, kind string) *machine {
 func ownMachine(t *testing.T, kind string) {
 	t.Helper()
 	w := expect(kind)
+	t.Parallel()
+	w.take(t)
+}
+
+// useRealTime is use of a hosted machine in a turn of ranks with real-time priorities.
+func useRealTime(t *testing.T) *machine {
+	t.Helper()
+	w := expect("hosted").realTime()
+	t.Parallel()
+	return w.take(t)
+}
+
+// ownRealTime is ownMachine for a hosted machine in such a turn.
+func ownRealTime(t *testing.T) {
+	t.Helper()
+	w := expect("own").realTime()
 	t.Parallel()
 	w.take(t)
 }

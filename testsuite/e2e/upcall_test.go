@@ -38,11 +38,11 @@ func isWhole(r result, n int) bool {
 }
 
 // Each upcall arrives once, in processes that compute with all registers and use malloc, and their
-// results stay the same bit for bit.
+// results stay the same bit for bit. TestMillionUpcalls in lib/c/ctest interrupts more often.
 func TestUpcalls(t *testing.T) {
-	program := upcallProgram(t)
 	m := use(t, "hosted")
-	const n = 300_000
+	program := upcallProgram(t)
+	const n = 100_000
 	r := upcallJob(t, m, program, n, 0).wait()
 	if !isWhole(r, n) {
 		t.Fatal(r)
@@ -53,8 +53,8 @@ func TestUpcalls(t *testing.T) {
 // When a node kernel is killed, each upcall of its job is handled once, or the job ends with the
 // reason.
 func TestNodeKernelKilledUnderUpcalls(t *testing.T) {
-	program := upcallProgram(t)
 	m := use(t, "hosted")
+	program := upcallProgram(t)
 	m.killUnderMessages(func(often bool) (*command, func(result) bool) {
 		n, pause := 10, 300_000
 		if often {

@@ -14,6 +14,7 @@ import (
 // threads may run where they could before, no other job gets one of the cores, and the cores beside
 // them are free as before.
 func TestKernelsKilledUnderWideRank(t *testing.T) {
+	ownMachine(t, "own")
 	m := up(t, "hosted", 1, 4)
 	held := m.start("run", "-c", "2", "--stdin", "none", probe(), "sleep")
 	held.awaitRanks("sleeping", 1)

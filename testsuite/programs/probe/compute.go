@@ -11,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// share WAIT_S TIME_S prints that it is there, waits, and computes for some time, all ranks in the
-// same time. Then it prints the processor time that it had in it.
-func share(args []string) error {
+// share computes until it is ended, all ranks at the same time. It has left the job's messages.
+func share([]string) error {
 	ctx, job, err := join()
 	if err != nil {
 		return err
@@ -21,24 +20,10 @@ func share(args []string) error {
 	if err := job.Finalize(ctx); err != nil { // which waits for the others
 		return err
 	}
-	fmt.Printf("waits %s\n", rank())
-	start := time.Now().Add(time.Duration(number(args, 0, 1)) * time.Second)
-	time.Sleep(time.Until(start))
-	before, err := processorTime()
-	if err != nil {
-		return err
+	fmt.Printf("computes %s\n", rank())
+	for start := time.Now(); time.Since(start) < time.Hour; {
 	}
-	for time.Since(start) < time.Duration(number(args, 1, 1))*time.Second {
-	}
-	after, err := processorTime()
-	fmt.Printf("rank %s had %d ms\n", rank(), (after - before).Milliseconds())
-	return err
-}
-
-func processorTime() (time.Duration, error) {
-	var ts unix.Timespec
-	err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts)
-	return time.Duration(ts.Nano()), err
+	return nil
 }
 
 // compute [SECONDS] computes for some time, in Go.
