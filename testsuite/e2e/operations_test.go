@@ -101,7 +101,7 @@ func TestOperations(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		calls, accesses := 60, 300
 		if !m.hosted() {
-			calls, accesses = 12, 30
+			calls, accesses = 8, 15
 		}
 		o := operations{m, inC, inGo, seed}
 		o.check(calls, accesses)
