@@ -326,7 +326,7 @@ func TestHistogram(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		text := text
 		if !m.hosted() {
-			text = filepath.Join(bin, "..", "ARCHITECTURE.md") // an emulated processor is slow
+			text = filepath.Join(bin, "..", "docs", "operating.md") // an emulated processor is slow
 		}
 		plain, err := exec.Command(filepath.Join(bin, "plain"), text).Output()
 		if err != nil {
