@@ -20,8 +20,8 @@ const (
 	keepKernels  = 2
 )
 
-// UnpackImage replaces an image of Build by its archive, which Linux boots as well: unpacking it takes
-// the host a fifth of the time that it takes an emulated processor, and is done once for all nodes.
+// UnpackImage replaces an image of Build by its archive, which Linux boots as well. An emulated
+// processor would take half a second to unpack it at each boot.
 func UnpackImage(path string) error {
 	err := Replace(path, func(dst *os.File) error {
 		src, err := os.Open(path)
