@@ -294,27 +294,27 @@ func TestInterrupt(t *testing.T) {
 	m.usable()
 }
 
+// What nodes do for such a job is what they do for any other.
 func TestDetach(t *testing.T) {
-	onBoth(t, func(t *testing.T, m *machine) {
-		endless := strings.TrimSpace(m.run(0, "--detach", probe(), "sleep").stdout)
-		if ps := m.margay("ps", endless); !strings.Contains(ps.stdout, "running") {
-			t.Error(ps)
-		}
-		if r := m.margay("kill", endless); r.code != 0 {
-			t.Error(r)
-		}
-		job := strings.TrimSpace(m.run(0, "--detach", "-n", "4", probe(), "count", "20", "50").stdout)
-		logs := m.margay("logs", "--label", job)
-		if logs.code != 0 || strings.Count(logs.stdout, "] out ") != 80 || strings.Count(logs.stderr, "] err ") != 80 {
-			t.Error(logs)
-		}
-		if ps := m.margay("ps", "-a"); !strings.Contains(ps.stdout, "ended (0)") {
-			t.Error(ps)
-		}
-		if r := m.margay("logs", "99999"); r.code == 0 || !strings.Contains(r.stderr, "there is no job 99999") {
-			t.Error(r)
-		}
-	})
+	m := use(t, "hosted")
+	endless := strings.TrimSpace(m.run(0, "--detach", probe(), "sleep").stdout)
+	if ps := m.margay("ps", endless); !strings.Contains(ps.stdout, "running") {
+		t.Error(ps)
+	}
+	if r := m.margay("kill", endless); r.code != 0 {
+		t.Error(r)
+	}
+	job := strings.TrimSpace(m.run(0, "--detach", "-n", "4", probe(), "count", "20", "50").stdout)
+	logs := m.margay("logs", "--label", job)
+	if logs.code != 0 || strings.Count(logs.stdout, "] out ") != 80 || strings.Count(logs.stderr, "] err ") != 80 {
+		t.Error(logs)
+	}
+	if ps := m.margay("ps", "-a"); !strings.Contains(ps.stdout, "ended (0)") {
+		t.Error(ps)
+	}
+	if r := m.margay("logs", "99999"); r.code == 0 || !strings.Contains(r.stderr, "there is no job 99999") {
+		t.Error(r)
+	}
 }
 
 func TestHistogram(t *testing.T) {
