@@ -68,7 +68,7 @@ func TestUnpackedKernel(t *testing.T) {
 	}
 }
 
-// An unpacked image has the same files, and takes those of a node.
+// An unpacked image has the same files. The files of a node can be added to it.
 func TestUnpackImage(t *testing.T) {
 	image, _ := build(t, testSpec(t))
 	want := unpack(t, image)

@@ -53,8 +53,8 @@ func TestMPI(t *testing.T) {
 	}
 }
 
-// The same on and between virtual nodes. Ranks of MPICH poll, so there are only as many as are needed
-// for a neighbour on the same node and one on another.
+// The same on and between virtual nodes. Ranks of MPICH poll, so there are only as many as are
+// needed for a neighbour on the same node and one on another.
 func TestMPIVirtual(t *testing.T) {
 	m := use(t, "qemu")
 	program := compileMPI(t, "allreduce")
