@@ -317,6 +317,12 @@ func TestDetach(t *testing.T) {
 	}
 }
 
+// counted returns the counts of a text by a plain sequential program.
+func counted(t *testing.T, text string) string {
+	t.Helper()
+	return string(output(t, filepath.Join(bin, "plain"), text))
+}
+
 func TestHistogram(t *testing.T) {
 	text := filepath.Join(scratch, "source.txt")
 	out, err := exec.Command("sh", "-c", "find \"$(go env GOROOT)/src/net\" -name '*.go' -type f | LC_ALL=C sort | xargs cat > "+text).CombinedOutput()
@@ -328,15 +334,12 @@ func TestHistogram(t *testing.T) {
 		if !m.hosted() {
 			text = filepath.Join(bin, "..", "docs", "operating.md") // an emulated processor is slow
 		}
-		plain, err := exec.Command(filepath.Join(bin, "plain"), text).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := counted(t, text)
 		for _, program := range []string{"histogram", "histogram-c"} {
 			r := m.run(0, "-n", m.all(), "--with", text, filepath.Join(bin, program), text)
 			counts, messages, _ := cutLast(r.stdout)
-			if counts != string(plain) || !strings.Contains(messages, " messages sent and handled: node0 ") {
-				t.Errorf("%s: want\n%s%v", program, plain, r)
+			if counts != want || !strings.Contains(messages, " messages sent and handled: node0 ") {
+				t.Errorf("%s: want\n%s%v", program, want, r)
 			}
 		}
 		if !m.hosted() {
@@ -389,11 +392,9 @@ func TestSharedCores(t *testing.T) {
 			t.Error(r)
 		}
 		text := filepath.Join(bin, "..", "README.md")
-		alone := m.run(0, "-n", m.all(), "--with", text, filepath.Join(bin, "histogram"), text)
 		shared := m.run(0, "-n", "8", "--ppn", "4", "--with", text, filepath.Join(bin, "histogram"), text)
-		want, _, _ = cutLast(alone.stdout)
-		if got, _, _ := cutLast(shared.stdout); got != want || want == "" {
-			t.Errorf("%v\nwant %s", shared, want)
+		if got, _, _ := cutLast(shared.stdout); got != counted(t, text) {
+			t.Errorf("%v\nwant %s", shared, counted(t, text))
 		}
 		m.usable()
 	})
@@ -430,7 +431,7 @@ func TestDuties(t *testing.T) {
 			counts, _, _ := cutLast(r.stdout)
 			return counts
 		}
-		want := histogram()
+		want := counted(t, text)
 		c := m.start("run", "-n", each, "--ppn", "1", probe(), "sleep") // on the first core of each node
 		c.awaitRanks("sleeping", m.nodes)
 		cores(0, "", "--message-core", "on", "--node", "0") // if all polled all the time, the processors of the host would do nothing else
@@ -442,7 +443,7 @@ func TestDuties(t *testing.T) {
 		if nodes := m.margay("nodes"); !strings.Contains(nodes.stdout, fmt.Sprintf("node0-%d compute on core 0 as well, ", m.nodes-1)) {
 			t.Error(nodes)
 		}
-		if got := histogram(); got != want || want == "" {
+		if got := histogram(); got != want {
 			t.Errorf("with a core for messages: %s\nwant %s", got, want)
 		}
 		if r := m.margay("machine", "restart", "0"); r.code != 0 {
