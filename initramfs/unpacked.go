@@ -5,9 +5,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/klauspost/compress/zstd"
 
 	"margay/initramfs/guestkernel"
 )
@@ -16,6 +19,29 @@ const (
 	kernelSuffix = ".elf"
 	keepKernels  = 2
 )
+
+// UnpackImage replaces an image of Build by its archive, which Linux boots as well. An emulated
+// processor would take half a second to unpack it at each boot.
+func UnpackImage(path string) error {
+	err := Replace(path, func(dst *os.File) error {
+		src, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer src.Close()
+		d, err := zstd.NewReader(src, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		_, err = io.Copy(dst, io.LimitReader(d, maxUnpacked))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("unpack node image %s: %w", path, err)
+	}
+	return nil
+}
 
 // UnpackedKernel returns the path in cacheDir of the unpacked kernel of an x86 boot image, and
 // unpacks it if necessary: see guestkernel.Unpack, whose error is passed on. The hash of the boot

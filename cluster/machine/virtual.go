@@ -81,8 +81,10 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 	if err := chooseAccel(ctx, found, o); err != nil || o.Spec.Accel != string(qemu.TCG) || o.Spec.Boot != BootKernel {
 		return err
 	}
-	o.Spec.Direct, err = provision.DirectKernel(image.Kernel)
-	return err
+	if o.Spec.Direct, err = provision.DirectKernel(image.Kernel); err != nil {
+		return err
+	}
+	return initramfs.UnpackImage(o.Spec.Image)
 }
 
 // useImage copies a node image into the folder of the machine, and enters it in the spec, with its

@@ -1,8 +1,9 @@
+//go:build !guest
+
 package task_test
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,11 +15,6 @@ import (
 	"margay/kernel/abi/id"
 	"margay/kernel/task"
 )
-
-// digest is what a rank of the application "strings" says of its arguments or its environment.
-func digest(list []string) string {
-	return fmt.Sprintf("%d %x\n", len(list), sha256.Sum256([]byte(strings.Join(list, "\x00"))))
-}
 
 // Arguments and variables up to what Linux takes reach ranks byte for byte, and a next node kernel
 // can adopt their job.

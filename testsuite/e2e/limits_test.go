@@ -26,7 +26,7 @@ func beside(t *testing.T, m *machine) (unharmed func()) {
 	for _, n := range m.listNodes() {
 		boots[n.Node] = n.Boots
 	}
-	c := m.start("run", probe(), "count", "1000000", "50")
+	c := m.start("run", probe(), "count", "1000000", "200")
 	c.awaitOutput("out 0 3\n")
 	ended := false
 	t.Cleanup(func() {

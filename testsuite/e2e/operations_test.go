@@ -110,7 +110,7 @@ func TestOperations(t *testing.T) {
 		inC, inGo := operationPrograms(t)
 		calls, accesses := 60, 300
 		if !m.hosted() {
-			calls, accesses = 12, 30
+			calls, accesses = 8, 15
 		}
 		o := operations{m, inC, inGo, seed}
 		o.check(calls, accesses)

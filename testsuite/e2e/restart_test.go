@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestNodeKernelKilled(t *testing.T) {
@@ -97,12 +99,14 @@ func parent(pid int) int {
 
 func TestNodeKernelRestartedInVM(t *testing.T) {
 	m := use(t, "qemu")
-	c, complete := countJob(t, m, m.nodes*m.cores, 80, 100)
+	c, complete := countJob(t, m, m.nodes*m.cores, 0, 200)
 	for node := range m.nodes {
 		if r := m.margay("machine", "restart", fmt.Sprint(node)); r.code != 0 {
 			t.Fatal(r)
 		}
 	}
+	m.awaitUp()
+	c.signal(unix.SIGUSR1)
 	complete(c.wait())
 	m.usable()
 }

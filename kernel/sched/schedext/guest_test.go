@@ -662,42 +662,6 @@ func (p *process) end() {
 	p.r.e.Remove(p.id)
 }
 
-// TestEviction makes Linux eject the skeleton repeatedly. This patches Linux's code, which
-// emulation does not always survive while all cores are busy: so they are busy only once.
-func TestEviction(t *testing.T) {
-	r := newRig(t)
-	evict := func(n int) {
-		t.Helper()
-		check.AwaitFor(t, 2*time.Minute, "attached", func() bool { // again, which it is not yet when the log has the end before
-			state, err := os.ReadFile("/sys/kernel/sched_ext/state")
-			return err == nil && string(state) == "enabled\n"
-		})
-		if err := os.WriteFile("/proc/sysrq-trigger", []byte("S"), 0); err != nil {
-			t.Fatal(err)
-		}
-		check.AwaitFor(t, 2*time.Minute, "eviction", func() bool {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			return len(r.said) >= n
-		})
-	}
-	r.set(r.policy(weighted.Object, map[string]any{"weight0": uint32(3), "weight1": uint32(1)}))
-	a, b := r.start("spin", 0), r.start("spin", 1)
-	evict(1)
-	r.share("weighted after an eviction", 0.75, a, b)
-	a.end()
-	b.end()
-	evict(2)
-	r.e.skeleton.wake() // the event of the next one is lost
-	for n := 3; n <= maxEvictions; n++ {
-		evict(n)
-	}
-	err := r.e.SetPolicies(cpu, nil)
-	if err == nil || !strings.Contains(err.Error(), "ended the scheduler 3 times") {
-		t.Error(err)
-	}
-}
-
 // TestArrival inserts a policy that gives the core to a task with a message.
 func TestArrival(t *testing.T) {
 	r := newRig(t)
@@ -748,5 +712,42 @@ func TestThreads(t *testing.T) {
 	}
 	if err := each(1<<30, func(tid int) error { return fmt.Errorf("thread %d", tid) }); err != nil {
 		t.Errorf("a process that is not there: %v", err)
+	}
+}
+
+// TestEviction makes Linux eject the skeleton repeatedly. This patches Linux's code, which
+// emulation does not always survive while all cores are busy: so they are busy only once. It is the
+// last test, because no other can use the enforcer after it.
+func TestEviction(t *testing.T) {
+	r := newRig(t)
+	evict := func(n int) {
+		t.Helper()
+		check.AwaitFor(t, 2*time.Minute, "attached", func() bool { // again, which it is not yet when the log has the end before
+			state, err := os.ReadFile("/sys/kernel/sched_ext/state")
+			return err == nil && string(state) == "enabled\n"
+		})
+		if err := os.WriteFile("/proc/sysrq-trigger", []byte("S"), 0); err != nil {
+			t.Fatal(err)
+		}
+		check.AwaitFor(t, 2*time.Minute, "eviction", func() bool {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return len(r.said) >= n
+		})
+	}
+	r.set(r.policy(weighted.Object, map[string]any{"weight0": uint32(3), "weight1": uint32(1)}))
+	a, b := r.start("spin", 0), r.start("spin", 1)
+	evict(1)
+	r.share("weighted after an eviction", 0.75, a, b)
+	a.end()
+	b.end()
+	evict(2)
+	r.e.skeleton.wake() // the event of the next one is lost
+	for n := 3; n <= maxEvictions; n++ {
+		evict(n)
+	}
+	err := r.e.SetPolicies(cpu, nil)
+	if err == nil || !strings.Contains(err.Error(), "ended the scheduler 3 times") {
+		t.Error(err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -26,12 +27,14 @@ func attackSystem(addresses []string) error {
 	return nil
 }
 
-// maxPID is above all process numbers of a namespace with the usual limit.
-const maxPID = 1 << 16
-
-// others does something to every process but PID 1 and this one.
+// others does something to every process but PID 1 and this one: to each number that the namespace
+// has given to a process or thread.
 func others(do func(pid int) error) error {
-	for pid := 2; pid < maxPID; pid++ {
+	last, err := lastPID()
+	if err != nil {
+		return err
+	}
+	for pid := 2; pid <= last; pid++ {
 		if pid == os.Getpid() {
 			continue
 		}
@@ -40,6 +43,17 @@ func others(do func(pid int) error) error {
 		}
 	}
 	return errNothing
+}
+
+// lastPID returns the number that the namespace has given last. Numbers start again only after
+// thousands, and a job's namespace is as old as the job.
+func lastPID() (int, error) {
+	load, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(load))
+	return strconv.Atoi(fields[len(fields)-1])
 }
 
 var processes = []try{
