@@ -184,8 +184,8 @@ func (s *Server) veilNotes(notes *control.ExtensionNotes, c permit.Caller) {
 	notes.Notes = slices.DeleteFunc(notes.Notes, func(n *control.ExtensionNote) bool { return !own(n.Job) })
 }
 
-// veilSamples removes what other users' ranks and extensions have done. Of the ranks it leaves their
-// places, because their cores are not free.
+// veilSamples removes what other users' ranks and extensions have done. It leaves the places of the
+// ranks, because their cores are not free.
 func (s *Server) veilSamples(samples *control.Samples, c permit.Caller) {
 	if samples == nil || c.Role >= permit.Administrator {
 		return

@@ -34,8 +34,8 @@ func fitHelp(root *cobra.Command, out io.Writer) {
 // optional matches a flag with an optional value as pflag writes it: --wait time[="forever"].
 var optional = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(--[\w-]+) (\w+)\[="?[\w.]+"?\]`) })
 
-// optionalValues writes such flags of a command as users do, --wait[=time], without a change of the columns. The value of
-// another flag may look alike: --out PATH[=DEST].
+// optionalValues writes such flags of a command as users do, --wait[=time], without a change of the
+// columns. The value of another flag may look alike: --out PATH[=DEST].
 func optionalValues(c *cobra.Command, usage string) string {
 	return optional().ReplaceAllStringFunc(usage, func(flag string) string {
 		written := optional().FindStringSubmatch(flag)
