@@ -79,7 +79,11 @@ func (s *summary) text() string {
 		slices.SortFunc(groups, func(a, b group) int { return cmp.Or(len(b.tasks)-len(a.tasks), cmp.Compare(a.how, b.how)) })
 		var texts []string
 		for _, g := range groups {
-			texts = append(texts, listed(g.tasks)+" "+g.how)
+			how := g.how
+			if len(g.tasks) > 1 && strings.HasPrefix(how, "was ") {
+				how = "were " + strings.TrimPrefix(how, "was ")
+			}
+			texts = append(texts, listed(g.tasks)+" "+how)
 		}
 		parts = append(parts, grouped(s.failed)+" failed: "+strings.Join(texts, "; "))
 	}

@@ -44,6 +44,7 @@ type Rank struct {
 	Sent        float64 `json:"messages_sent"`
 	Arrived     float64 `json:"messages_arrived"`
 	Further     bool    `json:"further"` // this is not its first core, which has its figures
+	Hidden      bool    `json:"hidden"`  // it is of a user whose figures the caller may not see
 }
 
 // Extension is an extension in a slot.
@@ -114,7 +115,7 @@ func (n *node) cores(v *View) {
 				core.Ranks = append(core.Ranks, n.rank(had[rankKey{r.Job, r.Rank}], r))
 			}
 			if slices.Contains(r.More, c.Core) {
-				core.Ranks = append(core.Ranks, Rank{Job: r.Job, Rank: r.Rank, PID: r.Pid, Further: true, Why: fmt.Sprintf("see core %d", r.Core)})
+				core.Ranks = append(core.Ranks, Rank{Job: r.Job, Rank: r.Rank, PID: r.Pid, Further: true, Hidden: r.Pid == 0, Why: fmt.Sprintf("see core %d", r.Core)})
 			}
 		}
 		slices.SortStableFunc(core.Ranks, func(a, b Rank) int { return cmp.Compare(b.CPU, a.CPU) })
@@ -123,6 +124,9 @@ func (n *node) cores(v *View) {
 }
 
 func (n *node) rank(was, is *control.RankSample) Rank {
+	if is.Pid == 0 { // serve leaves the place only
+		return Rank{Job: is.Job, Rank: is.Rank, Hidden: true, Why: "of another user"}
+	}
 	r := Rank{Job: is.Job, Rank: is.Rank, PID: is.Pid, Threads: is.Threads, Why: is.Why}
 	if was == nil || was.Pid != is.Pid {
 		return r

@@ -25,11 +25,12 @@ func TestBetween(t *testing.T) {
 	})
 	after := samples(3e9, func(n *control.NodeSample) {
 		n.Recording = true
-		n.Cores = []*control.CoreSample{{Core: 1, Interrupts: 140}, {Core: 2, Interrupts: 5, Shared: true}, {Core: 3}, {Core: 4, Interrupts: 9}}
+		n.Cores = []*control.CoreSample{{Core: 1, Interrupts: 140}, {Core: 2, Interrupts: 5, Shared: true}, {Core: 3}, {Core: 4, Interrupts: 9}, {Core: 5}}
 		n.Ranks = []*control.RankSample{
 			{Job: 7, Rank: 3, Core: 1, Pid: 10, CpuNs: 5.5e9, Voluntary: 14, Involuntary: 20, Sent: 3000, Arrived: 40, Threads: 2, Why: "why"}, // message counters restarted
 			{Job: 7, Rank: 4, Core: 1, Pid: 11, CpuNs: 2.5e9},
 			{Job: 8, Rank: 0, Core: 2, More: []uint32{3}, Pid: 12, CpuNs: 9e9}, // new
+			{Job: 9, Rank: 1, Core: 5},                                         // of another user
 		}
 		n.Extensions = []*control.ExtensionState{
 			{Handle: 1, Job: 7, Slot: "message", Name: "a", Runs: 30, TimeNs: 60, Faults: 2}, {Handle: 2, Slot: "sched", Name: "b"},
@@ -49,6 +50,7 @@ func TestBetween(t *testing.T) {
 			{Node: 2, Core: 2, Shared: true, Ranks: []Rank{{Job: 8, PID: 12}}},
 			{Node: 2, Core: 3, Ranks: []Rank{{Job: 8, PID: 12, Further: true, Why: "see core 2"}}},
 			{Node: 2, Core: 4, Ranks: []Rank{}},
+			{Node: 2, Core: 5, Ranks: []Rank{{Job: 9, Rank: 1, Hidden: true, Why: "of another user"}}},
 		},
 		Extensions: []Extension{
 			{Node: 2, Handle: 1, Job: 7, Slot: "message", Name: "a", Runs: 10, Time: 2, Faults: 2}, {Node: 2, Handle: 2, Slot: "sched", Name: "b"},
@@ -57,7 +59,7 @@ func TestBetween(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v\nnot %+v", got, want)
 	}
-	if got, want := got.Totals(), (Totals{Nodes: 1, Cores: 4, Busy: 3, Sent: 1000, Arrived: 20, Runs: 10}); got != want {
+	if got, want := got.Totals(), (Totals{Nodes: 1, Cores: 5, Busy: 4, Sent: 1000, Arrived: 20, Runs: 10}); got != want {
 		t.Errorf("in all %+v, not %+v", got, want)
 	}
 	if v := Between(after, before); len(v.Cores) != 0 { // time does not go back
@@ -92,7 +94,7 @@ func FuzzBetween(f *testing.F) {
 		sample := func(time int64, count uint64) *control.Samples {
 			return samples(time, func(n *control.NodeSample) {
 				n.Cores = []*control.CoreSample{{Interrupts: count}}
-				n.Ranks = []*control.RankSample{{CpuNs: cpu, Sent: count}}
+				n.Ranks = []*control.RankSample{{Pid: 1, CpuNs: cpu, Sent: count}}
 				n.Extensions = []*control.ExtensionState{{Runs: count}}
 			})
 		}

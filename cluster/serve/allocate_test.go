@@ -129,6 +129,19 @@ func TestNoRoom(t *testing.T) {
 				t.Errorf("%+v: %v", tc, err)
 			}
 		}
+		for _, tc := range []struct {
+			ranks, nodes, each uint32
+			says               string
+		}{
+			{3, 3, 0, "3 ranks, spread over 3 nodes, need 1 free core on each, but only 2 nodes can be used: node0 has 2 of 2 free, node1 has 2 of 2 free (2 of 2"},
+			{6, 2, 0, "6 ranks, spread over 2 nodes, need 3 free cores on each, but node0 has 2 of 2 free, node1 has 2 of 2 free (2 of 2"},
+			{1, 0, 3, "1 rank of 3 cores does not fit (the cores of a rank are on one node): node0 has 2 of 2 free, node1 has 2 of 2 free (2 of 2"},
+			{3, 0, 2, "3 ranks of 2 cores each do not fit (the cores of a rank are on one node): node0 has 2 of 2 free, node1 has 2 of 2 free (2 of 2"},
+		} {
+			s := spec(tc.ranks)
+			s.Nodes, s.CoresEach = tc.nodes, tc.each
+			c.refused(&control.RunRequest{Spec: s}, control.Code_CODE_NO_ROOM, tc.says)
+		}
 		s := spec(6)
 		s.PerNode = 4
 		must[*control.RunReply](c, &control.RunRequest{Spec: s})

@@ -184,14 +184,19 @@ func (s *Server) veilNotes(notes *control.ExtensionNotes, c permit.Caller) {
 	notes.Notes = slices.DeleteFunc(notes.Notes, func(n *control.ExtensionNote) bool { return !own(n.Job) })
 }
 
-// veilSamples removes what other users' ranks and extensions have done.
+// veilSamples removes what other users' ranks and extensions have done. It leaves the places of the
+// ranks, because their cores are not free.
 func (s *Server) veilSamples(samples *control.Samples, c permit.Caller) {
 	if samples == nil || c.Role >= permit.Administrator {
 		return
 	}
 	own := s.ownJobs(c)
 	for _, n := range samples.Nodes {
-		n.Ranks = slices.DeleteFunc(n.Ranks, func(r *control.RankSample) bool { return !own(r.Job) })
+		for i, r := range n.Ranks {
+			if !own(r.Job) {
+				n.Ranks[i] = &control.RankSample{Job: r.Job, Rank: r.Rank, Core: r.Core, More: r.More}
+			}
+		}
 		n.Extensions = slices.DeleteFunc(n.Extensions, func(x *control.ExtensionState) bool { return !own(x.Job) })
 	}
 }

@@ -98,7 +98,7 @@ func TestOtherUsers(t *testing.T) {
 			t.Errorf("the job of user 7001 is that of %v", p.Spec)
 		}
 		node.answers = map[string]proto.Message{
-			"TakeSamples":    &control.Samples{Nodes: []*control.NodeSample{{Ranks: []*control.RankSample{{Job: job}}}}},
+			"TakeSamples":    &control.Samples{Nodes: []*control.NodeSample{{Ranks: []*control.RankSample{{Job: job, Core: 1, Pid: 9, Why: "secret", CpuNs: 5}}}}},
 			"ListExtensions": &control.Extensions{Extensions: []*control.ExtensionState{{Job: job, Handle: 1}, {Handle: 2}}},
 			"ExtensionLog":   &control.ExtensionNotes{Notes: []*control.ExtensionNote{{Job: job}, {Job: 0}}},
 			"ReadStacks":     &control.Stacks{},
@@ -133,8 +133,9 @@ func TestOtherUsers(t *testing.T) {
 			if j := who.summary(job); j.Hidden == knows || (j.Command == "secret") != knows || j.Uid != 7001 || j.User != "user7001" || len(j.RankStates) != 1 {
 				t.Errorf("the job is shown as %v", j)
 			}
-			if n := len(must[*control.Samples](who, &control.TakeSamples{Node: 0}).Nodes[0].Ranks); n != 0 != knows {
-				t.Errorf("%d ranks have samples", n)
+			place := &control.RankSample{Job: job, Core: 1}
+			if ranks := must[*control.Samples](who, &control.TakeSamples{Node: 0}).Nodes[0].Ranks; len(ranks) != 1 || ranks[0].Core != 1 || proto.Equal(ranks[0], place) == knows {
+				t.Errorf("the ranks have the samples %v", ranks)
 			}
 			node.answers["TakeSamples"] = proto.CloneOf(node.answers["TakeSamples"].(*control.Samples))
 			if n := len(must[*control.Extensions](who, &control.ListExtensions{Node: 0}).Extensions); n != 1 && !knows || n != 2 && knows {

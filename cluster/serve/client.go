@@ -331,7 +331,7 @@ func (c *client) created(f *control.Frame, m *control.RunRequest, asked time.Tim
 	if j.spec.Allocation {
 		s.config.Log("job %d: an allocation of %s for %s", j.number, count(seats(j.places), "core"), j.spec.Command)
 	} else {
-		s.config.Log("job %d: %d ranks of %s on %d nodes", j.number, len(j.places), j.spec.Command, len(j.members))
+		s.config.Log("job %d: %s of %s on %s", j.number, count(len(j.places), "rank"), j.spec.Command, count(len(j.members), "node"))
 	}
 	s.running.Go(func() { s.launch(j, m, f, c.conn) })
 }

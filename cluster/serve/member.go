@@ -199,7 +199,7 @@ func (s *Server) shrink(m *control.ShrinkMachine) (*control.NodesLeaving, error)
 	}
 	s.config.Log("%s: taken out of the machine by %s", nodeset.Condense(nodes), by)
 	if m.Now {
-		s.endJobsOn(nodes, "it is taken out of the machine by "+by)
+		s.endJobsOn(nodes, "it was taken out of the machine by "+by)
 	}
 	s.retire()
 	return answer, nil

@@ -182,7 +182,7 @@ func TestShrink(t *testing.T) {
 		m.played[1].connect()
 		c.run(only(1))
 		must[*control.NodesLeaving](c, leave(true, 1))
-		if s := c.ended(); s.Error == nil || s.Error.Code != control.Code_CODE_NODE_LOST || s.Error.Text != "it is taken out of the machine by op" {
+		if s := c.ended(); s.Error == nil || s.Error.Code != control.Code_CODE_NODE_LOST || s.Error.Text != "it was taken out of the machine by op" {
 			t.Errorf("its job ends as %v", s)
 		}
 	})

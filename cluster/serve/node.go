@@ -756,7 +756,7 @@ func (s *Server) nodeExit(m *control.NodeExit) {
 	}
 	reason, remedy := m.Reason, "it stays down: "+s.rebooted(m.Node)
 	if m.Retry {
-		reason, remedy = reason+"; it is started once more", ""
+		reason, remedy = reason+"; it is being restarted", ""
 	} else if len(m.Console) > 0 {
 		reason += "; the last lines of its console:\n    " + strings.Join(m.Console, "\n    ")
 	}

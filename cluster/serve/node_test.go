@@ -141,7 +141,7 @@ func TestNodeDies(t *testing.T) {
 		}, "node1: it was killed; the last lines of its console:\n    a\n    b\nit stays down: margay node reboot -m m node1 reboots it"},
 		{"retry", func(m *machine, _ *playedNode) {
 			m.local(control.Role_ROLE_HOLDER).tell(&control.NodeExit{Node: 1, Reason: "it was killed", Console: []string{"a"}, Retry: true})
-		}, "node1: it was killed; it is started once more"},
+		}, "node1: it was killed; it is being restarted"},
 		{"boot", func(_ *machine, n *playedNode) {
 			n.boot = "another boot"
 			n.connect()
@@ -588,7 +588,7 @@ func TestHolder(t *testing.T) {
 			t.Errorf("the holder is told %v", u)
 		}
 		h.tell(&control.NodeExit{Node: 0, Reason: "it fell over", Retry: true})
-		if state := c.node(0); state.Health != control.NodeHealth_NODE_DEAD || state.Reason != "it fell over; it is started once more" || !state.Retry {
+		if state := c.node(0); state.Health != control.NodeHealth_NODE_DEAD || state.Reason != "it fell over; it is being restarted" || !state.Retry {
 			t.Errorf("node 0 is %v", state)
 		}
 		if remedy := c.node(0).Remedy; remedy != "" {

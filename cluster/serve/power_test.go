@@ -85,7 +85,7 @@ func TestReboot(t *testing.T) {
 			t.Errorf("then node2 is %v", n)
 		}
 		must[*control.Done](other, reboots(true, 0))
-		if s := c.ended(); s.Error == nil || s.Error.Text != "ended by order of op; it is started once more" || s.Error.Node != 0 {
+		if s := c.ended(); s.Error == nil || s.Error.Text != "ended by order of op; it is being restarted" || s.Error.Node != 0 {
 			t.Errorf("the job of node0 ends as %v", s)
 		}
 		if !slices.Equal(ordered, []uint32{2, 0}) || !m.logged("node0: rebooted by op") {

@@ -199,7 +199,7 @@ func TestLiesOnTheConsole(t *testing.T) {
 		if jobs := must[*control.Jobs](c, &control.ListJobs{All: true}).Jobs; len(jobs) != 1 || jobs[0].Command != "app?[2J? ?" {
 			t.Errorf("the job is %.500v", jobs)
 		}
-		if !m.logged("job 1: 1 ranks of app?[2J? ? on 1 nodes") {
+		if !m.logged("job 1: 1 rank of app?[2J? ? on 1 node") {
 			t.Error("the log does not show the job")
 		}
 	})

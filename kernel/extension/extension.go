@@ -346,7 +346,7 @@ type Request struct {
 func (s *Set) Insert(r Request) (*Extension, error) {
 	x, err := s.insert(r)
 	if err != nil {
-		s.manager.note(s, 0, r.Name, "refused: %v", err)
+		s.manager.note(s, 0, r.Name, "refused: %s", strings.TrimPrefix(err.Error(), ErrRefused.Error()+": "))
 		return nil, err
 	}
 	if err := s.keep(x, r); err != nil {

@@ -152,7 +152,7 @@ func TestRefusedRequestsAreNoted(t *testing.T) {
 		a.ask(wire.Request{Op: wire.OpRemove, Handle: mine.Handle}, nil)
 	}
 	says := fmt.Sprintf("rank 0 is refused: extension %d is one of job 99", theirs.Handle())
-	wants := []string{says, says, says, "rank 0 is refused: request 77 is unknown", "refused: the extension is refused: only the machine has trusted", "removed: rank 0"}
+	wants := []string{says, says, says, "rank 0 is refused: request 77 is unknown", "refused: only the machine has trusted", "removed: rank 0"}
 	got := notes()[before:]
 	if len(got) != len(wants) {
 		t.Fatalf("%d notes: %q", len(got), got)

@@ -103,11 +103,11 @@ var ordinaryMay = []string{"signal PID 1", "signal PID 1 by a descriptor", "limi
 // extensions, where V is the victim's extension. An attempt without a line has reached only the
 // application's own objects.
 var nodeTries = []struct{ name, told, logged string }{
-	{"insert a trusted extension", "only the machine has trusted extensions", "(attack): refused: the extension is refused: only the machine has trusted"},
-	{"insert into slot boot", "slot boot takes only", "(attack): refused: the extension is refused: slot boot takes only"},
-	{"insert into slot trap", "slot trap takes no extensions", "(attack): refused: the extension is refused: slot trap takes"},
-	{"insert into no slot", `there is no slot "victim/message"`, `(attack): refused: the extension is refused: there is no slot "victim/message"`},
-	{"set a variable that does not exist", `it has no variable "victim"`, `(attack): refused: the extension is refused: it has no variable "victim"`},
+	{"insert a trusted extension", "only the machine has trusted extensions", "(attack): refused: only the machine has trusted"},
+	{"insert into slot boot", "slot boot takes only", "(attack): refused: slot boot takes only"},
+	{"insert into slot trap", "slot trap takes no extensions", "(attack): refused: slot trap takes"},
+	{"insert into no slot", `there is no slot "victim/message"`, `(attack): refused: there is no slot "victim/message"`},
+	{"set a variable that does not exist", `it has no variable "victim"`, `(attack): refused: it has no variable "victim"`},
 	{"set more entries than there is memory", "bytes of maps", `bytes of maps`},
 	{"forge a name", "cannot be printed", `(x?margay: all is well?[2J): refused: `},
 	{"remove the victim's extension", "no such extension", "rank 0 is refused: extension V is one of job "},

@@ -72,7 +72,7 @@ func TestVMKilled(t *testing.T) {
 		t.Fatalf("processes of node1: %v", vms)
 	}
 	kill(t, vms[0])
-	if r := c.wait(); r.code != 125 || !strings.Contains(r.stderr, "node1: ") || !strings.Contains(r.stderr, "signal 9") || !strings.Contains(r.stderr, "it is started once more") {
+	if r := c.wait(); r.code != 125 || !strings.Contains(r.stderr, "node1: ") || !strings.Contains(r.stderr, "signal 9") || !strings.Contains(r.stderr, "it is being restarted") {
 		t.Error(r)
 	}
 	m.run(0, "-n", "1", probe(), "hello")

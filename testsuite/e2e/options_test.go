@@ -52,7 +52,7 @@ func TestCoresEach(t *testing.T) {
 		t.Errorf("%d ranks have two threads: %v", got, r)
 	}
 	m.run(0, "-w", "node1", "/bin/true")
-	if r := m.run(125, "-n", "3", "-c", "2", program); !strings.Contains(r.stderr, "3 ranks of 2 cores each, all on one node, do not fit: node0 has 2 of 2 free, node1 has 2 of 2 free") {
+	if r := m.run(125, "-n", "3", "-c", "2", program); !strings.Contains(r.stderr, "3 ranks of 2 cores each do not fit (the cores of a rank are on one node): node0 has 2 of 2 free, node1 has 2 of 2 free") {
 		t.Errorf("three ranks: %v", r)
 	}
 	held := m.start("run", "-w", "0", "-c", "2", "--stdin", "none", probe(), "sleep")

@@ -108,7 +108,7 @@ func jobNumber(j *control.JobSummary) string {
 // used is what the ranks of a job that runs have used so far, by their numbers. Of nodes that do
 // not answer nothing is known.
 func (a commands) used(ctx context.Context, j *control.JobSummary) map[uint32]*control.RankSample {
-	if j.Phase == control.JobPhase_JOB_DONE {
+	if j.Phase == control.JobPhase_JOB_DONE || j.Hidden {
 		return nil
 	}
 	samples, err := a.Samples(ctx)

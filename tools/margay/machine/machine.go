@@ -72,16 +72,28 @@ func (a commands) statusCommand() *cobra.Command {
 			if a.JSON {
 				return show.Message(a.Stdout, status)
 			}
-			text := fmt.Sprintf("machine %s (%s): %d of %d nodes up%s, %d of %d application cores free, %d jobs\n",
-				status.Machine, status.Substrate, status.Up, status.Nodes, out(status), status.FreeCores, status.Cores, status.Jobs)
+			text := fmt.Sprintf("machine %s (%s): %d of %d nodes up%s, %d of %d application cores free, %s\n",
+				status.Machine, status.Substrate, status.Up, status.Nodes, out(status), status.FreeCores, status.Cores, jobs(status.Jobs))
 			if pid != 0 { // it is this user's machine
-				text += fmt.Sprintf("holder: process %d; serve: process %d, started %d times, last %s ago\nlogs: %s\n",
-					pid, status.ServePid, status.ServeStarts, time.Since(time.Unix(0, status.SinceNs)).Round(time.Second), filepath.Dir(d.Log("serve")))
+				times := ""
+				if status.ServeStarts > 1 {
+					times = fmt.Sprintf("%d times, last ", status.ServeStarts)
+				}
+				text += fmt.Sprintf("holder: process %d; serve: process %d, started %s%s ago\nlogs: %s\n",
+					pid, status.ServePid, times, time.Since(time.Unix(0, status.SinceNs)).Round(time.Second), filepath.Dir(d.Log("serve")))
 			}
 			_, err = fmt.Fprint(a.Stdout, text+letsIn(status))
 			return err
 		},
 	})
+}
+
+// jobs says how many jobs there are.
+func jobs(n uint32) string {
+	if n == 1 {
+		return "1 job"
+	}
+	return fmt.Sprintf("%d jobs", n)
 }
 
 // out says how many nodes are out of service, if any are.

@@ -97,7 +97,7 @@ func TestReboot(t *testing.T) {
 // The status of a machine counts nodes that are out of service.
 func TestStatusWithDrainedNodes(t *testing.T) {
 	status, stdout, stderr := margaytest.Played(t, func(proto.Message) (proto.Message, error) {
-		return &control.MachineStatus{Machine: "m", Substrate: "hosted", Nodes: 4, Up: 3, Drained: 2, Cores: 6, FreeCores: 4}, nil
+		return &control.MachineStatus{Machine: "m", Substrate: "hosted", Nodes: 4, Up: 3, Drained: 2, Cores: 6, FreeCores: 4, Jobs: 1}, nil
 	}, "machine", "status")
-	margaytest.Wants(t, status, 0, stdout+stderr, "machine m (hosted): 3 of 4 nodes up, 2 drained, 4 of 6 application cores free, 0 jobs\n")
+	margaytest.Wants(t, status, 0, stdout+stderr, "machine m (hosted): 3 of 4 nodes up, 2 drained, 4 of 6 application cores free, 1 job\n")
 }

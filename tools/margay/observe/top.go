@@ -185,12 +185,15 @@ func coreTable(v *rates.View, without []string) func(io.Writer) error {
 				t.Row(keep(append(place, "-", "-", "-", "-", "-", "-", "-", "free"))...)
 			}
 			for _, r := range c.Ranks {
-				if r.Further {
-					t.Row(keep(append(place, fmt.Sprintf("%d.%d", r.Job, r.Rank), "-", "-", "-", "-", "-", r.PID, r.Why))...)
-					continue
+				figures := []any{"-", "-", "-", "-", "-"}
+				if !r.Further && !r.Hidden {
+					figures = []any{fmt.Sprintf("%.1f", r.CPU), perSecond(r.Voluntary), perSecond(r.Involuntary), perSecond(r.Sent), perSecond(r.Arrived)}
 				}
-				t.Row(keep(append(place, fmt.Sprintf("%d.%d", r.Job, r.Rank), fmt.Sprintf("%.1f", r.CPU), perSecond(r.Voluntary), perSecond(r.Involuntary),
-					perSecond(r.Sent), perSecond(r.Arrived), r.PID, r.Why))...)
+				pid := any(r.PID)
+				if r.Hidden {
+					pid = "-"
+				}
+				t.Row(keep(slices.Concat(place, []any{fmt.Sprintf("%d.%d", r.Job, r.Rank)}, figures, []any{pid, r.Why}))...)
 				place = []any{"", "", "", ""}
 			}
 		}

@@ -46,6 +46,14 @@ func TestTopColumns(t *testing.T) {
 	}
 }
 
+// A core with a rank of another user is not free, and shows no figures of it.
+func TestTopHidden(t *testing.T) {
+	lines := coreLines(&rates.View{Cores: []rates.Core{{Core: 1, Ranks: []rates.Rank{{Job: 2, Hidden: true, Why: "of another user"}}}}}, 0, rates.ByCore)
+	if got := strings.Join(strings.Fields(lines[1]), " "); got != "node0 1 0 0 2.0 - - - - - - of another user" {
+		t.Errorf("%q", got)
+	}
+}
+
 // Keys of top: arrows and letters scroll, ? shows what all of them do.
 func TestTopKeys(t *testing.T) {
 	x := &topLoop{commands: commands{&command.App{Machine: "m"}}, order: rates.ByCore, view: busy, interval: time.Second}

@@ -27,17 +27,22 @@ func fitHelp(root *cobra.Command, out io.Writer) {
 	usage = strings.Replace(usage, "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1)
 	root.SetUsageTemplate(usage)
 	root.SetHelpFunc(func(c *cobra.Command, _ []string) {
-		fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", reflow(cmp.Or(c.Long, c.Short), width), optionalValues(c.UsageString()))
+		fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", reflow(cmp.Or(c.Long, c.Short), width), optionalValues(c, c.UsageString()))
 	})
 }
 
 // optional matches a flag with an optional value as pflag writes it: --wait time[="forever"].
 var optional = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(--[\w-]+) (\w+)\[="?[\w.]+"?\]`) })
 
-// optionalValues writes such flags as users do, --wait[=time], without a change of the columns.
-func optionalValues(usage string) string {
+// optionalValues writes such flags of a command as users do, --wait[=time], without a change of the
+// columns. The value of another flag may look alike: --out PATH[=DEST].
+func optionalValues(c *cobra.Command, usage string) string {
 	return optional().ReplaceAllStringFunc(usage, func(flag string) string {
-		return fmt.Sprintf("%-*s", len(flag), optional().ReplaceAllString(flag, "$1[=$2]"))
+		written := optional().FindStringSubmatch(flag)
+		if f := c.Flag(strings.TrimPrefix(written[1], "--")); f == nil || f.NoOptDefVal == "" {
+			return flag
+		}
+		return fmt.Sprintf("%-*s", len(flag), written[1]+"[="+written[2]+"]")
 	})
 }
 

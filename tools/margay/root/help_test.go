@@ -31,7 +31,7 @@ func TestHelpFits(t *testing.T) {
 	})
 }
 
-// A flag with an optional value is shown as it is given.
+// A flag with an optional value is shown as it is given, and no other one is.
 func TestOptionalValues(t *testing.T) {
 	var out bytes.Buffer
 	root := newRoot(&command.App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &out}, nil)
@@ -42,7 +42,11 @@ func TestOptionalValues(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.Flags().VisitAll(func(f *pflag.Flag) {
-			if value, _ := pflag.UnquoteUsage(f); value != "" && f.NoOptDefVal != "" {
+			value, _ := pflag.UnquoteUsage(f)
+			if value != "" && f.NoOptDefVal == "" && !f.Hidden && !strings.Contains(out.String(), "--"+f.Name+" "+value+" ") {
+				t.Errorf("%s: --%s %s is not shown", c.CommandPath(), f.Name, value)
+			}
+			if value != "" && f.NoOptDefVal != "" {
 				shown[f.Name] = strings.Count(out.String(), "--"+f.Name+"[="+value+"] ")
 			}
 		})

@@ -24,7 +24,7 @@ func TestColorsAlign(t *testing.T) {
 	want := "NAME   STATE     GRÖSSE    STATE\n" +
 		"größe  \x1b[32mup\x1b[m        1         \x1b[31mended (3)\x1b[m\n" +
 		"a?b    \x1b[31mde?[1mad\x1b[m  12345678  other\n" +
-		"c                          \n"
+		"c\n"
 	if colored != want {
 		t.Errorf("%q\nnot\n%q", colored, want)
 	}

@@ -69,7 +69,7 @@ func (t *Table) Flush() error {
 	out.WriteString(foldTo(header, width, indent) + "\n")
 	row := 0
 	for line := range strings.Lines(body) {
-		line = foldTo(strings.TrimSuffix(line, "\n"), width, indent)
+		line = foldTo(strings.TrimRight(line, " \n"), width, indent) // a last cell may be empty
 		if t.Colors {
 			line = paint(line, t.rows[row], at)
 		}

@@ -23,3 +23,14 @@ func TestFold(t *testing.T) {
 		}
 	}
 }
+
+// A line has no blanks at its end where the last cell is empty.
+func TestTableEnds(t *testing.T) {
+	var out strings.Builder
+	table := NewTable(&out, "NODE", "CORES", "JOBS")
+	table.Row("node0", 2, "")
+	table.Row("node1", 2, "7")
+	if err := table.Flush(); err != nil || out.String() != "NODE   CORES  JOBS\nnode0  2\nnode1  2      7\n" {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+}
