@@ -12,7 +12,8 @@ export GOFLAGS := -trimpath
 ifndef VERSION
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 endif
-GOFLAGS_NODE := -ldflags '-s -w -X main.version=$(VERSION)'
+VERSION_FLAG := -X main.version=$(VERSION)
+GOFLAGS_NODE := -ldflags '-s -w $(VERSION_FLAG)'
 GO_STATIC := CGO_ENABLED=0 go
 ifeq ($(origin CC),default)
 CC := gcc
@@ -123,8 +124,9 @@ clean: ## remove what was built
 .PHONY: FORCE
 FORCE:
 
+# Debuggers look for the symbols of MPIR and their types, so it is not stripped.
 bin/margay: FORCE
-	@$(GO_STATIC) build $(GOFLAGS_NODE) -o $@ ./tools/margay
+	@$(GO_STATIC) build -ldflags '$(VERSION_FLAG)' -o $@ ./tools/margay
 
 bin/nodekernel: FORCE
 	@$(GO_STATIC) build $(GOFLAGS_NODE) -o $@ ./tools/nodekernel

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // stuck is a program whose rank 2 waits elsewhere than the others. After SIGUSR1 a rank ends by a
@@ -87,8 +89,8 @@ func (m *machine) traced(args ...string) map[string]string {
 	return groups
 }
 
-// The stacks of ranks on two nodes are merged, also of a stopped job, which stays stopped. A rank
-// that ends by a fault is reported with its line.
+// The stacks of ranks on two nodes are merged, also of a stopped job, which stays stopped. gdb
+// reads the variables of a rank. A rank that ends by a fault is reported with its line.
 func TestBacktrace(t *testing.T) {
 	m := use(t, "hosted")
 	program := compileStuck(t)
@@ -108,6 +110,13 @@ func TestBacktrace(t *testing.T) {
 	}
 	expect("running")
 	if r := m.margay("backtrace", job, "2"); r.code != 0 || !strings.Contains(r.stdout, "receive() in stuck.c:") || strings.Contains(r.stdout, "compute") {
+		t.Error(r)
+	}
+	if r := m.margay("debug", job, "2", "-nx", "-batch", "-ex", "bt", "-ex", "print fault"); !strings.Contains(r.stdout, "receive () at ") || !strings.Contains(r.stdout, "\n$1 = 0\n") ||
+		strings.Contains(r.stdout, "compute") {
+		t.Error(r)
+	}
+	if r := m.margay("debug", job, "4"); r.code != 125 || !strings.Contains(r.stderr, "has no rank 4") {
 		t.Error(r)
 	}
 	if r := m.margay("kill", "-s", "STOP", job); r.code != 0 {
@@ -171,6 +180,45 @@ func TestAttach(t *testing.T) {
 	}
 	if r := m.run(125, "--attach", "--detach", "/bin/true"); !strings.Contains(r.stderr, "--attach") {
 		t.Error(r)
+	}
+	m.usable()
+}
+
+// A debugger of margay run finds the ranks by MPIR while they are held, and reads the types of the
+// table as well. The ranks go on with margay run.
+func TestDebuggerOfRun(t *testing.T) {
+	m := use(t, "hosted")
+	// A rank that has not had its core yet stops when it gets it.
+	const shell = `for try in $(seq 600); do grep -q '^State:.T' /proc/%d/status && break; sleep 0.1; done; ` +
+		`tr '\\0' '\\n' </proc/%d/environ | grep ^MARGAY_RANK=; grep ^State: /proc/%d/status`
+	look := func(rank int) []string {
+		pid := fmt.Sprintf(", MPIR_proctable[%d].pid", rank)
+		return []string{"-ex", fmt.Sprintf("print/s MPIR_proctable[%d]", rank), "-ex", `eval "shell ` + shell + `"` + strings.Repeat(pid, 3)}
+	}
+	args := slices.Concat([]string{
+		"-nx", "-batch", "-ex", "break MPIR_Breakpoint", "-ex", "starti", "-ex", "set var MPIR_being_debugged = 1", "-ex", "continue",
+		"-ex", "print MPIR_debug_state", "-ex", "print MPIR_proctable_size", "-ex", "print &MPIR_i_am_starter",
+	}, look(0), look(1), []string{"-ex", "continue", "-ex", "print $_exitcode", "--args", filepath.Join(bin, "margay"), "-m", m.name, "run", "-n", "2", "-N", "2", "/bin/sh", "-c", "echo ran"})
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	gdb := exec.CommandContext(ctx, "gdb", args...)
+	gdb.WaitDelay = time.Second // what it has started has its pipe as well
+	out, err := gdb.CombinedOutput()
+	if err != nil {
+		t.Fatalf("gdb: %v\n%s", err, out)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(out)
+	for _, want := range []string{"$1 = 1\n", "$2 = 2\n", `"/bin/sh"`, fmt.Sprintf("%q", host), "MARGAY_RANK=0\nState:\tT", "MARGAY_RANK=1\nState:\tT", "$6 = 0\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("there is no %q", want)
+		}
+	}
+	if strings.Count(text, "ran\n") != 2 || t.Failed() {
+		t.Errorf("gdb and the ranks print:\n%s", out)
 	}
 	m.usable()
 }

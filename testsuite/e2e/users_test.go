@@ -49,7 +49,7 @@ func TestOtherUsers(t *testing.T) {
 	if r := as(bob, "ps"); r.code != 0 || !regexp.MustCompile(`(?m)^1 +user64101 +1 +0 +running +\S+ +\(hidden\)$`).MatchString(r.stdout) || strings.Contains(r.stdout, "secret") {
 		t.Error(r)
 	}
-	for _, args := range [][]string{{"logs", job}, {"kill", "-s", "CONT", job}, {"backtrace", job}} {
+	for _, args := range [][]string{{"logs", job}, {"kill", "-s", "CONT", job}, {"backtrace", job}, {"debug", job, "0"}} {
 		if r := as(bob, args...); r.code != 125 || r.stdout != "" || !strings.Contains(r.stderr, "job 1 is user64101's: only user64101 and the administrators of machine "+m.name+" may") {
 			t.Errorf("%v: %v", args, r)
 		}

@@ -7,50 +7,99 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
-	"margay/cluster/control"
 	"margay/kernel/abi/wire"
 	"margay/tools/margay/command"
+	"margay/tools/margay/job/mpir"
 )
 
-// held prints the processes of a job whose ranks are held, and waits for Enter. Without input,
-// and in the background of a terminal, something else must let the ranks go on.
-func held(ctx context.Context, a *command.App, job uint32) (release bool, err error) {
-	if err := printProcesses(ctx, a, job); err != nil {
+// held gives the ranks of a job, which are held, to a debugger of margay run. With attach it prints
+// their processes, and waits for Enter. Without input, and in the background of a terminal,
+// something else must let the ranks go on. programs are the programs of the ranks.
+func held(ctx context.Context, a *command.App, job uint32, programs []string, attach bool) (release bool, err error) {
+	ranks, err := heldRanks(ctx, a, job)
+	if err != nil {
 		return false, err
 	}
-	fmt.Fprintf(a.Stderr, "margay: job %d is held before its first instruction; Enter lets it go on, and so does margay kill -s CONT %d\n", job, job)
+	if attach {
+		printHeld(a.Stderr, ranks)
+		fmt.Fprintf(a.Stderr, "margay: job %d is held before its first instruction; Enter lets it go on, and so does margay kill -s CONT %d\n", job, job)
+	}
+	table, err := debuggerTable(ranks, programs)
+	switch {
+	case err == nil:
+		mpir.Publish(table)
+	case mpir.Debugged():
+		return false, fmt.Errorf("run: a debugger waits for all ranks: %w", err)
+	}
+	if !attach {
+		return true, nil
+	}
 	return awaitLine(ctx, command.Foreground(a.Stdin))
 }
 
-// printProcesses prints the processes of the ranks, with the command that attaches a debugger to
-// those that are on this host.
-func printProcesses(ctx context.Context, a *command.App, job uint32) error {
-	status, err := command.Ask[*control.MachineStatus](ctx, a, &control.Status{})
-	if err != nil {
-		return err
-	}
+// heldRank is the process of a rank that is held.
+type heldRank struct {
+	rank, node uint32
+	pid        int64 // on its node
+	here       int   // on this host; 0: it is not on this host, or this user may not trace it
+}
+
+// heldRanks returns the processes of a job.
+func heldRanks(ctx context.Context, a *command.App, job uint32) (ranks []heldRank, err error) {
 	samples, err := a.Samples(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	here := processesOf("/proc", int(status.HolderPid), job)
-	fmt.Fprintln(a.Stderr, "RANK  NODE    PID     DEBUGGER")
+	here := processesHere(a, job)
 	for _, n := range samples.Nodes {
 		for _, r := range n.Ranks {
-			if r.Job != job {
-				continue
+			if r.Job == job {
+				ranks = append(ranks, heldRank{r.Rank, n.Node, r.Pid, here[r.Rank]})
 			}
-			debugger := "-"
-			if pid := here[r.Rank]; pid != 0 {
-				debugger = fmt.Sprintf("gdb -p %d", pid)
-			}
-			fmt.Fprintf(a.Stderr, "%-5d %-7s %-7d %s\n", r.Rank, fmt.Sprintf("node%d", n.Node), r.Pid, debugger)
 		}
 	}
-	return nil
+	return ranks, nil
+}
+
+// printHeld prints processes, with the command that attaches a debugger to those that are on this
+// host.
+func printHeld(w io.Writer, ranks []heldRank) {
+	fmt.Fprintln(w, "RANK  NODE    PID     DEBUGGER")
+	for _, r := range ranks {
+		debugger := "-"
+		if r.here != 0 {
+			debugger = fmt.Sprintf("gdb -p %d", r.here)
+		}
+		fmt.Fprintf(w, "%-5d %-7s %-7d %s\n", r.rank, fmt.Sprintf("node%d", r.node), r.pid, debugger)
+	}
+}
+
+// debuggerTable returns the ranks as a debugger finds them: ranks of hosted nodes as processes of
+// this host, others as processes of their nodes. A debugger needs all of them.
+func debuggerTable(ranks []heldRank, programs []string) ([]mpir.Process, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, err
+	}
+	table := make([]mpir.Process, len(programs))
+	for _, r := range ranks {
+		switch {
+		case uint64(r.rank) >= uint64(len(table)):
+			return nil, fmt.Errorf("node%d reports rank %d of %d", r.node, r.rank, len(table))
+		case r.here != 0:
+			table[r.rank] = mpir.Process{Host: host, Program: programs[r.rank], PID: r.here}
+		default:
+			table[r.rank] = mpir.Process{Host: fmt.Sprintf("node%d", r.node), Program: programs[r.rank], PID: int(r.pid)}
+		}
+	}
+	if i := slices.IndexFunc(table, func(p mpir.Process) bool { return p.PID == 0 }); i >= 0 {
+		return nil, fmt.Errorf("the process of rank %d is not known: its node has not answered", i)
+	}
+	return table, nil
 }
 
 // awaitLine reads up to the end of a line, and nothing beyond, which the ranks may want. It reports
@@ -76,6 +125,20 @@ func awaitLine(ctx context.Context, in io.Reader) (bool, error) {
 	case <-ctx.Done():
 		return false, context.Cause(ctx)
 	}
+}
+
+// processesHere finds the processes of a job's ranks on this host, by rank: none where another user
+// is the owner of the machine.
+func processesHere(a *command.App, job uint32) map[uint32]int {
+	d, err := a.Dir()
+	if err != nil {
+		return nil
+	}
+	holder, alive := d.Holder()
+	if !alive || holder <= 0 {
+		return nil
+	}
+	return processesOf("/proc", holder, job)
 }
 
 // processesOf finds the processes of a job's ranks on this host, by rank: those below the holder of

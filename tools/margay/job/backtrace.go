@@ -83,10 +83,8 @@ func (a commands) backtrace(ctx context.Context, job uint32, ranks []uint32) (*t
 	if err != nil {
 		return nil, err
 	}
-	if jobs.Jobs[0].Hidden { // serve refuses, and says why
-		if _, err := command.Ask[*control.Stacks](ctx, a.App, &control.ReadStacks{Job: job}); err != nil {
-			return nil, err
-		}
+	if err := a.refusal(ctx, jobs); err != nil {
+		return nil, err
 	}
 	t := newTraces(job)
 	nodes, err := t.choose(jobs, ranks)
@@ -111,6 +109,16 @@ func (a commands) backtrace(ctx context.Context, job uint32, ranks []uint32) (*t
 		return nil, fmt.Errorf("backtrace: the ranks of job %d have just ended", job)
 	}
 	return t, nil
+}
+
+// refusal returns why this user may not look into a job, nil if that is permitted. serve records
+// the attempt.
+func (a commands) refusal(ctx context.Context, jobs *control.Jobs) error {
+	if len(jobs.Jobs) != 1 || !jobs.Jobs[0].Hidden {
+		return nil
+	}
+	_, err := command.Ask[*control.Stacks](ctx, a.App, &control.ReadStacks{Job: jobs.Jobs[0].Job})
+	return err
 }
 
 // askStacks asks nodes for the stacks of ranks, and notes those that cannot be read.

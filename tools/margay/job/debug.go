@@ -21,7 +21,8 @@ func (a commands) debugCommand() *cobra.Command {
 		Long: `Start gdb for a rank of a running job, with the program and the libraries of this host. The rank must be on this host, on a hosted
 node, and this user must be permitted to trace it. The rank is stopped until gdb lets it go on; other ranks go on.
 
-To debug from the first instruction on, start the job with margay run --attach.`,
+To debug from the first instruction on, start the job with margay run --attach. Parallel debuggers, and gdb with margay run, find all ranks
+of a job by MPIR.`,
 		Example: "  margay debug 7 0\n  margay debug 7 3 -batch -ex bt",
 		Args:    command.Arguments(2, -1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -37,16 +38,15 @@ To debug from the first instruction on, start the job with margay run --attach.`
 			if err != nil {
 				return err
 			}
+			if err := a.refusal(c.Context(), jobs); err != nil {
+				return err
+			}
 			if err := runs(jobs, job, uint32(rank)); err != nil {
 				return fmt.Errorf("debug: %w", err)
 			}
-			status, err := command.Ask[*control.MachineStatus](c.Context(), a.App, &control.Status{})
-			if err != nil {
-				return err
-			}
-			pid := processesOf("/proc", int(status.HolderPid), job)[uint32(rank)]
+			pid := processesHere(a.App, job)[uint32(rank)]
 			if pid == 0 {
-				return fmt.Errorf("debug: rank %d of job %d is not a process of this host that this user may trace: its node is a virtual machine, or another host (margay backtrace %d %d works)",
+				return fmt.Errorf("debug: rank %d of job %d is not a process of this host that this user may trace: its node is a virtual machine or another host, or the machine is another user's (margay backtrace %d %d works)",
 					rank, job, job, rank)
 			}
 			return execGDB(pid, args[2:])

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -200,6 +201,14 @@ func splitWords(line string) (words []string, err error) {
 func programsOf(parts []part) (programs []string) {
 	for _, p := range parts {
 		programs = append(programs, p.argv[0])
+	}
+	return programs
+}
+
+// programsByRank returns the file of each rank's program.
+func programsByRank(parts []part, files *launch.Files) (programs []string) {
+	for i, p := range parts {
+		programs = append(programs, slices.Repeat(files.Programs[i:i+1], p.ranks)...)
 	}
 	return programs
 }

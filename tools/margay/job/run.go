@@ -24,6 +24,7 @@ import (
 	"margay/cluster/serve"
 	"margay/internal/nodeset"
 	"margay/tools/margay/command"
+	"margay/tools/margay/job/mpir"
 	"margay/tools/margay/show"
 )
 
@@ -333,6 +334,7 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if err != nil {
 		return err
 	}
+	asked.Hold = f.holds()
 	socket, err := a.Socket()
 	if err != nil {
 		return err
@@ -400,10 +402,10 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 			return f.report(a, job)
 		}
 	}
-	if f.Attach {
+	if asked.Hold {
 		o.Held = func(ctx context.Context, job uint32) (bool, error) {
 			others()
-			return held(ctx, a, job)
+			return held(ctx, a, job, programsByRank(parts, files), f.Attach)
 		}
 	}
 	if f.Timing != "" {
@@ -529,7 +531,7 @@ func (f *Flags) Spec() (*control.JobSpec, error) {
 	}
 	s := &control.JobSpec{
 		Spares: uint32(f.Spares), Ranks: uint32(f.Ranks), Stdin: mode, KeepGoing: f.KeepGoing, Detach: f.Detach, Memory: int64(f.MemoryMiB) << 20, Pids: uint32(f.Pids),
-		InitTimeoutMs: uint32(f.InitWait.Milliseconds()), HugePages: f.HugePages, Hold: f.Attach, PerNode: uint32(f.PerNode), PerCore: uint32(f.PerCore),
+		InitTimeoutMs: uint32(f.InitWait.Milliseconds()), HugePages: f.HugePages, PerNode: uint32(f.PerNode), PerCore: uint32(f.PerCore),
 		Nodes: uint32(f.Nodes), CoresEach: uint32(f.CoresEach), Network: f.Network, HostRoot: f.Root == rootHost,
 		Step: f.Step, Joins: f.Joins,
 	}
@@ -551,6 +553,12 @@ func (f *Flags) Spec() (*control.JobSpec, error) {
 	var err error
 	s.Dir, err = f.dir()
 	return s, err
+}
+
+// holds reports whether the ranks are held before their first instruction: for Enter, or for a
+// debugger of margay run, which must wait for them.
+func (f *Flags) holds() bool {
+	return f.Attach || mpir.Debugged() && !f.Detach && !f.Terminal && f.Array == ""
 }
 
 // times sets how long a job may run and wait.
