@@ -306,7 +306,7 @@ func TestEndlessAnswers(t *testing.T) {
 // turn.
 func TestShare(t *testing.T) {
 	random := rand.New(rand.NewPCG(check.Seed(t), 1))
-	for range check.Rounds(50, 300) {
+	for range check.Rounds(15, 300) {
 		total, most := 0, 1+random.IntN(slot.MaxSends)
 		waits := []frame.Message{{}}
 		for len(waits) > 0 {

@@ -457,14 +457,15 @@ func (a *app) post(target int, handler uint16, arg uint64, payload []byte) bool 
 	return ok
 }
 
-// next returns the next message, if one comes in time. It polls, so it needs no ring.
+// next returns the next message, if one comes in time. It polls, so it needs no ring, and sleeps
+// between looks, so that a long wait takes little processor time.
 func (a *app) next(wait time.Duration) (wire.Record, bool) { return a.nextOf(a.receive, wait) }
 
 // nextUpcall is next for the upcall ring.
 func (a *app) nextUpcall(wait time.Duration) (wire.Record, bool) { return a.nextOf(a.upcalls, wait) }
 
 func (a *app) nextOf(ring *wire.Consumer, wait time.Duration) (wire.Record, bool) {
-	for deadline := time.Now().Add(wait); ; {
+	for looks, deadline := 0, time.Now().Add(wait); ; looks++ {
 		r, ok, err := ring.Next()
 		if err != nil {
 			a.t.Error(err)
@@ -480,7 +481,11 @@ func (a *app) nextOf(ring *wire.Consumer, wait time.Duration) (wire.Record, bool
 		if time.Now().After(deadline) {
 			return r, false
 		}
-		runtime.Gosched()
+		if looks < 50 {
+			runtime.Gosched()
+		} else {
+			time.Sleep(50 * time.Microsecond)
+		}
 	}
 }
 
