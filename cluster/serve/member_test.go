@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -428,10 +427,7 @@ type membership struct {
 // and its connection to the holder are restarted, match a simple model.
 func TestMembershipModel(t *testing.T) {
 	seed := check.Seed(t)
-	histories := uint64(8)
-	if os.Getenv("MARGAY_SOAK") != "" {
-		histories = 2000
-	}
+	histories := uint64(check.Rounds(4, 2000))
 	for i := range histories {
 		bubble(t, func(t *testing.T) {
 			x := &membership{t: t, m: up(t, 2), rng: rand.New(rand.NewPCG(seed, i)), out: make(map[uint32]bool), jobs: make(map[uint32]uint32)}

@@ -102,7 +102,7 @@ func TestNodeThatRepeatsItself(t *testing.T) {
 				before := len(m.log)
 				m.mu.Unlock()
 				var made []*control.Conn
-				for range 100 {
+				for range 60 {
 					if conn := c.repeat(m, m.played[0].conn); conn != nil {
 						made = append(made, conn)
 					}

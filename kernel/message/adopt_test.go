@@ -99,7 +99,7 @@ func TestRestartKeepsBells(t *testing.T) {
 		t.Errorf("it was %v %+v that rang", ok, r)
 	}
 	b.post(0, 1, 6, nil)
-	if r, ok := a.next(10 * time.Second); !ok || r.Args[0] != 6 {
+	if r, ok := a.next(time.Minute); !ok || r.Args[0] != 6 {
 		t.Errorf("the answer was %v %+v", ok, r)
 	}
 }
@@ -147,7 +147,7 @@ func TestRestartOfWaitingSender(t *testing.T) {
 	posted := fill(t, j, a, 1)
 	j.restart(0)
 	for i := range posted {
-		if r, ok := b.next(10 * time.Second); !ok || r.Args[0] != uint64(i) {
+		if r, ok := b.next(time.Minute); !ok || r.Args[0] != uint64(i) {
 			t.Fatalf("message %d of %d came as %v %v", i, posted, ok, r.Args)
 		}
 	}

@@ -99,7 +99,7 @@ func (n *neighbour) next(wait time.Duration) (wire.Record, bool) {
 // expect waits for the message with a number from a rank.
 func (n *neighbour) expect(source int, number uint64) {
 	n.t.Helper()
-	if r, ok := n.next(10 * time.Second); !ok || r.Args[0] != number || int(r.Peer) != source {
+	if r, ok := n.next(time.Minute); !ok || r.Args[0] != number || int(r.Peer) != source {
 		n.t.Fatalf("message %d of rank %d came as %+v, %v", number, source, r, ok)
 	}
 }

@@ -47,7 +47,7 @@ func TestForwardedUnchanged(t *testing.T) {
 	a, _, c := j.join(0), j.join(1), j.join(2)
 	for _, target := range []int{1, 2} {
 		a.post(target, 9, 7, []byte("as it was sent"))
-		r, ok := c.next(10 * time.Second)
+		r, ok := c.next(time.Minute)
 		if !ok || r.Peer != 0 || r.Node != 0 || r.Handler != 9 || r.Args[0] != 7 || string(r.Payload) != "as it was sent" {
 			t.Errorf("sent to rank %d it came as %+v", target, r)
 		}
@@ -94,7 +94,7 @@ func TestForward(t *testing.T) {
 				}
 			})
 			for i := range uint64(n) {
-				r, ok := b.next(10 * time.Second)
+				r, ok := b.next(time.Minute)
 				if !ok || r.Peer != 0 || r.Node != 0 || r.Handler != 9 || binary.LittleEndian.Uint64(r.Payload) != i || len(r.Payload) != 1000 {
 					t.Fatalf("message %d came as %v from rank %d", i, ok, r.Peer)
 				}
@@ -141,7 +141,7 @@ func TestForwardAround(t *testing.T) {
 			for rank, a := range apps {
 				all.Go(func() {
 					for i := range uint64(each) {
-						r, ok := a.next(20 * time.Second)
+						r, ok := a.next(time.Minute)
 						if !ok || int(r.Peer) != (rank+1)%ranks || binary.LittleEndian.Uint64(r.Payload) != i {
 							t.Errorf("rank %d: message %d came as %v from rank %d", rank, i, ok, r.Peer)
 							return
@@ -176,7 +176,7 @@ func TestForwardFaults(t *testing.T) {
 			j.insertEverywhere(c.program)
 			a, b := j.join(0), j.join(c.at)
 			a.post(1, 1, c.arg, []byte("x"))
-			if r, ok := b.next(10 * time.Second); !ok || r.Peer != 0 || string(r.Payload) != "x" {
+			if r, ok := b.next(time.Minute); !ok || r.Peer != 0 || string(r.Payload) != "x" {
 				t.Fatalf("it came as %v %+v", ok, r)
 			}
 			stats := j.nodes[c.at/2].manager.List()[0].Stats
@@ -215,13 +215,13 @@ func TestForwardToDeaf(t *testing.T) {
 		from, to := apps[pair[0]], apps[pair[1]]
 		for i := range uint64(300) {
 			check.Await(t, "room in the ring", func() bool { return from.post(pair[1], 1, uint64(pair[1]), numbered(i, 1000)) })
-			if r, ok := to.next(10 * time.Second); !ok || binary.LittleEndian.Uint64(r.Payload) != i {
+			if r, ok := to.next(time.Minute); !ok || binary.LittleEndian.Uint64(r.Payload) != i {
 				t.Fatalf("from rank %d to rank %d: message %d came as %v", pair[0], pair[1], i, ok)
 			}
 		}
 	}
 	for i := range uint64(posted) {
-		if r, ok := apps[deaf].next(10 * time.Second); !ok || binary.LittleEndian.Uint64(r.Payload) != i {
+		if r, ok := apps[deaf].next(time.Minute); !ok || binary.LittleEndian.Uint64(r.Payload) != i {
 			t.Fatalf("message %d came as %v", i, ok)
 		}
 	}

@@ -195,7 +195,7 @@ func TestHostileAreaAllTheTime(t *testing.T) {
 		check.Await(t, "room", func() bool { return a.post(3, 1, uint64(i), nil) })
 	}
 	for got := 0; got < 300; {
-		r, ok := b.next(20 * time.Second)
+		r, ok := b.next(time.Minute)
 		if !ok || r.Peer == 1 && r.Args[0] != uint64(got) {
 			t.Fatalf("message %d came as %v %v", got, ok, r.Args)
 		}

@@ -21,7 +21,7 @@ func pass(t testing.TB, from, to *app, first, end int) {
 		for sent < end && from.post(target, 1, uint64(sent), fmt.Appendf(nil, "%1000d", sent)) {
 			sent++
 		}
-		r, ok := to.next(10 * time.Second)
+		r, ok := to.next(time.Minute)
 		if !ok {
 			t.Fatalf("from rank %d to rank %d: message %d did not come", from.header.Rank, target, got)
 		}
@@ -212,7 +212,7 @@ func TestLostFramesAreToldAgain(t *testing.T) {
 		}
 		j.lose(0, 1, false)
 		for ; count < posted; count++ {
-			if r, ok := b.next(10 * time.Second); !ok || r.Args[0] != uint64(count) {
+			if r, ok := b.next(time.Minute); !ok || r.Args[0] != uint64(count) {
 				t.Fatalf("message %d came as %v %+v", count, ok, r)
 			}
 		}

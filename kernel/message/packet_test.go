@@ -44,7 +44,7 @@ func TestPackets(t *testing.T) {
 	apps[3].sendTo(2, uint16(slot.Drop), [2]uint64{n + 1}, nil) // does not come from another node
 	came := make(map[uint64]bool)
 	for range 2 {
-		r, ok := apps[2].next(20 * time.Second)
+		r, ok := apps[2].next(time.Minute)
 		if !ok {
 			t.Fatalf("only %v came", came)
 		}
@@ -76,7 +76,7 @@ func TestPacketsOfLibraries(t *testing.T) {
 	memory := b.window(1, 1, 64)
 	for i := range uint64(3) {
 		a.sendTo(1, wire.HandlerCollective, [2]uint64{i}, nil)
-		if r, ok := b.next(20 * time.Second); !ok || r.Handler != wire.HandlerCollective || r.Args[0] != i {
+		if r, ok := b.next(time.Minute); !ok || r.Handler != wire.HandlerCollective || r.Args[0] != i {
 			t.Fatalf("message %d came as %v %+v", i, ok, r)
 		}
 	}
@@ -108,7 +108,7 @@ func TestPacketsBeforeMessages(t *testing.T) {
 	for _, verdict := range []slot.Verdict{slot.Drop, slot.Consume, slot.Pass} {
 		apps[1].sendTo(2, uint16(verdict), [2]uint64{uint64(verdict)}, nil)
 	}
-	if r, ok := apps[2].next(20 * time.Second); !ok || r.Peer != 1 || r.Handler != uint16(slot.Pass) {
+	if r, ok := apps[2].next(time.Minute); !ok || r.Peer != 1 || r.Handler != uint16(slot.Pass) {
 		t.Fatalf("%v: %+v", ok, r)
 	}
 	if s := x.Stats(); s.Runs != 1 {

@@ -66,7 +66,7 @@ func (a *app) push(records ...wire.Record) {
 func (a *app) whole(pieces *wire.Assembler) wire.Record {
 	a.t.Helper()
 	for {
-		r, ok := a.next(20 * time.Second)
+		r, ok := a.next(time.Minute)
 		if !ok {
 			a.t.Fatal("no message")
 		}
@@ -222,7 +222,7 @@ func TestLongRestart(t *testing.T) {
 	}
 	j.restart(1)
 	a.push(m[2:]...)
-	r, ok := b.next(20 * time.Second)
+	r, ok := b.next(time.Minute)
 	p, err := wire.ParsePiece(r.Args, r.Payload, 2)
 	if !ok || err != nil {
 		t.Fatal(ok, err)
@@ -243,7 +243,7 @@ func TestLongFromChannel(t *testing.T) {
 	rest := long(1, uint16(slot.Consume), 2)[2]
 	rest.Args[0] += 8 << 32 // pieces in a channel have other sizes
 	a.push(rest)
-	if r, ok := b.next(20 * time.Second); !ok || r.Handler != wire.HandlerPiece || r.Args != rest.Args {
+	if r, ok := b.next(time.Minute); !ok || r.Handler != wire.HandlerPiece || r.Args != rest.Args {
 		t.Errorf("it comes as %+v", r)
 	}
 	j.undecided(0)
@@ -313,7 +313,7 @@ func TestHostilePieces(t *testing.T) {
 			a.push(long(1, uint16(slot.Consume), 0)[0])
 		}
 		a.post(1, 100, 0, nil)
-		b.next(20 * time.Second)
+		b.next(time.Minute)
 		in := &j.nodes[0].job.receiver
 		in.mu.Lock()
 		defer in.mu.Unlock()

@@ -36,7 +36,7 @@ func TestRecorded(t *testing.T) {
 		there := int(j.config.Nodes[target])
 		a, b := j.join(0), j.join(target)
 		a.post(target, 0, 0, nil) // before recording is on
-		b.next(10 * time.Second)
+		b.next(time.Minute)
 		for _, n := range j.nodes {
 			n.events.Follow(1)
 			defer n.events.Leave(1)
@@ -48,7 +48,7 @@ func TestRecorded(t *testing.T) {
 			a.post(target, uint16(verdict), uint64(i), make([]byte, i))
 		}
 		for range n / 2 {
-			if _, ok := b.next(10 * time.Second); !ok {
+			if _, ok := b.next(time.Minute); !ok {
 				t.Fatal("a message is missing")
 			}
 		}
@@ -111,7 +111,7 @@ func TestRecordedLate(t *testing.T) {
 		}
 	}
 	for range n {
-		if _, ok := b.next(10 * time.Second); !ok {
+		if _, ok := b.next(time.Minute); !ok {
 			t.Fatal("a message is missing")
 		}
 	}
@@ -169,7 +169,7 @@ func TestRecordedForward(t *testing.T) {
 		a.post(1, 0, 2, nil)
 	}
 	for range n {
-		if _, ok := c.next(10 * time.Second); !ok {
+		if _, ok := c.next(time.Minute); !ok {
 			t.Fatal("a message is missing")
 		}
 	}

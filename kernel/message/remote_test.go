@@ -31,7 +31,7 @@ func (a *app) postRemote(target int, r wire.Remote, payload []byte) {
 // answered returns the next answer, which must be for a token.
 func (a *app) answered(token uint32) (wire.Remote, []byte) {
 	a.t.Helper()
-	m, ok := a.next(10 * time.Second)
+	m, ok := a.next(time.Minute)
 	if !ok || m.Handler != wire.HandlerRemote {
 		a.t.Fatalf("no answer for %d: %+v", token, m)
 	}

@@ -58,7 +58,7 @@ func TestVerdicts(t *testing.T) {
 				check.Await(t, "room in the ring", func() bool { return a.post(target, uint16(slot.Deliver), uint64(i), nil) })
 			}
 			for i := range 10 {
-				if r, ok := b.next(10 * time.Second); !ok || r.Handler != uint16(slot.Deliver) || r.Args[0] != uint64(i) {
+				if r, ok := b.next(time.Minute); !ok || r.Handler != uint16(slot.Deliver) || r.Args[0] != uint64(i) {
 					t.Fatalf("message %d came as %v %v", i, ok, r.Args)
 				}
 			}
@@ -88,7 +88,7 @@ func TestLibraryMessages(t *testing.T) {
 		a.post(2, wire.HandlerCollective, uint64(i), nil)
 	}
 	for i := range 10 {
-		if r, ok := b.next(10 * time.Second); !ok || r.Handler != wire.HandlerCollective || r.Args[0] != uint64(i) {
+		if r, ok := b.next(time.Minute); !ok || r.Handler != wire.HandlerCollective || r.Args[0] != uint64(i) {
 			t.Fatalf("message %d came as %v %v", i, ok, r)
 		}
 	}
@@ -107,7 +107,7 @@ func TestFaultsFallBack(t *testing.T) {
 	const n = 3 * slot.FaultLimit
 	for i := range n {
 		a.post(1, 9, uint64(i), nil)
-		if r, ok := b.next(10 * time.Second); !ok || r.Args[0] != uint64(i) {
+		if r, ok := b.next(time.Minute); !ok || r.Args[0] != uint64(i) {
 			t.Fatalf("message %d came as %v %v", i, ok, r.Args)
 		}
 		if i == 0 {
@@ -122,7 +122,7 @@ func TestFaultsFallBack(t *testing.T) {
 		t.Errorf("stats of what is gone: %+v", stats)
 	}
 	a.post(1, uint16(slot.Drop), 0, nil)
-	if _, ok := b.next(10 * time.Second); !ok {
+	if _, ok := b.next(time.Minute); !ok {
 		t.Error("an extension that is gone dropped a message")
 	}
 	j.noFault()
@@ -152,7 +152,7 @@ func TestArrived(t *testing.T) {
 			if n := j.nodes[1].job.Waiting(1); n != 3 {
 				t.Errorf("after %d of 3 were taken, at most %d wait", i, n)
 			}
-			b.next(10 * time.Second)
+			b.next(time.Minute)
 		}
 		if n := j.nodes[1].job.Waiting(1); n != 0 {
 			t.Errorf("when all are taken %d wait", n)
@@ -204,7 +204,7 @@ func TestWoken(t *testing.T) {
 		t.Error("messages count as something else")
 	}
 	for i := range sent {
-		if _, ok := b.next(10 * time.Second); !ok {
+		if _, ok := b.next(time.Minute); !ok {
 			t.Fatalf("%d of %d messages came", i, sent)
 		}
 	}
@@ -251,7 +251,7 @@ func TestSourceIsTrue(t *testing.T) {
 		t.Fatal(ok, err)
 	}
 	a.ring()
-	if r, ok := b.next(10 * time.Second); !ok || r.Peer != 0 || r.Node != 0 {
+	if r, ok := b.next(time.Minute); !ok || r.Peer != 0 || r.Node != 0 {
 		t.Errorf("it came as %v %+v", ok, r)
 	}
 }
@@ -278,7 +278,7 @@ func TestWindow(t *testing.T) {
 	}
 	next := make(map[int]int)
 	for range posted[local] + posted[remote] {
-		r, ok := apps[deaf].next(10 * time.Second)
+		r, ok := apps[deaf].next(time.Minute)
 		if from := int(r.Peer); !ok || r.Args[0] != uint64(next[from]) {
 			t.Fatalf("after %v came %v %v from rank %d", next, ok, r.Args, from)
 		}
@@ -292,7 +292,7 @@ func TestWindow(t *testing.T) {
 			t.Errorf("rank %d could send %d messages, and then only %d", from, posted[from], again)
 		}
 		for i := range again {
-			if r, ok := apps[deaf].next(10 * time.Second); !ok || r.Args[0] != uint64(i) {
+			if r, ok := apps[deaf].next(time.Minute); !ok || r.Args[0] != uint64(i) {
 				t.Fatalf("message %d came as %v %v", i, ok, r.Args)
 			}
 		}
@@ -328,7 +328,7 @@ func TestJobsApart(t *testing.T) {
 		}
 	}
 	for i := range 300 {
-		if r, ok := b.next(10 * time.Second); !ok || r.Args[0] != uint64(i) {
+		if r, ok := b.next(time.Minute); !ok || r.Args[0] != uint64(i) {
 			t.Fatalf("message %d came as %v %v", i, ok, r.Args)
 		}
 	}
@@ -352,7 +352,7 @@ func TestEndedRank(t *testing.T) {
 			j.nodes[0].job.Ended(3)  // is not here
 			j.nodes[0].job.Ended(99) // is nowhere
 			for i := range 100 {
-				if r, ok := a.next(10 * time.Second); !ok || r.Args[0] != uint64(i) {
+				if r, ok := a.next(time.Minute); !ok || r.Args[0] != uint64(i) {
 					t.Fatalf("message %d came as %v %v", i, ok, r.Args)
 				}
 			}

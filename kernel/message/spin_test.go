@@ -159,7 +159,7 @@ func TestSpinnerComesAndGoes(t *testing.T) {
 	}
 	j.nodes[0].job.Ended(0)
 	for i := range 50 {
-		if r, ok := apps[5].next(10 * time.Second); !ok || r.Args[0] != uint64(i) {
+		if r, ok := apps[5].next(time.Minute); !ok || r.Args[0] != uint64(i) {
 			t.Errorf("message %d is %+v, %v", i, r, ok)
 		}
 	}

@@ -70,7 +70,7 @@ func TestUpcall(t *testing.T) {
 					a.post(target, deliver, uint64(i), nil)
 				}
 				for i := range 5 {
-					if r, ok := b.next(10 * time.Second); !ok || r.Args[0] != uint64(i) || r.Handler != deliver {
+					if r, ok := b.next(time.Minute); !ok || r.Args[0] != uint64(i) || r.Handler != deliver {
 						t.Fatalf("message %d came as %v %+v", i, ok, r)
 					}
 					// It was sent before the one that has just arrived.
@@ -94,7 +94,7 @@ func TestUpcallWhileMasked(t *testing.T) {
 	j.insertEverywhere(byHandler)
 	a, b := j.join(0), j.join(1)
 	a.post(1, upcall, 1, nil)
-	if _, ok := b.nextUpcall(10 * time.Second); !ok {
+	if _, ok := b.nextUpcall(time.Minute); !ok {
 		t.Fatal("no upcall came")
 	}
 	if n := b.nudges(); n != 0 {
@@ -126,11 +126,11 @@ func TestUpcallsAndFullRings(t *testing.T) {
 		a.postAll(ring, 1, deliver, payload)
 		check.Await(t, "messages that wait", func() bool { return j.waiting(1) > 0 })
 		c.post(1, upcall, 0, nil)
-		if r, ok := b.nextUpcall(10 * time.Second); !ok || r.Peer != 2 {
+		if r, ok := b.nextUpcall(time.Minute); !ok || r.Peer != 2 {
 			t.Fatalf("behind a full ring came %v %+v", ok, r)
 		}
 		for i := range ring {
-			if r, ok := b.next(10 * time.Second); !ok || r.Args[0] != uint64(i) {
+			if r, ok := b.next(time.Minute); !ok || r.Args[0] != uint64(i) {
 				t.Fatalf("message %d came as %v %v", i, ok, r.Args)
 			}
 		}
@@ -180,13 +180,13 @@ func TestUpcallAndRestart(t *testing.T) {
 	j.restart(1)
 	check.Await(t, "nudge", func() bool { return b.nudges() == 1 })
 	for i := range 10 {
-		if r, ok := b.nextUpcall(10 * time.Second); !ok || r.Args[0] != uint64(i) {
+		if r, ok := b.nextUpcall(time.Minute); !ok || r.Args[0] != uint64(i) {
 			t.Fatalf("upcall %d came as %v %+v", i, ok, r)
 		}
 	}
 	b.upcalls.Wait()
 	a.post(1, upcall, 10, nil)
-	if r, ok := b.nextUpcall(10 * time.Second); !ok || r.Args[0] != 10 {
+	if r, ok := b.nextUpcall(time.Minute); !ok || r.Args[0] != 10 {
 		t.Errorf("the upcall after that came as %v %+v", ok, r)
 	}
 	check.Await(t, "nudge", func() bool { return b.nudges() == 1 })

@@ -25,23 +25,32 @@ type pkg struct {
 // packages returns all packages as they are built here.
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	return listed(t, nil)
+	return listed(t, "")
 }
 
 // everyVariant returns all packages, with the files that have the tags of tests, for each
 // architecture.
 func everyVariant(t *testing.T) []pkg {
 	t.Helper()
-	return slices.Concat(
-		listed(t, []string{"GOARCH=amd64"}, "-tags", "guest,soak"), listed(t, []string{"GOARCH=arm64"}, "-tags", "guest,soak"), packages(t))
+	return slices.Concat(listed(t, "amd64"), listed(t, "arm64"), packages(t))
 }
 
-func listed(t *testing.T, env []string, flags ...string) []pkg {
+// lists are the results of go list by architecture, which takes a second for each.
+var lists = make(map[string][]pkg)
+
+// listed returns the packages for an architecture with the tags of tests, or those that are built
+// here. Tests call it one after the other.
+func listed(t *testing.T, arch string) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", append(append([]string{"list"}, flags...), "-json=ImportPath,Name,Imports,TestImports,XTestImports,CgoFiles,GoFiles,Dir", "./...")...)
-	cmd.Dir = "../.."
-	cmd.Env = append(os.Environ(), env...)
-	cmd.Stderr = os.Stderr
+	if list, ok := lists[arch]; ok {
+		return list
+	}
+	args, env := []string{"list", "-json=ImportPath,Name,Imports,TestImports,XTestImports,CgoFiles,GoFiles,Dir"}, os.Environ()
+	if arch != "" {
+		args, env = append(args, "-tags", "guest,soak"), append(env, "GOARCH="+arch)
+	}
+	cmd := exec.Command("go", append(args, "./...")...)
+	cmd.Dir, cmd.Env, cmd.Stderr = "../..", env, os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatal(err)
@@ -50,6 +59,7 @@ func listed(t *testing.T, env []string, flags ...string) []pkg {
 	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
 		var p pkg
 		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			lists[arch] = list
 			return list
 		} else if err != nil {
 			t.Fatal(err)

@@ -94,19 +94,20 @@ func expand(root string) ([]string, error) {
 // check returns a complaint for each line of a file and each pattern.
 func check(name string, content []byte) []string {
 	var all []string
-	for _, l := range prose(name, content) {
+	lines := prose(name, content)
+	for _, l := range lines {
 		for _, p := range find(l.text) {
 			all = append(all, fmt.Sprintf("%s:%d: %s: %s: %s", name, l.number, p.name, strings.TrimSpace(l.text), p.advice))
 		}
 	}
-	return append(all, wide(name, content)...)
+	return append(all, wide(name, content, lines)...)
 }
 
-// wide returns a complaint for each comment that is wider than the width. Preformatted
-// text and words that cannot be broken may be.
-func wide(name string, content []byte) []string {
+// wide returns a complaint for each comment among the lines of prose that is wider than the width.
+// Preformatted text and words that cannot be broken may be.
+func wide(name string, content []byte, prose []line) []string {
 	comments := make(map[int]bool)
-	for _, l := range prose(name, content) {
+	for _, l := range prose {
 		comments[l.number] = comments[l.number] || l.comment
 	}
 	var all []string

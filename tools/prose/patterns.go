@@ -81,11 +81,7 @@ var patterns = []pattern{
 func find(text string) []pattern {
 	var found []pattern
 	for _, p := range patterns {
-		rest := text
-		if p.allow != nil {
-			rest = p.allow.ReplaceAllString(rest, "")
-		}
-		if p.refuse.MatchString(rest) {
+		if p.refuse.MatchString(text) && (p.allow == nil || p.refuse.MatchString(p.allow.ReplaceAllString(text, ""))) {
 			found = append(found, p)
 		}
 	}

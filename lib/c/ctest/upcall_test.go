@@ -1,13 +1,12 @@
 package ctest
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
+	"margay/internal/check"
 	"margay/kernel/abi/wire"
 	"margay/lib/ranktest"
 )
@@ -36,8 +35,8 @@ func startUpcalls(t *testing.T, mode string, n int) *upcalls {
 	if err != nil {
 		t.Fatal(err)
 	}
-	program := build(t, string(source), append(library, "-lm", "-lpthread")...)
-	k := ranktest.Start(t, func(ctx context.Context, mode ...string) *exec.Cmd { return exec.CommandContext(ctx, program, mode...) }, mode, fmt.Sprint(n))
+	program := build(t, string(source), append(library(t), "-lm", "-lpthread")...)
+	k := ranktest.Start(t, command(program), mode, fmt.Sprint(n))
 	k.Greet()
 	return &upcalls{Kernel: k, t: t}
 }
@@ -78,8 +77,9 @@ func (u *upcalls) ends() (says string) {
 // Whatever a program does when upcalls come, it goes on as if they had not: its registers are
 // whole, and so is what malloc does.
 func TestUpcallsInterrupt(t *testing.T) {
-	for mode, n := range map[string]int{"vectors": 1000, "malloc": 1000} {
+	for _, mode := range []string{"vectors", "malloc"} {
 		t.Run(mode, func(t *testing.T) {
+			n := check.Rounds(250, 1000)
 			u := startUpcalls(t, mode, n)
 			for range n {
 				u.armed()
@@ -92,10 +92,10 @@ func TestUpcallsInterrupt(t *testing.T) {
 	}
 }
 
-// A million upcalls come as fast as they can into a program that computes with vectors and uses
-// malloc.
-func TestMillionUpcalls(t *testing.T) {
-	const n = 1_000_000
+// Upcalls come as fast as they can into a program that computes with vectors and uses malloc: a
+// million in soak.
+func TestManyUpcalls(t *testing.T) {
+	n := check.Rounds(250_000, 1_000_000)
 	u := startUpcalls(t, "all", n)
 	for i := range n {
 		u.send(plain, i%50)

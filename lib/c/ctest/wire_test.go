@@ -164,7 +164,8 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// build compiles a C program that may include the library's headers, once for all tests.
+// build compiles a C program that may include the library's headers, with further sources, objects
+// and options. What it makes of the same arguments is made once for all tests.
 func build(t *testing.T, source string, more ...string) (program string) {
 	t.Helper()
 	program = filepath.Join(programs, fmt.Sprintf("%x", sha256.Sum256([]byte(source+strings.Join(more, "\n")))))
@@ -174,11 +175,29 @@ func build(t *testing.T, source string, more ...string) (program string) {
 	if err := os.WriteFile(program+".c", []byte(source), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I", "..", "-I", "../../../kernel/abi/wire", "-I", "../../../kernel/abi/mirror", "-I", "../../../kernel/abi/onesided", "-o", program, program + ".c"}, more...)
+	gcc(t, append([]string{"-o", program, program + ".c"}, more...)...)
+	return program
+}
+
+// objects compiles C files, each once for all tests.
+func objects(t *testing.T, sources ...string) (made []string) {
+	t.Helper()
+	for _, source := range sources {
+		object := filepath.Join(programs, filepath.Base(source)+".o")
+		if _, err := os.Stat(object); err != nil {
+			gcc(t, "-c", "-o", object, source)
+		}
+		made = append(made, object)
+	}
+	return made
+}
+
+func gcc(t *testing.T, args ...string) {
+	t.Helper()
+	args = append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I", "..", "-I", "../../../kernel/abi/wire", "-I", "../../../kernel/abi/mirror", "-I", "../../../kernel/abi/onesided"}, args...)
 	if out, err := exec.Command(compiler(t), args...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
-	return program
 }
 
 // run runs a program with some input and returns the lines that it prints: a name, a space and a
