@@ -72,7 +72,7 @@ func (c *client) handle(f *control.Frame) {
 	case *control.ListNodes:
 		c.conn.Answer(f, s.listNodes(), nil)
 	case *control.ListJobs:
-		jobs, err := s.listJobs(m, c.caller)
+		jobs, err := c.listJobs(m)
 		c.conn.Answer(f, jobs, err)
 	case *control.RemoveOutput:
 		c.later(func() {
@@ -505,7 +505,16 @@ func (s *Server) listNodes() *control.Nodes {
 	return list
 }
 
-// listJobs lists jobs as the caller may see them.
+// listJobs lists jobs as the caller may see them. A user gets one list after the other, over all
+// connections, because a list takes much memory.
+func (c *client) listJobs(m *control.ListJobs) (*control.Jobs, error) {
+	if f := c.inlet.frames; f != nil {
+		f.listing.Lock()
+		defer f.listing.Unlock()
+	}
+	return c.server.listJobs(m, c.caller)
+}
+
 func (s *Server) listJobs(m *control.ListJobs, caller permit.Caller) (*control.Jobs, error) {
 	list := new(control.Jobs)
 	s.mu.Lock()
@@ -526,15 +535,21 @@ func (s *Server) listJobs(m *control.ListJobs, caller permit.Caller) (*control.J
 	if m.All || m.Job != 0 {
 		// It takes a while, and nothing else waits for it. The store also has the jobs above, as
 		// last saved.
-		stored, err := s.store.summaries(m.Job)
-		if err != nil {
-			return nil, err
-		}
 		above := make(map[uint32]bool)
 		for _, j := range list.Jobs {
 			above[j.Job] = true
 		}
-		list.Jobs = append(list.Jobs, slices.DeleteFunc(stored, func(j *control.JobSummary) bool { return above[j.Job] })...)
+		err := s.store.each(m.Job, func(j *control.StoredJob) {
+			if m.Job == 0 { // a long list has none of these
+				j.Summary.RankStates, j.Summary.Unkept = nil, nil
+			}
+			if !above[j.Summary.Job] {
+				list.Jobs = append(list.Jobs, j.Summary)
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
 	slices.SortFunc(list.Jobs, func(a, b *control.JobSummary) int { return int(a.Job) - int(b.Job) })
 	for i, j := range list.Jobs {

@@ -7,8 +7,8 @@ import (
 	"margay/internal/cond"
 )
 
-// Bounds of the frames that the connections of one user bring. A frame may take 50 times its length
-// when it is decoded.
+// Bounds of the frames that the connections of one user bring. A frame may take 150 times its
+// length when it is decoded.
 const (
 	smallFrame = 4 << 10 // bytes; these only wait for their own connection
 	mostFrames = 8 << 20 // bytes of the others, from when they arrive until they are carried out
@@ -17,6 +17,8 @@ const (
 // frames is the room for the large frames of one user, over all connections. It is safe for
 // concurrent use.
 type frames struct {
+	listing sync.Mutex // held while jobs are listed for the user
+
 	mu      sync.Mutex
 	changed sync.Cond
 	held    int // bytes

@@ -698,3 +698,16 @@ func TestBoundFault(t *testing.T) {
 	}
 	boundFault(nil)
 }
+
+// A summary, which is sent without Server.mu, stays as it is when more files are lost.
+func TestSummaryOfLoss(t *testing.T) {
+	j := newJob(7, new(control.JobSpec), nil)
+	for node := range uint32(3) {
+		j.lose(node+1, &control.Unkept{Files: 1})
+	}
+	m := j.summary()
+	j.lose(0, &control.Unkept{Files: 1})
+	if len(m.Unkept) != 3 || m.Unkept[0].Node != 1 {
+		t.Errorf("the summary became %v", m)
+	}
+}

@@ -424,7 +424,7 @@ func (j *job) summary() *control.JobSummary {
 	case j.unsaved != nil:
 		m.Error = fmt.Sprintf("its output waits until its state can be recorded: %v", j.unsaved)
 	}
-	m.Missing, m.Unkept = j.missing(), j.unkept
+	m.Missing, m.Unkept = j.missing(), slices.Clone(j.unkept) // lose sorts it
 	m.Allocation, m.Step = j.spec.Allocation, j.spec.Step
 	m.Nodes = j.nodes()
 	return m

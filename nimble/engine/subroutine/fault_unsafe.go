@@ -35,7 +35,10 @@ func reserve(near uintptr, size int) ([]byte, error) {
 	const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
 	hint := *(*unsafe.Pointer)(unsafe.Pointer(&near))
 	at, err := unix.MmapPtr(-1, 0, hint, uintptr(size), unix.PROT_NONE, flags)
-	return unsafe.Slice((*byte)(at), size), err
+	if err != nil {
+		return nil, err // at is not an address
+	}
+	return unsafe.Slice((*byte)(at), size), nil
 }
 
 // mapAt maps a file, or anonymous memory for fd -1, over reserved memory.

@@ -64,6 +64,13 @@ func testArena(t *testing.T, a *arena) {
 	}
 }
 
+// Address space that cannot be reserved is an error, so that another engine can be chosen.
+func TestReserve(t *testing.T) {
+	if memory, err := reserve(nearText(), 1<<60); err == nil || memory != nil {
+		t.Errorf("got %d bytes, %v", len(memory), err)
+	}
+}
+
 // TestArenaIsShared adds and removes from many goroutines.
 func TestArenaIsShared(t *testing.T) {
 	for _, single := range []bool{false, true} {
