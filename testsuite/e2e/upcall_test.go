@@ -38,7 +38,7 @@ func isWhole(r result, n int) bool {
 }
 
 // Each upcall arrives once, in processes that compute with all registers and use malloc, and their
-// results stay the same bit for bit. TestMillionUpcalls in lib/c/ctest interrupts more often.
+// results stay the same bit for bit. TestManyUpcalls in lib/c/ctest interrupts more often.
 func TestUpcalls(t *testing.T) {
 	m := use(t, "hosted")
 	program := upcallProgram(t)
