@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/check"
 	"margay/kernel/abi/mirror"
 )
 
@@ -40,11 +41,27 @@ func TestEmptyDatagrams(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer flooder.Close()
-	for range takenEach + 1 {
+	send := func() {
+		t.Helper()
 		if err := unix.Sendto(int(flooder.Fd()), nil, 0, &unix.SockaddrInet4{Addr: host.As4(), Port: int(own.Port)}); err != nil {
 			t.Fatal(err)
 		}
 	}
+	held := func() int { // bytes of memory; what was sent need not be there at once
+		t.Helper()
+		bytes, err := unix.GetsockoptInt(int(here.sockets[0].file.Fd()), unix.SOL_SOCKET, unix.SO_MEMINFO)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes
+	}
+	send()
+	check.Await(t, "a datagram", func() bool { return held() > 0 })
+	one := held()
+	for range takenEach {
+		send()
+	}
+	check.Await(t, "all datagrams", func() bool { return held() >= one*(takenEach+1) })
 	here.Tend(0)
 	if _, _, ok := here.sockets[0].receive(); !ok {
 		t.Error("all datagrams were taken at once")

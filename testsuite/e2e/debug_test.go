@@ -199,7 +199,7 @@ func TestDebuggerOfRun(t *testing.T) {
 		"-nx", "-batch", "-ex", "break MPIR_Breakpoint", "-ex", "starti", "-ex", "set var MPIR_being_debugged = 1", "-ex", "continue",
 		"-ex", "print MPIR_debug_state", "-ex", "print MPIR_proctable_size", "-ex", "print &MPIR_i_am_starter",
 	}, look(0), look(1), []string{"-ex", "continue", "-ex", "print $_exitcode", "--args", filepath.Join(bin, "margay"), "-m", m.name, "run", "-n", "2", "-N", "2", "/bin/sh", "-c", "echo ran"})
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), commandTimeout)
 	defer cancel()
 	gdb := exec.CommandContext(ctx, "gdb", args...)
 	gdb.WaitDelay = time.Second // what it has started has its pipe as well

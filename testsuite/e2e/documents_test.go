@@ -68,7 +68,7 @@ const readersMargay = `margay() {
 
 // nodeStartedAgain matches the lines of margay machine up about a virtual node that was restarted,
 // which docs/operating.md allows.
-var nodeStartedAgain = regexp.MustCompile(`(?m)^node\d+: .*started once more.*\n| on boot \d`)
+var nodeStartedAgain = regexp.MustCompile(`(?m)^node\d+: .*it is being restarted.*\n| on boot \d`)
 
 func readPage(t *testing.T, substrate, page string) {
 	text, err := os.ReadFile(filepath.Join("../..", page))

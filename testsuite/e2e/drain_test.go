@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -16,10 +17,11 @@ func TestDrain(t *testing.T) {
 	}
 	shows := func(row, note string) {
 		t.Helper()
-		r := m.margay("nodes")
-		if !strings.Contains(r.stdout, "\nnode0  up ") || !strings.Contains(r.stdout, row) || !strings.Contains(r.stdout, note) {
-			t.Errorf("nodes show no %q and %q: %v", row, note, r)
-		}
+		var r result
+		eventually(t, fmt.Sprintf("nodes with %q and %q", row, note), func() bool { // on a busy host a node may be late
+			r = m.margay("nodes")
+			return strings.Contains(r.stdout, "\nnode0  up ") && strings.Contains(r.stdout, row) && strings.Contains(r.stdout, note)
+		}, func() string { return r.String() })
 	}
 	shows("\nnode1  draining  2      0 ", "\nnode1 is draining (since ")
 	for _, flags := range [][]string{{"-w", "1"}, {"-x", "node0"}, {"-n", "3"}} {

@@ -131,7 +131,8 @@ func (m *machine) halfSent(flags ...string) *command {
 	m.t.Helper()
 	large := filepath.Join(m.t.TempDir(), "large")
 	starting := func() bool { return strings.Contains(m.margay("ps").stdout, "starting") }
-	for content := make([]byte, 48<<20); ; {
+	content := make([]byte, 48<<20)
+	for range 20 {
 		rand.Read(content) // the copy takes a while: the file is incompressible, and no node has it
 		if err := os.WriteFile(large, content, 0o600); err != nil {
 			m.t.Fatal(err)
@@ -139,13 +140,32 @@ func (m *machine) halfSent(flags ...string) *command {
 		c := m.start(slices.Concat([]string{"run"}, flags, []string{"--with", large, probe(), "hello"})...)
 		eventually(m.t, "job that starts", func() bool { return starting() || c.ended() }, c.stderr.String)
 		_ = c.cmd.Process.Signal(unix.SIGSTOP) // unless it has ended
-		time.Sleep(200 * time.Millisecond)
-		if !c.ended() && starting() {
+		eventually(m.t, "stop of margay run", func() bool { stopped, _ := halted([]int{c.cmd.Process.Pid}); return stopped || c.ended() }, c.stderr.String)
+		if !c.ended() && hasOpen(m.t, c.cmd.Process.Pid, large) {
 			return c
 		}
 		_ = c.cmd.Process.Signal(unix.SIGCONT) // all had been sent
 		c.wait()
 	}
+	m.t.Fatal("margay run has always sent the file before it is stopped")
+	return nil
+}
+
+// hasOpen reports whether a process has a file open.
+func hasOpen(t testing.TB, pid int, path string) bool {
+	t.Helper()
+	want, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(open, func(fd string) bool {
+		info, err := os.Stat(fd)
+		return err == nil && os.SameFile(info, want)
+	})
 }
 
 // A launch that loses a node continues without it, and reports this. Without a retry the job fails.

@@ -314,7 +314,7 @@ func (m *machine) upAs(change func(*exec.Cmd), substrate string, flags ...string
 func repeats(t testing.TB, r result) {
 	t.Helper()
 	for line := range strings.Lines(r.stderr) {
-		if strings.Contains(line, "started once more") {
+		if strings.Contains(line, "it is being restarted") {
 			t.Log(strings.TrimSpace(line))
 		}
 	}

@@ -52,6 +52,7 @@ func TestCoresEach(t *testing.T) {
 		t.Errorf("%d ranks have two threads: %v", got, r)
 	}
 	m.run(0, "-w", "node1", "/bin/true")
+	m.awaitIdle()
 	if r := m.run(125, "-n", "3", "-c", "2", program); !strings.Contains(r.stderr, "3 ranks of 2 cores each do not fit (the cores of a rank are on one node): node0 has 2 of 2 free, node1 has 2 of 2 free") {
 		t.Errorf("three ranks: %v", r)
 	}
@@ -106,18 +107,24 @@ func (c *command) awaitErrors(text string) {
 }
 
 // A time limit ends a job, even one that no command waits for, and across a restart of serve.
-// margay wait returns its status. A job that waits for the cores runs then, and the next in the
-// queue runs after it.
+// margay wait returns its status. A job that waits for the cores of another, which serve knows
+// after a restart as well, runs when that has ended, and the next in the queue runs after it.
 func TestTimeLimitAndQueue(t *testing.T) {
 	ownMachine(t, "own")
 	m := up(t, "hosted", 1, 2)
 	if r := m.run(124, "-n", "2", "--time", "1s", "--stdin", "none", probe(), "sleep"); !strings.Contains(r.stderr, "was ended at its time limit of 1s (--time)") {
 		t.Errorf("the limit is not named: %v", r)
 	}
-	job := strings.TrimSpace(m.run(0, "--detach", "-n", "2", "--time", "8s", probe(), "sleep").stdout)
+	limited := strings.TrimSpace(m.run(0, "--detach", "-n", "2", "--time", "3s", probe(), "sleep").stdout)
+	kill(t, m.serve())
+	m.awaitUp()
+	if r := m.margay("wait", limited); r.code != 124 || !strings.Contains(r.stderr, "job "+limited+" ended with status 124: job "+limited+" was ended at its time limit of 3s") {
+		t.Errorf("margay wait: %v", r)
+	}
+	m.awaitIdle()
+	job := strings.TrimSpace(m.run(0, "--detach", "-n", "2", probe(), "sleep").stdout)
 	m.awaitJobs(1)
-	_, serve := m.status()
-	kill(t, serve)
+	kill(t, m.serve())
 	m.awaitUp()
 	waits := m.start("run", "--wait", "-n", "2", "--stdin", "none", "/bin/true")
 	waits.awaitErrors("waiting for cores: 2 ranks need 2 application cores, but 0 of 2 are free; job " + job + " has the others")
@@ -132,8 +139,8 @@ func TestTimeLimitAndQueue(t *testing.T) {
 	if r := impatient.wait(); r.code != 130 && r.code != -1 {
 		t.Errorf("one that leaves the queue: %v", r)
 	}
-	if r := m.margay("wait", job); r.code != 124 || !strings.Contains(r.stderr, "job "+job+" ended with status 124: job "+job+" was ended at its time limit of 8s") {
-		t.Errorf("margay wait: %v", r)
+	if r := m.margay("kill", "--force", job); r.code != 0 {
+		t.Error(r)
 	}
 	for _, c := range []*command{waits, behind} {
 		if r := c.wait(); r.code != 0 {

@@ -43,7 +43,7 @@ func (m *machine) schedulers(enforcer string) {
 	const usual = 2 * time.Second
 	t := m.t
 	m.sharedBy(enforcer)
-	c := m.start("run", "-n", "2", "--per-core", "2", probe(), "share")
+	c := m.start("run", "-n", "2", "--per-core", "2", "-w", "node0", probe(), "share") // which may be late
 	c.awaitRanks("computes", 2)
 	job := m.onlyJob()
 	m.shares("", usual, 1./2)

@@ -249,7 +249,7 @@ func TestSeeSharedCore(t *testing.T) {
 }
 
 func seeSharedCore(t *testing.T, m *machine) {
-	c := m.start("run", "-n", "2", "--per-core", "2", probe(), "share")
+	c := m.start("run", "-n", "2", "--per-core", "2", "-w", "node0", probe(), "share") // which may be late
 	c.awaitRanks("computes", 2)
 	if r := m.margay("ext", "insert", m.onlyJob(), object(t, "sched/roundrobin")); r.code != 0 {
 		t.Fatal(r)

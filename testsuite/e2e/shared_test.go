@@ -125,9 +125,21 @@ func (m *machine) sharedUnderKills(dir string, put, holds func(name, text string
 	c := m.runIn(dir, "-n", "2", "--ppn", "1", "--label", "--files", ".", "--with", "/bin/mkdir", "--with", "/bin/rmdir", "bash", "-c", script)
 	m.awaitFile(filepath.Join(dir, "long0"))
 	m.awaitFile(filepath.Join(dir, "long1"))
+	size := func(name string) int64 {
+		info, err := os.Stat(name)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		return info.Size()
+	}
 	m.killNodeKernels()
 	kill(m.t, m.serve())
 	m.awaitUp()
+	for rank := range 2 { // each goes on
+		name := filepath.Join(dir, fmt.Sprintf("long%d", rank))
+		before := size(name)
+		eventually(m.t, "growth of "+name, func() bool { return size(name) > before || c.ended() }, func() string { return m.margay("ps").String() })
+	}
 	put("enough", "")
 	r := c.wait()
 	for rank := range 2 {

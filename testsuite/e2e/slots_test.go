@@ -74,7 +74,7 @@ func TestBootRefused(t *testing.T) {
 	m := &machine{t: t, name: "refused", nodes: 1, cores: 1}
 	r := m.up("hosted", "--extension", object(t, "boot/minimum")+",cores=99")
 	if r.code == 0 || !strings.Contains(r.stderr, "(minimum) in slot boot has refused it") ||
-		!strings.Contains(r.stderr, "node0 has 1 application cores, the machine asks for 99") || strings.Contains(r.stderr, "once more") {
+		!strings.Contains(r.stderr, "node0 has 1 application cores, the machine asks for 99") || strings.Contains(r.stderr, "being restarted") {
 		t.Error(r)
 	}
 	m.gone()

@@ -249,7 +249,7 @@ func (t *test) forget() {
 var (
 	seed = regexp.MustCompile(`MARGAY_SEED=(\d+)`)
 	// repeat matches the log line of a virtual machine that died before it was up.
-	repeat = regexp.MustCompile(`the guest was not up, boot \d+ of|started once more`)
+	repeat = regexp.MustCompile(`the guest was not up, boot \d+ of|started once more|it is being restarted`)
 	// oops matches the end of a guest whose CPU ran what Linux had replaced, which is a bug of the
 	// emulator (see RATIONALE, "Why a private QEMU on Debian 12?").
 	oops = regexp.MustCompile(`\bOops: int3: `)
