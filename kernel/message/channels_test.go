@@ -293,10 +293,12 @@ func TestHostileBoard(t *testing.T) {
 // Leaders of more than two nodes that share CPUs are to meet along the tree.
 func TestStrewnPath(t *testing.T) {
 	for nodes, want := range map[int]uint32{2: 0, 3: wire.PathStrewn} {
-		j := openWith(t, nodes, 1, JobConfig{Job: 7, Secret: []byte("12345678"), Crowd: Strewn})
-		if path := j.join(0).area.Path().Load(); path != wire.PathDirect|wire.PathMeet|want {
-			t.Errorf("%d nodes: path %b", nodes, path)
-		}
+		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
+			j := openWith(t, nodes, 1, JobConfig{Job: 7, Secret: []byte("12345678"), Crowd: Strewn})
+			if path := j.join(0).area.Path().Load(); path != wire.PathDirect|wire.PathMeet|want {
+				t.Errorf("path %b", path)
+			}
+		})
 	}
 }
 
