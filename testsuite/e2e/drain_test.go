@@ -35,7 +35,7 @@ func TestDrain(t *testing.T) {
 	shows("\nnode1  draining  2      0 ", ": fan is broken\n")
 
 	waits := m.start("run", "--wait", "-N", "2", "--stdin", "none", "hostname")
-	waits.awaitErrors("but node0 has 2 of 2 free; node1 is drained: fan is broken")
+	waits.awaitErrors("but only 1 node can be used: node0 has 2 of 2 free; node1 is drained: fan is broken")
 	if r := m.run(0, "--wait=1m", "-n", "2", "hostname"); r.stdout != "node0\nnode0\n" {
 		t.Errorf("a job behind one that waits for node1: %v", r)
 	}
