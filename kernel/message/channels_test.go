@@ -2,6 +2,7 @@ package message
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"slices"
