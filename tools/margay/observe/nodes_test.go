@@ -83,10 +83,10 @@ func TestNodesDrained(t *testing.T) {
 	status, stdout, stderr := list("nodes")
 	want := `NODE   STATE     CORES  FREE  MEMORY  PROFILE  SHARING  FABRIC  KERNEL  JOBS
 node0  draining  2      0     64 MiB  shared   -        tcp     9.9     4.0
-node1  drained   2      0     64 MiB  shared   -        tcp     9.9     
-node2  drained   2      0     64 MiB  shared   -        tcp     9.9     
-node3  late      2      0     64 MiB  shared   -        tcp     9.9     
-node4  up        2      2     64 MiB  shared   -        tcp     9.9     
+node1  drained   2      0     64 MiB  shared   -        tcp     9.9
+node2  drained   2      0     64 MiB  shared   -        tcp     9.9
+node3  late      2      0     64 MiB  shared   -        tcp     9.9
+node4  up        2      2     64 MiB  shared   -        tcp     9.9
 node0 is draining (since 2026-11-25 13:40:05, by op): fan
 node1,3 are drained (since 2026-11-25 13:40:05, by op): fan
 node2 is drained (since 2026-11-25 13:40:05, by op)
