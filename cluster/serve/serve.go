@@ -7,11 +7,11 @@
 //
 // Locks: Server.mu guards all tables and everything in them. Messages are sent with it held, which
 // is safe because sending never blocks (control.Conn.Send); blocking calls are made without it.
-// Server.placing, which is taken before Server.mu, serializes insertions and removals of the
-// machine's extensions. So is frames.listing, which serializes the lists of jobs of a user. spool.mu
-// guards the file of a job's output and is taken last. So are union.mu, which guards the contents
-// that the nodes of a job lack, chronicle.mu, which guards the records that wait for the history,
-// and frames.mu, which guards the room for the requests of a user.
+// Server.placing, which serializes insertions and removals of the machine's extensions, and
+// frames.listing, which serializes the lists of jobs of a user, are taken before Server.mu.
+// spool.mu guards the file of a job's output and is taken last. So are union.mu, which guards the
+// contents that the nodes of a job lack, chronicle.mu, which guards the records that wait for the
+// history, and frames.mu, which guards the room for the requests of a user.
 package serve
 
 import (
