@@ -176,12 +176,12 @@ func (s shape) lacks(offers []offer) string {
 		if n := len(offers); n > 0 && n < s.nodes {
 			free = fmt.Sprintf("only %s can be used: %s", count(n, "node"), free)
 		}
-		return fmt.Sprintf("%s, spread over %s, %s %s on each, but %s", count(s.ranks, "rank"), count(s.nodes, "node"), verb(s.ranks, "needs", "need"),
+		return fmt.Sprintf("%s, spread over %s, %s %s on each, but %s", count(s.ranks, "rank"), count(s.nodes, "node"), agree(s.ranks, "needs", "need"),
 			count((most+max(1, s.perCore)-1)/max(1, s.perCore)*max(1, s.each), "free core"), free)
 	}
 	if s.each > 0 && s.perNode == 0 {
 		return fmt.Sprintf("%s of %s%s not fit (the cores of a rank are on one node): %s",
-			count(s.ranks, "rank"), count(s.each, "core"), verb(s.ranks, " does", " each do"), freeOn(offers))
+			count(s.ranks, "rank"), count(s.each, "core"), agree(s.ranks, " does", " each do"), freeOn(offers))
 	}
 	if s.perNode == 0 {
 		free, total := 0, 0
@@ -189,7 +189,7 @@ func (s shape) lacks(offers []offer) string {
 			free += len(o.cores)
 			total += o.total
 		}
-		text := fmt.Sprintf("%s %s %s, but %d of %d are free", count(s.ranks, "rank"), verb(s.ranks, "needs", "need"),
+		text := fmt.Sprintf("%s %s %s, but %d of %d are free", count(s.ranks, "rank"), agree(s.ranks, "needs", "need"),
 			count((s.ranks+max(1, s.perCore)-1)/max(1, s.perCore), "application core"), free, total)
 		switch {
 		case s.whole:
@@ -244,14 +244,6 @@ func freeOn(offers []offer) string {
 		return "no such node is up and in service"
 	}
 	return strings.Join(parts, ", ")
-}
-
-// verb returns the form of a verb for a number of things.
-func verb(n int, one, several string) string {
-	if n == 1 {
-		return one
-	}
-	return several
 }
 
 // count formats a number of things.
