@@ -20,7 +20,10 @@ const mostSpec = 64 << 10
 
 // checkSpec refuses a description of a job that a user cannot have.
 func checkSpec(spec *control.JobSpec) error {
-	if n := proto.Size(spec); spec.Limited && n > mostSpec {
+	if !spec.Limited {
+		return nil
+	}
+	if n := proto.Size(spec); n > mostSpec {
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "the description of the job has %d KiB, and a user may have %d: fewer or shorter names (--out, --files)", n>>10, mostSpec>>10)
 	}
 	return nil
