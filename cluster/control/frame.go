@@ -78,8 +78,9 @@ func (f *Frame) parseBody(p *parser) {
 	body := emptyBody(p.field)
 	if body == nil {
 		p.unknown = true
+		return
 	}
-	if body == nil || !p.is(protowire.BytesType) {
+	if !p.is(protowire.BytesType) {
 		return
 	}
 	if field, had := f.body(); field == p.field {

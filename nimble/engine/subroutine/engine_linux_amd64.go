@@ -53,16 +53,16 @@ func compile(p *verify.Program, maps []*state.Map, f form) (*code, error) {
 		return nil, err
 	}
 	c := &code{
-		most:    math.MaxUint64,
-		program: p,
-		maps:    maps,
-		lean:    t.lean,
-		memory:  memory,
-		base:    addressOf(memory),
-		frame:   p.Function(0).Frame,
-		short:   !p.Repeats() && fits(p),
+		most:     math.MaxUint64,
+		program:  p,
+		maps:     maps,
+		lean:     t.lean,
+		memory:   memory,
+		base:     addressOf(memory),
+		frame:    p.Function(0).Frame,
+		short:    !p.Repeats() && fits(p),
+		services: t.services,
 	}
-	c.services = t.services
 	if !c.short || t.resumes {
 		c.at = slices.Clone(t.at)
 	}
