@@ -68,13 +68,17 @@ func listPart(image []byte, entries *[]Entry) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	d, err := zstd.NewReader(bytes.NewReader(image[:n]), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
-		zstd.WithDecoderMaxWindow(maxWindow))
+	d, err := newDecoder(bytes.NewReader(image[:n]))
 	if err != nil {
 		return 0, err
 	}
 	defer d.Close()
 	return n, listArchive(bufio.NewReader(io.LimitReader(d, maxUnpacked)), entries)
+}
+
+// newDecoder returns what unpacks a part of an image.
+func newDecoder(packed io.Reader) (*zstd.Decoder, error) {
+	return zstd.NewReader(packed, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
 }
 
 // frameLength returns the length of the zstd frame at the beginning of image (RFC 8878, section

@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/klauspost/compress/zstd"
-
 	"margay/initramfs/guestkernel"
 )
 
@@ -29,12 +27,15 @@ func UnpackImage(path string) error {
 			return err
 		}
 		defer src.Close()
-		d, err := zstd.NewReader(src, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
+		d, err := newDecoder(src)
 		if err != nil {
 			return err
 		}
 		defer d.Close()
-		_, err = io.Copy(dst, io.LimitReader(d, maxUnpacked))
+		n, err := io.Copy(dst, io.LimitReader(d, maxUnpacked+1))
+		if err == nil && n > maxUnpacked {
+			err = fmt.Errorf("more than %d bytes", int64(maxUnpacked))
+		}
 		return err
 	})
 	if err != nil {
