@@ -29,6 +29,7 @@ import (
 	"margay/internal/nodeset"
 	"margay/tools/margay/command"
 	"margay/tools/margay/job"
+	"margay/tools/margay/show"
 )
 
 // commands make the commands of this group.
@@ -187,7 +188,7 @@ func (a commands) run(held *allocation.Allocation, path string, argv []string) e
 		return a.release(held, &control.ExitStatus{Code: launch.ExitMargay}, err)
 	}
 	defer hosts.Close()
-	a.Report("allocation %d: %s on %s", held.Job, coresOf(places.count()), nodeset.Condense(places.nodes()))
+	a.Report("allocation %d: %s on %s", held.Job, show.Count(places.count(), "core"), nodeset.Condense(places.nodes()))
 	cmd := exec.Command(path, argv[1:]...)
 	cmd.Args[0] = argv[0]
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, below(a.Stdout), a.Stderr
@@ -301,12 +302,4 @@ func (a commands) release(held *allocation.Allocation, exit *control.ExitStatus,
 		a.Loss("%v", lost)
 	}
 	return err
-}
-
-// coresOf says how many cores there are.
-func coresOf(n int) string {
-	if n == 1 {
-		return "1 core"
-	}
-	return fmt.Sprintf("%d cores", n)
 }

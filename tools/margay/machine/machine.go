@@ -73,7 +73,7 @@ func (a commands) statusCommand() *cobra.Command {
 				return show.Message(a.Stdout, status)
 			}
 			text := fmt.Sprintf("machine %s (%s): %d of %d nodes up%s, %d of %d application cores free, %s\n",
-				status.Machine, status.Substrate, status.Up, status.Nodes, out(status), status.FreeCores, status.Cores, jobs(status.Jobs))
+				status.Machine, status.Substrate, status.Up, status.Nodes, out(status), status.FreeCores, status.Cores, show.Count(int(status.Jobs), "job"))
 			if pid != 0 { // it is this user's machine
 				times := ""
 				if status.ServeStarts > 1 {
@@ -86,14 +86,6 @@ func (a commands) statusCommand() *cobra.Command {
 			return err
 		},
 	})
-}
-
-// jobs says how many jobs there are.
-func jobs(n uint32) string {
-	if n == 1 {
-		return "1 job"
-	}
-	return fmt.Sprintf("%d jobs", n)
 }
 
 // out says how many nodes are out of service, if any are.
