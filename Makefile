@@ -13,7 +13,7 @@ ifndef VERSION
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 endif
 VERSION_FLAG := -X main.version=$(VERSION)
-GOFLAGS_NODE := -ldflags '-s -w $(VERSION_FLAG)'
+GOFLAGS_STRIPPED := -ldflags '-s -w $(VERSION_FLAG)'
 GO_STATIC := CGO_ENABLED=0 go
 ifeq ($(origin CC),default)
 CC := gcc
@@ -36,7 +36,7 @@ deps-run:
 	@tools/deps run
 
 .PHONY: build
-build: bin/margay bin/nodekernel bin/jobinit bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/offload bin/offload-c bin/stencil bin/farm bin/glunix bin/latency bin/fabric bin/fabric-sockets ## build everything into bin/
+build: bin/margay bin/margayd bin/nodekernel bin/jobinit bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/offload bin/offload-c bin/stencil bin/farm bin/glunix bin/latency bin/fabric bin/fabric-sockets ## build everything into bin/
 
 .PHONY: run
 run: deps-run build ## boot a machine of 4 virtual nodes, run the histogram on it, print it, and end the machine
@@ -101,10 +101,10 @@ BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share
 
 .PHONY: install
-install: bin/margay bin/nodekernel bin/jobinit bin/libmargay.a ## install commands, library, headers, manual pages and completions below PREFIX (and DESTDIR)
+install: bin/margay bin/margayd bin/nodekernel bin/jobinit bin/libmargay.a ## install commands, library, headers, manual pages and completions below PREFIX (and DESTDIR)
 	install -d $(BINDIR) $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/margay/ext $(SHAREDIR)/man/man1 \
 		$(SHAREDIR)/bash-completion/completions $(SHAREDIR)/zsh/site-functions $(SHAREDIR)/fish/vendor_completions.d
-	install -m 755 bin/margay bin/nodekernel bin/jobinit $(BINDIR)
+	install -m 755 bin/margay bin/margayd bin/nodekernel bin/jobinit $(BINDIR)
 	ln -sf margay $(BINDIR)/yod
 	ln -sf margay $(BINDIR)/glurun
 	install -m 644 bin/libmargay.a $(DESTDIR)$(PREFIX)/lib
@@ -128,11 +128,14 @@ FORCE:
 bin/margay: FORCE
 	@$(GO_STATIC) build -ldflags '$(VERSION_FLAG)' -o $@ ./tools/margay
 
+bin/margayd: FORCE
+	@$(GO_STATIC) build $(GOFLAGS_STRIPPED) -o $@ ./tools/margayd
+
 bin/nodekernel: FORCE
-	@$(GO_STATIC) build $(GOFLAGS_NODE) -o $@ ./tools/nodekernel
+	@$(GO_STATIC) build $(GOFLAGS_STRIPPED) -o $@ ./tools/nodekernel
 
 bin/jobinit: FORCE
-	@$(GO_STATIC) build $(GOFLAGS_NODE) -o $@ ./tools/jobinit
+	@$(GO_STATIC) build $(GOFLAGS_STRIPPED) -o $@ ./tools/jobinit
 
 bin/peers: FORCE
 	@$(GO_STATIC) build -C tools/peers -o $(CURDIR)/$@ .

@@ -36,6 +36,10 @@ const maxProgram = 200
 // HelloTimeout bounds how long either side waits for the other's first frame.
 const HelloTimeout = 10 * time.Second
 
+// SpoolLimit bounds the output of one detached job, in bytes. Serve discards output beyond it, and
+// margay logs reports that.
+const SpoolLimit = 256 << 20
+
 // ChangeTimeout bounds how long a node takes to change its extensions. Before a node with sched_ext
 // has a scheduler, Linux verifies it, which takes an emulated node on a busy host many seconds.
 const ChangeTimeout = time.Minute

@@ -9,11 +9,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"margay/cluster/folder"
 	"margay/cluster/roster"
 	"margay/cluster/site"
 	"margay/cluster/trust"
@@ -26,20 +25,10 @@ import (
 // long as it lives.
 type Dir string
 
-// longestSocket is the longest name of a socket that Linux accepts, in bytes.
-const longestSocket = 107
-
 // DirOf returns the folder of the machine called name.
 func DirOf(name string) (Dir, error) {
-	folder, err := site.Folder(name)
-	if err != nil {
-		return "", err
-	}
-	d := Dir(folder)
-	if longest := d.Port("service"); len(longest) > longestSocket {
-		return "", fmt.Errorf("%s is too long for a socket's name: set MARGAY_DIR to a shorter path", longest)
-	}
-	return d, nil
+	d, err := folder.Of(name)
+	return Dir(d), err
 }
 
 // The files of a machine.
@@ -56,7 +45,7 @@ func (d Dir) ConsoleLog(node id.Node) string {
 func (d Dir) Log(who string) string { return d.file("log", who+".log") }
 
 // Port is the socket of a port of the machine's switch.
-func (d Dir) Port(name string) string { return d.file("ports", name) }
+func (d Dir) Port(name string) string { return folder.Dir(d).Port(name) }
 
 // Fingerprint returns the hash (SHA-256, hexadecimal) of the certificate of the machine. No other
 // machine has the same one.
@@ -69,20 +58,18 @@ func (d Dir) Fingerprint() (string, error) {
 	return hex.EncodeToString(hash[:]), nil
 }
 
-func (d Dir) lockFile() string              { return d.file("lock") }
+func (d Dir) lockFile() string              { return d.file(folder.LockName) }
 func (d Dir) makingFile() string            { return d.file(makingName) }
-func (d Dir) specFile() string              { return d.file("machine.json") }
+func (d Dir) specFile() string              { return d.file(folder.SpecName) }
 func (d Dir) keyFile() string               { return d.file("key.pem") }
 func (d Dir) nodeFile(node id.Node) string  { return d.file("nodes", fmt.Sprintf("node%d.json", node)) }
 func (d Dir) nodeImage(node id.Node) string { return d.file("nodes", fmt.Sprintf("node%d.img", node)) }
 func (d Dir) nodeRoot(node id.Node) string  { return d.file("nodes", fmt.Sprintf("node%d", node)) }
 
-func (d Dir) file(parts ...string) string {
-	return filepath.Join(append([]string{string(d)}, parts...)...)
-}
+func (d Dir) file(parts ...string) string { return folder.Dir(d).File(parts...) }
 
 // Name is the machine's name.
-func (d Dir) Name() string { return filepath.Base(string(d)) }
+func (d Dir) Name() string { return folder.Dir(d).Name() }
 
 // ErrLocked reports that the machine has a holder.
 var ErrLocked = errors.New("the machine is up")
@@ -92,7 +79,7 @@ func (d Dir) lock() (*os.File, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	f, err := openFile(d.lockFile(), os.O_RDWR|os.O_CREATE)
+	f, err := folder.Open(d.lockFile(), os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, err
 	}
@@ -132,61 +119,23 @@ func lockedBy(f *os.File) int {
 	return max(0, int(lock.Pid)) // it is -1 when no process has the lock, but an open file
 }
 
-// isLocked reports whether another process or open file has a file locked. It queries the lock and
-// does not take it: taking it would make a concurrent attempt to lock the file fail.
-func isLocked(f *os.File) bool {
-	whole := unix.Flock_t{Type: unix.F_WRLCK}
-	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &whole)
-	return err != nil || whole.Type != unix.F_UNLCK
-}
-
 func writeAt(f *os.File, text string) error {
 	_, err := f.WriteAt([]byte(text), 0)
 	return err
 }
 
-// Holder returns the pid of the machine's holder, and whether it lives. The pid of a holder that
-// does not live remains from one that was killed; 0 means that there never was a holder, or that it
-// is just starting.
-func (d Dir) Holder() (pid int, alive bool) {
-	f, err := openFile(d.lockFile(), os.O_RDONLY)
-	if err != nil {
-		return 0, false
-	}
-	defer f.Close()
-	text := make([]byte, 32)
-	n, _ := f.Read(text)
-	pid, _ = strconv.Atoi(strings.TrimSpace(string(text[:n])))
-	return pid, isLocked(f)
-}
+// Holder returns the pid of the machine's holder, and whether it lives, as folder.Dir.Holder does.
+func (d Dir) Holder() (pid int, alive bool) { return folder.Dir(d).Holder() }
 
 // removeEmpty removes the folder of all machines unless the user has named it.
 func (b *machines) removeEmpty() {
 	if os.Getenv(site.BaseVariable) == "" {
-		_ = os.Remove(b.path) // it stays when there are other machines
+		_ = os.Remove(b.Path) // it stays when there are other machines
 	}
 }
 
 // check reports an error unless the folder is a machine's: ErrNoMachine where there is none.
-func (d Dir) check() error {
-	base, err := openBase(filepath.Dir(string(d)))
-	if err == nil {
-		defer base.close()
-		var root *os.Root
-		var c condition
-		if root, c, err = base.open(d.Name()); err == nil {
-			root.Close()
-			if c != empty {
-				return nil
-			}
-			return d.missing() // machine up would take it, and machine down leaves one for a moment
-		}
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return d.missing()
-	}
-	return fmt.Errorf("machine %s: %w", d.Name(), err)
-}
+func (d Dir) check() error { return folder.Dir(d).Check() }
 
 // List returns the folders of all machines of this user, running or left behind.
 func List() ([]Dir, error) {
@@ -194,18 +143,18 @@ func List() ([]Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	base, err := openBase(path)
+	base, err := folder.OpenBase(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer base.close()
-	names, err := list(base.root)
+	defer base.Close()
+	names, err := folder.Names(base.Root)
 	var dirs []Dir
 	for _, name := range names {
-		if d := Dir(filepath.Join(base.path, name)); machinename.Valid(name) && d.check() == nil {
+		if d := Dir(filepath.Join(base.Path, name)); machinename.Valid(name) && d.check() == nil {
 			dirs = append(dirs, d)
 		}
 	}
@@ -249,7 +198,7 @@ func (d Dir) writeRoster(r roster.Roster) error {
 // ReadRoster returns the nodes that the machine has now. Before its first change these are the
 // nodes that it was made with.
 func (d Dir) ReadRoster(s Spec) (r roster.Roster, err error) {
-	text, err := readFile(d.file(rosterName))
+	text, err := folder.Read(d.file(rosterName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return roster.New(s.Nodes), nil
 	}
@@ -265,32 +214,10 @@ func (d Dir) ReadRoster(s Spec) (r roster.Roster, err error) {
 	return r, nil
 }
 
-// Made returns an error unless the machine has been made: ErrNoMachine if the folder is missing or
-// not a machine's. It names the command that makes the machine.
-func (d Dir) Made() error {
-	_, err := d.readSpec()
-	return err
-}
-
-// readSpec reads the file of the spec. It returns the same errors as Made.
-func (d Dir) readSpec() ([]byte, error) {
-	if err := d.check(); err != nil {
-		if foreign := (*foreignError)(nil); errors.Is(err, ErrNoMachine) && !errors.As(err, &foreign) {
-			err = fmt.Errorf("%w; %s makes one", err, d.upCommand())
-		}
-		return nil, err
-	}
-	text, err := readFile(d.specFile())
-	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w; %s makes one", d.missing(), d.upCommand())
-	}
-	return text, err
-}
-
-// ReadSpec returns the spec from which the machine was made. It returns the same errors as Made,
-// and one for a damaged file.
+// ReadSpec returns the spec from which the machine was made. The error is ErrNoMachine
+// if the folder is missing or not a machine's; there is one for a damaged file, too.
 func (d Dir) ReadSpec() (Spec, error) {
-	text, err := d.readSpec()
+	text, err := folder.Dir(d).ReadSpec()
 	if err != nil {
 		return Spec{}, err
 	}
@@ -301,19 +228,5 @@ func (d Dir) ReadSpec() (Spec, error) {
 	return s, nil
 }
 
-// upCommand is the command that makes the machine.
-func (d Dir) upCommand() string {
-	if d.Name() == site.DefaultName {
-		return "margay machine up"
-	}
-	return "margay machine up -m " + d.Name()
-}
-
 // ErrNoMachine reports a name that no machine has.
-var ErrNoMachine = errors.New("there is no such machine")
-
-// missing is the ErrNoMachine of this folder. It names the folder of all machines, because
-// MARGAY_DIR may be relative.
-func (d Dir) missing() error {
-	return fmt.Errorf("machine %s: %w in %s", d.Name(), ErrNoMachine, filepath.Dir(string(d)))
-}
+var ErrNoMachine = folder.ErrNoMachine

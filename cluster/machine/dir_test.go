@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/cluster/folder"
 	"margay/cluster/serve"
 	"margay/cluster/site"
 	"margay/internal/check"
@@ -262,7 +263,7 @@ func TestLookWhileMaking(t *testing.T) {
 					return
 				default:
 					d.BeingMade()
-					var foreign *foreignError
+					var foreign *folder.ForeignError
 					if _, err := d.ReadSpec(); !errors.Is(err, ErrNoMachine) || errors.As(err, &foreign) {
 						t.Errorf("while the machine comes and goes: %v", err)
 						return

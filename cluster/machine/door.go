@@ -6,18 +6,15 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"os/user"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/client"
+	"margay/cluster/folder"
 	"margay/cluster/permit"
 	"margay/cluster/way"
-	"margay/internal/machinename"
 	"margay/kernel/abi/node"
 )
 
@@ -31,9 +28,6 @@ const (
 	auditName    = "audit.log"
 	oldAuditName = auditName + ".old"
 )
-
-// ErrNotShared reports that no machine has a door where it is looked for.
-var ErrNotShared = errors.New("no such machine lets others in")
 
 // openAudit opens the audit log of a machine that lets others in.
 func (d Dir) openAudit(s Spec) (*permit.Audit, error) {
@@ -59,7 +53,7 @@ func (s *Spec) completeAccess(uid int) error {
 	if !filepath.IsAbs(s.Door) { // serve works in another folder
 		return fmt.Errorf("%s=%s is not an absolute path", client.DoorVariable, os.Getenv(client.DoorVariable))
 	}
-	if len(s.Door) > longestSocket {
+	if len(s.Door) > folder.LongestSocket {
 		return fmt.Errorf("%s is too long for a socket's name: set %s to a shorter path", s.Door, client.DoorVariable)
 	}
 	return nil
@@ -72,11 +66,11 @@ const doorMode = 0o711
 // lockDoor makes the folders of a door and locks the inner one until it is closed.
 func lockDoor(socket string) (*os.File, error) {
 	inner := filepath.Dir(socket)
-	folder := way.Folder{What: "folder of doors", Path: filepath.Dir(inner), Variable: client.DoorVariable}
-	if err := folder.Check(os.Lstat); err != nil {
+	doors := way.Folder{What: "folder of doors", Path: filepath.Dir(inner), Variable: client.DoorVariable}
+	if err := doors.Check(os.Lstat); err != nil {
 		return nil, err
 	}
-	for _, path := range []string{folder.Path, inner} {
+	for _, path := range []string{doors.Path, inner} {
 		if err := os.Mkdir(path, doorMode); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, err
 		}
@@ -84,8 +78,8 @@ func lockDoor(socket string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		if why := notOwn(info); why != "" {
-			return nil, fmt.Errorf("folder of doors: %s %s: %s", path, why, folder.Out(path, info))
+		if why := folder.NotOwn(info); why != "" {
+			return nil, fmt.Errorf("folder of doors: %s %s: %s", path, why, doors.Out(path, info))
 		}
 		if err := os.Chmod(path, doorMode); err != nil {
 			return nil, err
@@ -100,7 +94,7 @@ func lockDoor(socket string) (*os.File, error) {
 		err = errors.New("another machine of yours with this name lets others in there: name this one otherwise")
 	}
 	if err == nil {
-		err = isStill(inner, f)
+		err = folder.IsStill(inner, f)
 	}
 	if err != nil {
 		f.Close()
@@ -216,40 +210,4 @@ func (l *doors) Close() (err error) {
 		l.accepting.Wait()
 	})
 	return err
-}
-
-// DoorOf finds the door of another user's machine, which is named OWNER:MACHINE. It reports whether
-// the name is of this form. The Dir of a door has the machine's name and socket and nothing else.
-func DoorOf(name string) (d Dir, is bool, err error) {
-	owner, machine, is := strings.Cut(name, ":")
-	if !is {
-		return "", false, nil
-	}
-	if !machinename.Valid(machine) {
-		return "", true, fmt.Errorf("%q is not a machine of another user: it is OWNER:MACHINE, as root:lab", name)
-	}
-	uid, err := strconv.ParseUint(owner, 10, 32)
-	if err != nil {
-		u, failed := user.Lookup(owner)
-		if failed == nil {
-			uid, failed = strconv.ParseUint(u.Uid, 10, 32)
-		}
-		if failed != nil {
-			return "", true, fmt.Errorf("machine %s: there is no user %q: its number can be given instead: %w", name, owner, failed)
-		}
-	}
-	d = Dir(filepath.Dir(client.Door(uint32(uid), machine)))
-	// The user of the serve is checked when it is connected to. This finds links to other sockets.
-	for _, path := range []string{filepath.Dir(string(d)), string(d)} {
-		info, err := os.Lstat(path)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			return "", true, fmt.Errorf("machine %s: %w: there is no folder %s", name, ErrNotShared, d)
-		case err != nil:
-			return "", true, fmt.Errorf("machine %s: %w", name, err)
-		case !info.IsDir() || way.UID(info) != int(uid):
-			return "", true, fmt.Errorf("machine %s: %s is no folder of %s's", name, path, owner)
-		}
-	}
-	return d, true, nil
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"margay/cluster/client"
+	"margay/cluster/folder"
 	"margay/cluster/permit"
 	"margay/kernel/abi/node"
 )
@@ -161,10 +162,10 @@ func TestDoorOf(t *testing.T) {
 	}
 	defer lock.Close()
 	uid := permit.NameOf(uint32(os.Getuid()))
-	if d, is, err := DoorOf(uid + ":lab"); err != nil || !is || d.Socket() != door || d.Name() != "lab" {
+	if d, is, err := folder.Door(uid + ":lab"); err != nil || !is || d.Socket() != door || d.Name() != "lab" {
 		t.Errorf("%s, %v, %v", d, is, err)
 	}
-	if _, is, err := DoorOf("lab"); is || err != nil {
+	if _, is, err := folder.Door("lab"); is || err != nil {
 		t.Errorf("a machine of this user: %v, %v", is, err)
 	}
 	for name, why := range map[string]string{
@@ -176,7 +177,7 @@ func TestDoorOf(t *testing.T) {
 		":lab":             "there is no user",
 		uid + ":lab:lab":   "is not a machine of another user",
 	} {
-		if _, is, err := DoorOf(name); !is || err == nil || !strings.Contains(err.Error(), why) {
+		if _, is, err := folder.Door(name); !is || err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("%q: %v, %v", name, is, err)
 		}
 	}
@@ -184,7 +185,7 @@ func TestDoorOf(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(client.Door(4000000001, "lab")), 0o711); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := DoorOf("4000000001:lab"); err == nil || !strings.Contains(err.Error(), "is no folder of 4000000001's") {
+	if _, _, err := folder.Door("4000000001:lab"); err == nil || !strings.Contains(err.Error(), "is no folder of 4000000001's") {
 		t.Errorf("a folder in another user's place: %v", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/cluster/folder"
 	"margay/cluster/serve"
 )
 
@@ -25,7 +26,7 @@ func Down(ctx context.Context, d Dir, told func(format string, args ...any)) err
 	if err := d.check(); err != nil {
 		return err
 	}
-	making, err := openFile(d.makingFile(), os.O_RDONLY)
+	making, err := folder.Open(d.makingFile(), os.O_RDONLY)
 	if err == nil {
 		defer making.Close()
 	} else if !errors.Is(err, fs.ErrNotExist) {
@@ -49,7 +50,7 @@ func (e *ending) isStill() bool {
 		_, err := os.Lstat(e.makingFile())
 		return errors.Is(err, fs.ErrNotExist)
 	}
-	return isStill(e.makingFile(), e.making) == nil
+	return folder.IsStill(e.makingFile(), e.making) == nil
 }
 
 // run ends the machine's holder, if it has one, and removes its folder.
@@ -91,7 +92,7 @@ func (e *ending) run(ctx context.Context) error {
 // signal sends a signal to the machine's holder and reports whether there was one. It does not rely
 // on the contents of the lock file.
 func (e *ending) signal(s os.Signal) (sent bool, err error) {
-	f, err := openFile(e.lockFile(), os.O_RDONLY)
+	f, err := folder.Open(e.lockFile(), os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -128,7 +129,7 @@ func (e *ending) remove() (gone bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	defer base.close()
+	defer base.Close()
 	if !e.isStill() {
 		return true, nil
 	}
@@ -137,7 +138,7 @@ func (e *ending) remove() (gone bool, err error) {
 	}
 	// Once there is a holder the files of a machine are complete: if it was ended here, machine up
 	// writes no further files.
-	if !e.told && e.making != nil && isLocked(e.making) {
+	if !e.told && e.making != nil && folder.Locked(e.making) {
 		return false, fmt.Errorf("machine %s: %w; end that one first", e.Name(), errBeingMade)
 	}
 	e.settleHistory(e.notice)

@@ -2,38 +2,14 @@ package machine
 
 import (
 	"errors"
-	"fmt"
-	"io"
 	"os"
-	"syscall"
 
-	"golang.org/x/sys/unix"
-
-	"margay/cluster/way"
+	"margay/cluster/folder"
 )
-
-// openFile opens a file of a machine, and makes it if flag has os.O_CREATE. It follows no link,
-// waits for no pipe, and accepts only a regular file of this user's with a single name, so that
-// data for a machine's file is written nowhere else.
-func openFile(path string, flag int) (*os.File, error) {
-	f, err := os.OpenFile(path, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err == nil && (!info.Mode().IsRegular() || way.UID(info) != os.Getuid() || info.Sys().(*syscall.Stat_t).Nlink > 1) {
-		err = fmt.Errorf("%s is not a machine's file: it must be a regular file of this user with a single name", path)
-	}
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
-}
 
 // writeFile writes a whole file of a machine.
 func writeFile(path string, text []byte) error {
-	f, err := openFile(path, os.O_WRONLY|os.O_CREATE)
+	f, err := folder.Open(path, os.O_WRONLY|os.O_CREATE)
 	if err != nil {
 		return err
 	}
@@ -45,21 +21,11 @@ func writeFile(path string, text []byte) error {
 
 // syncFile waits until a file of a machine is on the disk.
 func syncFile(path string) error {
-	f, err := openFile(path, os.O_RDONLY)
+	f, err := folder.Open(path, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
 	return errors.Join(f.Sync(), f.Close())
-}
-
-// readFile reads a whole file of a machine.
-func readFile(path string) ([]byte, error) {
-	f, err := openFile(path, os.O_RDONLY)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(f)
 }
 
 // removeFiles removes files and empty folders, if they exist.

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"margay/cluster/folder"
 )
 
 // snapshot describes everything below a folder: names, modes, times of change and contents.
@@ -76,18 +78,20 @@ func TestOthersFolders(t *testing.T) {
 			tree(t, dir, "Documents/lock", "1\n", "Documents/log/", "", "Documents/machine.json", "{}", "Documents/making", "",
 				"Documents/nodes/x", "y", "Documents/ports/", "", "Documents/key.pem", "", "Documents/state.db", "")
 		},
-		"empty folders":               func(t *testing.T, dir, _ string) { tree(t, dir, "Documents/a/b/", "") },
-		"a marker of another text":    func(t *testing.T, dir, _ string) { tree(t, dir, "Documents/"+markerName, "mine") },
-		"a marker with more":          func(t *testing.T, dir, _ string) { tree(t, dir, "Documents/"+markerName, markerText+"mine") },
-		"half a marker and a text":    func(t *testing.T, dir, _ string) { tree(t, dir, "Documents/"+markerName, "This", "Documents/text", "") },
-		"a folder that is the marker": func(t *testing.T, dir, _ string) { tree(t, dir, "Documents/"+markerName+"/", "") },
+		"empty folders":            func(t *testing.T, dir, _ string) { tree(t, dir, "Documents/a/b/", "") },
+		"a marker of another text": func(t *testing.T, dir, _ string) { tree(t, dir, "Documents/"+folder.Marker, "mine") },
+		"a marker with more":       func(t *testing.T, dir, _ string) { tree(t, dir, "Documents/"+folder.Marker, folder.MarkerText+"mine") },
+		"half a marker and a text": func(t *testing.T, dir, _ string) {
+			tree(t, dir, "Documents/"+folder.Marker, "This", "Documents/text", "")
+		},
+		"a folder that is the marker": func(t *testing.T, dir, _ string) { tree(t, dir, "Documents/"+folder.Marker+"/", "") },
 		"a link that is the marker": func(t *testing.T, dir, outside string) {
-			tree(t, outside, "marker", markerText)
-			tree(t, dir, "Documents/"+markerName, "->"+filepath.Join(outside, "marker"))
+			tree(t, outside, "marker", folder.MarkerText)
+			tree(t, dir, "Documents/"+folder.Marker, "->"+filepath.Join(outside, "marker"))
 		},
 		"a pipe that is the marker": func(t *testing.T, dir, _ string) {
 			tree(t, dir, "Documents/", "")
-			if err := unix.Mkfifo(filepath.Join(dir, "Documents", markerName), 0o600); err != nil {
+			if err := unix.Mkfifo(filepath.Join(dir, "Documents", folder.Marker), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -99,14 +103,14 @@ func TestOthersFolders(t *testing.T) {
 		"a link to an empty folder": func(t *testing.T, dir, outside string) { tree(t, dir, "Documents", "->"+outside) },
 		"a link to nothing":         func(t *testing.T, dir, outside string) { tree(t, dir, "Documents", "->"+outside+"/nothing") },
 		"a link to a machine elsewhere": func(t *testing.T, dir, outside string) {
-			tree(t, outside, "m/"+markerName, markerText, "m/log/", "")
+			tree(t, outside, "m/"+folder.Marker, folder.MarkerText, "m/log/", "")
 			tree(t, dir, "Documents", "->"+filepath.Join(outside, "m"))
 		},
 		"a link to another machine": func(t *testing.T, dir, _ string) {
-			tree(t, dir, "m/"+markerName, markerText, "Documents", "->m")
+			tree(t, dir, "m/"+folder.Marker, folder.MarkerText, "Documents", "->m")
 		},
 		"a folder that others can write to": func(t *testing.T, dir, _ string) {
-			tree(t, dir, "Documents/"+markerName, markerText)
+			tree(t, dir, "Documents/"+folder.Marker, folder.MarkerText)
 			if err := os.Chmod(filepath.Join(dir, "Documents"), 0o770); err != nil {
 				t.Fatal(err)
 			}
@@ -120,8 +124,8 @@ func TestOthersFolders(t *testing.T) {
 			}
 		}
 		tests["a marker of another user"] = func(t *testing.T, dir, _ string) {
-			tree(t, dir, "Documents/"+markerName, markerText)
-			if err := os.Chown(filepath.Join(dir, "Documents", markerName), 65534, 65534); err != nil {
+			tree(t, dir, "Documents/"+folder.Marker, folder.MarkerText)
+			if err := os.Chown(filepath.Join(dir, "Documents", folder.Marker), 65534, 65534); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -162,10 +166,10 @@ func TestOthersFolders(t *testing.T) {
 // is touched.
 func TestOthersBase(t *testing.T) {
 	dir := base(t)
-	tree(t, dir, "own/m/"+markerName, markerText, "link", "->own", "file", "text")
+	tree(t, dir, "own/m/"+folder.Marker, folder.MarkerText, "link", "->own", "file", "text")
 	bases := []string{"link", "file"}
 	if os.Getuid() == 0 {
-		tree(t, dir, "other/m/"+markerName, markerText)
+		tree(t, dir, "other/m/"+folder.Marker, folder.MarkerText)
 		if err := os.Chown(filepath.Join(dir, "other"), 65534, 65534); err != nil {
 			t.Fatal(err)
 		}
@@ -242,9 +246,9 @@ func TestInterruptedMaking(t *testing.T) {
 			}
 		})
 	}
-	for n := range len(markerText) {
+	for n := range len(folder.MarkerText) {
 		d := Dir(filepath.Join(base(t), "m"))
-		tree(t, string(d), markerName, markerText[:n])
+		tree(t, string(d), folder.Marker, folder.MarkerText[:n])
 		goneAfter(t, d)
 	}
 }
@@ -263,7 +267,7 @@ func TestFailedMaking(t *testing.T) {
 		if _, err := m.run(append(m.steps()[:n:n], full)); !errors.Is(err, unix.ENOSPC) {
 			t.Errorf("after %d steps: %v", n, err)
 		}
-		b.close()
+		b.Close()
 		if left := snapshot(t, dir); left != "" {
 			t.Errorf("after %d steps there is left:\n%s", n, left)
 		}
@@ -275,7 +279,7 @@ func TestFailedMaking(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.close()
+	defer b.Close()
 	if _, err := b.create("m"); !errors.Is(err, ErrNoMachine) {
 		t.Errorf("in another folder: %v", err)
 	}
@@ -378,27 +382,5 @@ func TestBaseAfterTheLast(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "nothing")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("machine down made it: %v", err)
-	}
-}
-
-// The error names a folder of another user in XDG_RUNTIME_DIR, as su leaves it, when no machine can
-// be made in it.
-func TestForeignRuntimeFolder(t *testing.T) {
-	base(t)
-	refused := errors.New("permission denied")
-	t.Setenv("MARGAY_DIR", "")
-	other := "/" // of root
-	if os.Getuid() == 0 {
-		other = t.TempDir()
-		if err := os.Chown(other, 65534, 65534); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for dir, foreign := range map[string]bool{other: true, t.TempDir(): false, "": false, "/none": false} {
-		t.Setenv("XDG_RUNTIME_DIR", dir)
-		err := foreignRuntime(refused)
-		if named := strings.Contains(err.Error(), "XDG_RUNTIME_DIR="+dir+" belongs to user "); named != foreign || !errors.Is(err, refused) {
-			t.Errorf("%s: %v", dir, err)
-		}
 	}
 }

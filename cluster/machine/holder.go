@@ -17,6 +17,7 @@ import (
 
 	"margay/cluster/boot"
 	"margay/cluster/control"
+	"margay/cluster/folder"
 	"margay/cluster/roster"
 	"margay/cluster/trust"
 	"margay/internal/revival"
@@ -511,7 +512,7 @@ func (h *holder) keepServe(ctx context.Context) {
 // runServe runs one serve until it ends. The lifeline signals the holder's end to serve, which
 // notifies its clients.
 func (h *holder) runServe(ctx context.Context) error {
-	log, err := openFile(h.dir.Log("serve"), os.O_WRONLY|os.O_CREATE|os.O_APPEND)
+	log, err := folder.Open(h.dir.Log("serve"), os.O_WRONLY|os.O_CREATE|os.O_APPEND)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"margay/cluster/boot"
 	"margay/cluster/control"
+	"margay/cluster/folder"
 	"margay/cluster/ledger"
 	"margay/cluster/metal"
 	"margay/cluster/power"
@@ -156,7 +157,7 @@ func writeCards(path string, all []metal.Card) error {
 }
 
 func readCards(path string) (all []metal.Card, err error) {
-	text, err := readFile(path)
+	text, err := folder.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"margay/cluster/folder"
 	"margay/cluster/serve"
 	"margay/cluster/trust"
 	"margay/kernel/abi/id"
@@ -185,7 +186,7 @@ func listenSwitch(ctx context.Context, s Spec, d Dir, lost context.CancelCauseFu
 
 // tail returns the last lines of a text file of a machine.
 func tail(path string, lines int) []string {
-	f, err := openFile(path, os.O_RDONLY)
+	f, err := folder.Open(path, os.O_RDONLY)
 	if err != nil {
 		return nil
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/cluster/folder"
 	"margay/cluster/site"
 	"margay/cluster/trust"
 	"margay/internal/progress"
@@ -84,7 +85,7 @@ func claim(d Dir, told func(string, ...any)) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer base.close()
+	defer base.Close()
 	if err := clearWay(base, d, told); err != nil {
 		return nil, fmt.Errorf("machine %s: %w", d.Name(), err)
 	}
@@ -98,12 +99,12 @@ func claim(d Dir, told func(string, ...any)) (*os.File, error) {
 
 // BeingMade reports whether a margay machine up is making the machine in this folder.
 func (d Dir) BeingMade() bool {
-	f, err := openFile(d.makingFile(), os.O_RDONLY)
+	f, err := folder.Open(d.makingFile(), os.O_RDONLY)
 	if err != nil {
 		return false
 	}
 	defer f.Close()
-	return isLocked(f)
+	return folder.Locked(f)
 }
 
 // errLeave is the way out where a foreign file has the name of a machine's folder.
@@ -115,7 +116,7 @@ var errBeingMade = errors.New("another margay machine up is making it")
 // clearWay makes sure that no machine of this name runs, and removes the remains of one whose
 // holder was killed. A file or folder that is not a machine's is an error and stays.
 func clearWay(b *machines, d Dir, told func(string, ...any)) error {
-	root, found, err := b.open(d.Name())
+	root, found, err := b.Open(d.Name())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -126,7 +127,7 @@ func clearWay(b *machines, d Dir, told func(string, ...any)) error {
 		return err
 	}
 	defer root.Close()
-	if found != marked {
+	if found != folder.Marked {
 		return nil
 	}
 	pid, alive := d.Holder()
@@ -186,7 +187,7 @@ func prepare(ctx context.Context, d Dir, o *UpOptions) error {
 // namespaces of its own. If this user is not root, these include a user namespace in which it is
 // root.
 func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
-	log, err := openFile(d.Log("holder"), os.O_WRONLY|os.O_CREATE|os.O_APPEND)
+	log, err := folder.Open(d.Log("holder"), os.O_WRONLY|os.O_CREATE|os.O_APPEND)
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 
+	"margay/cluster/cache"
 	"margay/cluster/provision/firmware"
 	"margay/initramfs"
 	"margay/initramfs/disk"
@@ -143,11 +144,11 @@ var programs = map[string]string{"amd64": "BOOTX64.EFI", "arm64": "BOOTAA64.EFI"
 
 // findStub finds the EFI stub of the distribution.
 func findStub(ctx context.Context, arch guestkernel.Arch, report progress.Func) (string, error) {
-	cache, err := CacheDir()
+	dir, err := cache.Dir()
 	if err != nil {
 		return "", err
 	}
-	o := firmware.Options{CacheDir: filepath.Join(cache, "stub", arch.Debian), Progress: report}
+	o := firmware.Options{CacheDir: filepath.Join(dir, "stub", arch.Debian), Progress: report}
 	path, err := firmware.FindStub(ctx, o, arch.Debian)
 	if err != nil {
 		return "", fmt.Errorf("%w; or name a stub with --stub", err)

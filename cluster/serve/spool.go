@@ -16,10 +16,6 @@ import (
 	"margay/cluster/control"
 )
 
-// SpoolLimit bounds the output of one detached job, in bytes. Output beyond it is discarded, and
-// margay logs reports that.
-const SpoolLimit = 256 << 20
-
 // spool is the output of a detached job: a file with its records, as frames of the control
 // protocol. An Error marks output that was discarded because of the limit.
 type spool struct {
@@ -43,7 +39,7 @@ func createSpool(dir string, job uint32) (*spool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("serve: output of job %d: %w", job, err)
 	}
-	return &spool{file: f, limit: SpoolLimit}, nil
+	return &spool{file: f, limit: control.SpoolLimit}, nil
 }
 
 // openSpool opens the spool that an earlier serve wrote, and drops an incomplete record at the end.

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"margay/cluster/provision"
+	"margay/cluster/cache"
 )
 
 // maxImage is the largest size of a node image, in bytes.
@@ -28,7 +28,7 @@ func buildImage(t *testing.T, cache string) []byte {
 // The node image is small, and two builds from the same parts have the same bytes.
 func TestImage(t *testing.T) {
 	ownMachine(t, "own")
-	shared, err := provision.CacheDir()
+	shared, err := cache.Dir()
 	if err != nil {
 		t.Fatal(err)
 	}

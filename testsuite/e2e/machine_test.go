@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 
 func run(m *testing.M) int {
 	listen()
-	for _, name := range []string{"margay", "nodekernel", "jobinit", "hello", "hello-c", "histogram", "histogram-c", "latency", "fabric", "fabric-sockets"} {
+	for _, name := range []string{"margay", "margayd", "nodekernel", "jobinit", "hello", "hello-c", "histogram", "histogram-c", "latency", "fabric", "fabric-sockets"} {
 		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
 			fmt.Fprintf(os.Stderr, "e2e: %v: make build makes it\n", err)
 			return 1

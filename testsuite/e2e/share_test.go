@@ -98,7 +98,7 @@ func TestOrdinaryUser(t *testing.T) {
 	if err := os.MkdirAll(home, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, program := range []string{filepath.Join(bin, "margay"), filepath.Join(bin, "nodekernel"), filepath.Join(bin, "jobinit"), filepath.Join(bin, "hello-c"), attacker()} {
+	for _, program := range []string{filepath.Join(bin, "margay"), filepath.Join(bin, "margayd"), filepath.Join(bin, "nodekernel"), filepath.Join(bin, "jobinit"), filepath.Join(bin, "hello-c"), attacker()} {
 		text, err := os.ReadFile(program) // the tree may be another user's
 		if err != nil {
 			t.Fatal(err)

@@ -23,12 +23,14 @@ func TestOtherUsers(t *testing.T) {
 	if err := os.MkdirAll(doors, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(filepath.Join(bin, "margay")) // the tree may be another user's
-	if err != nil {
-		t.Fatal(err)
+	for _, program := range []string{"margay", "margayd"} {
+		text, err := os.ReadFile(filepath.Join(bin, program)) // the tree may be another user's
+		if err != nil {
+			t.Fatal(err)
+		}
+		writeProgram(t, filepath.Join(home, program), text)
 	}
 	margay := filepath.Join(home, "margay")
-	writeProgram(t, margay, text)
 	here := func(c *exec.Cmd) { c.Env = append(os.Environ(), "MARGAY_USERS_DIR="+doors) }
 	m := upAs(t, here, "hosted", 1, 2, "--users", "64101,@64190", "--admins", "64103", "--limit-cores", "1")
 	as := func(uid uint32, args ...string) result {

@@ -1,10 +1,11 @@
-// Command margay is the one command for users of a Margay machine: it makes machines, runs jobs on
-// them, shows their state and changes it. margay help lists its commands.
+// Command margay is the one command for users of a Margay machine: it runs jobs on it, shows its
+// state and changes it. margay help lists its commands. It becomes margayd, which is beside it, for
+// commands that make machines and those that are about all commands.
 package main
 
-import "margay/tools/margay/root"
+import "margay/tools/margay/line"
 
 // version is the version of this build, set by the linker.
 var version = "unknown"
 
-func main() { root.Main(version) }
+func main() { (&line.Program{Version: version, Groups: line.Clients, Else: line.Daemons}).Main() }

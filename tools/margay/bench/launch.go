@@ -190,12 +190,16 @@ func (a commands) measureLaunches(ctx context.Context, nodes int, f launchFlags,
 
 // launch runs margay run, and returns how long that has taken.
 func (m *benchMachine) launch(ctx context.Context, nodes int, program string) (time.Duration, error) {
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", "-m", m.Machine, "run", "-q", "--stdin", "none", "-N", fmt.Sprint(nodes), program)
+	margay, err := command.Beside("margay")
+	if err != nil {
+		return 0, err
+	}
+	cmd := exec.CommandContext(ctx, margay, "-m", m.Machine, "run", "-q", "--stdin", "none", "-N", fmt.Sprint(nodes), program)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // signals of a terminal are not for it
 	var failure strings.Builder
 	cmd.Stderr = &failure
 	begun := time.Now()
-	err := cmd.Run()
+	err = cmd.Run()
 	took := time.Since(begun)
 	if err != nil {
 		return 0, fmt.Errorf("margay run: %w: %s", err, strings.TrimSpace(failure.String()))

@@ -47,7 +47,7 @@ func (m *benchMachine) end(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return machine.Down(ctx, d, m.Loss)
+	return machine.Down(ctx, machine.Dir(d), m.Loss)
 }
 
 // run runs one job, whose output replaces the last one's.

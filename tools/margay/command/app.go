@@ -18,7 +18,7 @@ import (
 
 	"margay/cluster/client"
 	"margay/cluster/control"
-	"margay/cluster/machine"
+	"margay/cluster/folder"
 	"margay/tools/margay/show"
 )
 
@@ -42,11 +42,11 @@ type App struct {
 }
 
 // Dir returns the folder of the machine, which is this user's.
-func (a *App) Dir() (machine.Dir, error) {
+func (a *App) Dir() (folder.Dir, error) {
 	if owner, _, is := strings.Cut(a.Machine, ":"); is {
 		return "", fmt.Errorf("machine %s: that is for %s alone, whose processes and files the machine is", a.Machine, owner)
 	}
-	d, err := machine.DirOf(a.Machine)
+	d, err := folder.Of(a.Machine)
 	if err != nil && strings.Contains(a.Machine, "=") {
 		err = fmt.Errorf("%w; -m names the machine, a flag of several letters has two dashes: --m%s", err, a.Machine)
 	}
@@ -113,8 +113,8 @@ func (a *App) Detail(format string, args ...any) {
 
 // Running returns the folder with the machine's socket: the machine's own, or the door of another
 // user's. It is an error when the machine is not up.
-func (a *App) Running() (machine.Dir, error) {
-	if d, is, err := machine.DoorOf(a.Machine); is {
+func (a *App) Running() (folder.Dir, error) {
+	if d, is, err := folder.Door(a.Machine); is {
 		return d, err
 	}
 	d, err := a.Dir()

@@ -22,16 +22,20 @@ func NodePrograms(path string) (program, jobInit string, err error) {
 	return program, jobInit, nil
 }
 
+// Beside is the path of a program that is beside this one.
+func Beside(name string) (string, error) {
+	self, err := os.Executable()
+	return filepath.Join(filepath.Dir(self), name), err
+}
+
 // BesideMargay finds a program that is beside this one unless path, from a flag, names another.
-func BesideMargay(name, path, what, flag string) (string, error) {
+func BesideMargay(name, path, what, flag string) (_ string, err error) {
 	if path == "" {
-		self, err := os.Executable()
-		if err != nil {
+		if path, err = Beside(name); err != nil {
 			return "", err
 		}
-		path = filepath.Join(filepath.Dir(self), name)
 	}
-	path, err := filepath.Abs(path)
+	path, err = filepath.Abs(path)
 	if err != nil {
 		return "", err
 	}

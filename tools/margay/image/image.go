@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"margay/cluster/machine"
 	"margay/cluster/provision"
 	"margay/initramfs"
 	"margay/initramfs/guestkernel"
@@ -149,7 +150,7 @@ func (a commands) bootable(format provision.Format, b *build) (err error) {
 	if err != nil {
 		return err
 	}
-	b.bootable.Machine, err = d.Fingerprint()
+	b.bootable.Machine, err = machine.Dir(d).Fingerprint()
 	return err
 }
 

@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"margay/cluster/cache"
 	"margay/cluster/launch"
 	"margay/cluster/launch/image"
-	"margay/cluster/provision"
 )
 
 // rootHost is the value of --root for the host's programs. A folder of that name is ./host.
@@ -120,15 +120,15 @@ func (f *Flags) collect(ctx context.Context, status *launch.Status, programs []s
 
 // unpack unpacks an image into the cache.
 func (f *Flags) unpack(ctx context.Context, status *launch.Status) (*image.Tree, func(), error) {
-	dir, err := provision.CacheDir()
+	dir, err := cache.Dir()
 	if err != nil {
 		return nil, nil, err
 	}
 	defer f.image.Close()
 	progress := status.Progress("unpacking the image", f.image.Size())
 	defer progress.Done()
-	cache := &image.Cache{Dir: filepath.Join(dir, layersDir), Most: layersKept << 20}
-	return f.image.Root(ctx, cache, int64(f.RootLimit)<<20, progress.Set)
+	layers := &image.Cache{Dir: filepath.Join(dir, layersDir), Most: layersKept << 20}
+	return f.image.Root(ctx, layers, int64(f.RootLimit)<<20, progress.Set)
 }
 
 // dir returns the working directory of the ranks.

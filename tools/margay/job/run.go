@@ -16,12 +16,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"margay/cluster/cache"
 	"margay/cluster/control"
 	"margay/cluster/launch"
 	"margay/cluster/launch/image"
-	"margay/cluster/provision"
 	"margay/cluster/roster"
-	"margay/cluster/serve"
 	"margay/internal/nodeset"
 	"margay/tools/margay/command"
 	"margay/tools/margay/job/mpir"
@@ -33,7 +32,7 @@ import (
 const gcPercent = 400
 
 // keptOutput is the amount of output that is kept for a detached job.
-var keptOutput = fmt.Sprintf("%d MiB", serve.SpoolLimit>>20)
+var keptOutput = fmt.Sprintf("%d MiB", control.SpoolLimit>>20)
 
 // Flags are the flags of margay run.
 type Flags struct {
@@ -357,8 +356,8 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 		return command.Failed(launch.ExitStatus(err), err)
 	}
 	defer release()
-	if cache, err := provision.CacheDir(); err == nil { // without it, each job computes them
-		files.Digests = filepath.Join(cache, "digests")
+	if dir, err := cache.Dir(); err == nil { // without it, each job computes them
+		files.Digests = filepath.Join(dir, "digests")
 	}
 	if asked.Mpi, err = f.interfaceOf(files); err != nil {
 		return fmt.Errorf("run %s: %w", parts[0].argv[0], err)

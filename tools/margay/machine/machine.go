@@ -25,6 +25,18 @@ func Commands(app *command.App) []*cobra.Command {
 	return []*cobra.Command{a.machineCommand(), a.nodeCommand(), a.serveCommand(), a.holderCommand()}
 }
 
+// Dir returns the folder of the machine, which is this user's.
+func (a commands) Dir() (machine.Dir, error) {
+	d, err := a.App.Dir()
+	return machine.Dir(d), err
+}
+
+// Running returns the folder of the machine, as App.Running does.
+func (a commands) Running() (machine.Dir, error) {
+	d, err := a.App.Running()
+	return machine.Dir(d), err
+}
+
 func (a commands) machineCommand() *cobra.Command {
 	c := &cobra.Command{Use: "machine", Short: "Make, show and end machines"}
 	c.AddCommand(a.upCommand(), a.downCommand(), a.growCommand(), a.shrinkCommand(), a.statusCommand(), a.machineListCommand(), a.consoleCommand(),

@@ -20,18 +20,21 @@ import (
 // As is the variable of the environment that makes the program of a test behave as margay.
 const As = "MARGAY_TEST_AS_MARGAY"
 
+// program is margay with all of its commands.
+var program = root.Program("unknown")
+
 // Main runs the tests of a package, or is margay where Shell or OnTerminal have started this
 // program.
 func Main(m *testing.M) {
 	if os.Getenv(As) != "" {
-		root.Main("unknown")
+		program.Main()
 	}
 	os.Exit(m.Run())
 }
 
 // Run carries out a command line of margay and returns its exit status.
 func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	return root.Run(ctx, args, stdin, stdout, stderr)
+	return program.Run(ctx, args, stdin, stdout, stderr)
 }
 
 // Process is a margay, or a shell that starts some, that runs as a process of its own.
@@ -90,7 +93,7 @@ func Wants(t *testing.T, status, want int, text string, parts ...string) {
 // Margay runs the command and returns its exit status and what it wrote.
 func Margay(stdin string, args ...string) (status int, stdout, stderr string) {
 	var out, errors bytes.Buffer
-	status = root.Run(context.Background(), args, strings.NewReader(stdin), &out, &errors)
+	status = program.Run(context.Background(), args, strings.NewReader(stdin), &out, &errors)
 	return status, out.String(), errors.String()
 }
 

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"margay/tools/margay/root"
 )
 
 // Terminal is a pseudo-terminal with a shell on it that has job control.
@@ -155,7 +153,7 @@ func Shown(t *testing.T, args ...string) string {
 		got <- strings.TrimSuffix(strings.ReplaceAll(all.String(), "\r\n", "\n"), "\x04")
 	}()
 	var stderr bytes.Buffer
-	if status := root.Run(context.Background(), args, strings.NewReader(""), slave, &stderr); status != 0 {
+	if status := program.Run(context.Background(), args, strings.NewReader(""), slave, &stderr); status != 0 {
 		t.Errorf("%v: status %d, %s", args, status, stderr.String())
 	}
 	if _, err := slave.WriteString("\x04"); err != nil {

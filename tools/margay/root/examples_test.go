@@ -44,7 +44,7 @@ func TestExamples(t *testing.T) {
 					err = example.ParseFlags(rest)
 				}
 				if err == nil && example.HasAvailableSubCommands() {
-					err = refuse(example, rest)
+					err = example.RunE(example, rest)
 				}
 				if err == nil && example.Args != nil {
 					err = example.Args(example, example.Flags().Args())

@@ -24,7 +24,7 @@ func TestHelpFits(t *testing.T) {
 		}
 		text := strings.Replace(out.String(), c.Example, "", 1)
 		for line := range strings.Lines(text) {
-			if columns := utf8.RuneCountInString(strings.TrimRight(line, "\n")); columns > usualWidth {
+			if columns := utf8.RuneCountInString(strings.TrimRight(line, "\n")); columns > 80 {
 				t.Errorf("%s: %d columns: %s", c.CommandPath(), columns, line)
 			}
 		}
@@ -53,12 +53,5 @@ func TestOptionalValues(t *testing.T) {
 	})
 	if want := map[string]int{"label": 1, "noise": 1, "timing": 1, "trace-io": 1, "wait": 1}; !maps.Equal(shown, want) {
 		t.Errorf("shown %v, want %v", shown, want)
-	}
-}
-
-func TestReflow(t *testing.T) {
-	const text = "one\ntwo three four five\n\n  as\n  it is\n\nlast"
-	if got, want := reflow(text, 20), "one two three four\nfive\n\n  as\n  it is\n\nlast"; got != want {
-		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -1,4 +1,4 @@
-package provision
+package cache
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 )
 
 // The contents of the cache are run, so a folder that others can change is refused.
-func TestCacheDir(t *testing.T) {
+func TestDir(t *testing.T) {
 	base := t.TempDir()
 	folder := func(name string, mode os.FileMode) string {
 		path := filepath.Join(base, name)
@@ -56,15 +56,15 @@ func TestCacheDir(t *testing.T) {
 		}
 	}
 	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) { checkCacheDir(t, c.path, c.want) })
+		t.Run(c.name, func(t *testing.T) { checkDir(t, c.path, c.want) })
 	}
 }
 
-// checkCacheDir has MARGAY_CACHE name a folder. want is in the error; empty: it is a cache folder.
-func checkCacheDir(t *testing.T, path, want string) {
+// checkDir has MARGAY_CACHE name a folder. want is in the error; empty: it is a cache folder.
+func checkDir(t *testing.T, path, want string) {
 	t.Helper()
 	t.Setenv("MARGAY_CACHE", path)
-	dir, err := CacheDir()
+	dir, err := Dir()
 	if want == "" && (err != nil || dir != path) {
 		t.Errorf("%s, %v", dir, err)
 	}
