@@ -75,8 +75,8 @@ func readDigests(path string, now time.Time) *digests {
 	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 {
 		return d
 	}
-	text, err := io.ReadAll(io.LimitReader(f, int64(len(digestsMagic)+mostDigests*knownSize)))
-	if err == nil {
+	text := make([]byte, min(st.Size, int64(len(digestsMagic)+mostDigests*knownSize)))
+	if _, err := io.ReadFull(f, text); err == nil {
 		d.known = parseDigests(text)
 	}
 	return d
@@ -87,6 +87,7 @@ func parseDigests(text []byte) (list []known) {
 	if len(text) < len(digestsMagic) || string(text[:len(digestsMagic)]) != digestsMagic || (len(text)-len(digestsMagic))%knownSize != 0 {
 		return nil
 	}
+	list = make([]known, 0, len(text)/knownSize)
 	for text = text[len(digestsMagic):]; len(text) > 0; text = text[knownSize:] {
 		var k known
 		for i, field := range k.File.fields() {

@@ -21,11 +21,17 @@ func readConfig(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
-	if err == nil && len(data) > maxConfig {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	var data bytes.Buffer
+	data.Grow(int(min(info.Size(), maxConfig)) + bytes.MinRead) // it is copied otherwise
+	_, err = data.ReadFrom(io.LimitReader(f, maxConfig+1))
+	if err == nil && data.Len() > maxConfig {
 		err = fmt.Errorf("%s: more than %d bytes", path, maxConfig)
 	}
-	return data, err
+	return data.Bytes(), err
 }
 
 // readCache reads the cache of the GNU loader. It is empty when there is none that this loader
