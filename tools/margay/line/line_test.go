@@ -3,6 +3,8 @@ package line_test
 import (
 	"bytes"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -62,5 +64,17 @@ func TestElse(t *testing.T) {
 		if !own && (status != 125 || stdout.Len() > 0 || stderr.String() != "margay: another program has it\n") {
 			t.Errorf("%q: status %d, %s, %s", text, status, &stdout, &stderr)
 		}
+	}
+}
+
+// Where margayd is missing, the error says which file that is.
+func TestDaemonsMissing(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := filepath.Join(filepath.Dir(self), "margayd") + ": no such file or directory; make build makes it"
+	if err := line.Daemons(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
 	}
 }
