@@ -272,7 +272,7 @@ func TestLookWhileMaking(t *testing.T) {
 			}
 		})
 	}
-	for range 100 {
+	for range check.Rounds(40, 1000) {
 		claimed, err := claim(d, t.Logf)
 		if err != nil {
 			t.Fatal(err)

@@ -283,7 +283,7 @@ const drainNodes = 3
 // Random histories of orders, jobs, waiting jobs and restarts of serve match a simple model.
 func TestDrainModel(t *testing.T) {
 	seed := check.Seed(t)
-	for i := range uint64(40) {
+	for i := range uint64(check.Rounds(25, 1000)) {
 		bubble(t, func(t *testing.T) {
 			d := &drainModel{
 				t: t, m: up(t, drainNodes), rng: rand.New(rand.NewPCG(seed+i, 0)),

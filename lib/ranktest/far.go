@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/check"
 	"margay/internal/train"
 	"margay/kernel/abi/mirror"
 	"margay/kernel/abi/wire"
@@ -269,7 +270,7 @@ func mirrors(t *testing.T, seed uint64, program Program) {
 	}
 	f.sleeps(&c)
 	f.loss = 5
-	const last = 20000
+	last := check.Rounds(longEach*(len(longSizes)+1), 20000)
 	f.Await("echo", func() bool {
 		for range 300 {
 			switch f.random.IntN(16) {

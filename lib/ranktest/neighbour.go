@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"margay/internal/check"
 	"margay/kernel/abi/wire"
 )
 
@@ -132,7 +133,7 @@ func neighbours(t *testing.T, seed uint64, program func(ctx context.Context, mod
 		c.send()
 		n.Await("echo", c.receive)
 	}
-	const last = 20000
+	last := check.Rounds(longEach*(len(longSizes)+1), 20000)
 	n.Await("echo", func() bool {
 		for range 300 {
 			switch n.random.IntN(16) {

@@ -168,7 +168,7 @@ func exchange(t *testing.T, a, b net.Conn, data []byte) {
 
 func TestTransfer(t *testing.T) {
 	// Packets of all sizes cost the same: thousands take seconds with the race detector.
-	for mtu, size := range map[int]int{MinMTU: 1 << 20, 0: 2 << 20, 9000: 4 << 20, MaxMTU: 4 << 20} {
+	for mtu, size := range map[int]int{MinMTU: 1 << 19, 0: 1 << 20, 9000: 2 << 20, MaxMTU: 4 << 20} {
 		t.Run(fmt.Sprintf("mtu=%d", mtu), func(t *testing.T) {
 			a, b := couple(t, mtu)
 			client, server := connect(t, a, b)
@@ -227,7 +227,7 @@ func TestManyConnections(t *testing.T) {
 	}()
 	end := make(chan error)
 	const each = 30
-	data := noise(100_000)
+	data := noise(50_000)
 	for i := range 2 * each {
 		c := dial(t, stacks[1+i%2], endpoint(1, 700))
 		c.SetDeadline(time.Now().Add(patience))

@@ -153,10 +153,12 @@ func TestRefusals(t *testing.T) {
 // A service that answers slowly or not at all costs no more than the time for the action.
 func TestSlow(t *testing.T) {
 	late := errors.New("timed out")
+	// A handler that returned would send an answer, and a client that is closing its connection may
+	// still read it.
 	for name, instead := range map[string]func(http.ResponseWriter, *http.Request) bool{
 		"silent": func(_ http.ResponseWriter, r *http.Request) bool {
 			<-r.Context().Done()
-			return true
+			panic(http.ErrAbortHandler)
 		},
 		"slow": func(w http.ResponseWriter, r *http.Request) bool {
 			for r.Context().Err() == nil {
@@ -164,7 +166,7 @@ func TestSlow(t *testing.T) {
 				_ = http.NewResponseController(w).Flush()
 				time.Sleep(time.Millisecond)
 			}
-			return true
+			panic(http.ErrAbortHandler)
 		},
 	} {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 100*time.Millisecond, late)
