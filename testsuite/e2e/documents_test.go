@@ -17,30 +17,29 @@ import (
 // page, the commands in their order. The comment in front of a block lists the parts of its output
 // that may differ. TestPages in testsuite/documents lists the blocks that are not run.
 func TestDocuments(t *testing.T) {
-	pages := func(substrate, kind string, pages ...string) {
-		t.Run(substrate, func(t *testing.T) {
-			var tests []turnOf
-			for _, page := range pages {
-				turn := expect(kind)
-				if page == "docs/observing.md" { // it inserts a scheduler
-					turn.realTime()
-				}
-				tests = append(tests, turnOf{page, turn, func(t *testing.T, _ *machine) { readPage(t, substrate, page) }})
+	pages := func(substrate, kind string, pages ...string) (tests []turnOf) {
+		for _, page := range pages {
+			turn := expect(kind)
+			if page == "docs/observing.md" { // it inserts a scheduler
+				turn.realTime()
 			}
-			inTurns(t, tests...)
-		})
+			tests = append(tests, turnOf{page, turn, func(t *testing.T, _ *machine) { readPage(t, substrate, page) }})
+		}
+		return tests
 	}
-	t.Parallel()
-	pages("hosted", "own", "README.md", "docs/programs.md", "docs/mpi.md", "docs/operating.md", "docs/observing.md", "docs/power.md", "ext/README.md",
+	hosted := pages("hosted", "own", "README.md", "docs/programs.md", "docs/mpi.md", "docs/operating.md", "docs/observing.md", "docs/power.md", "ext/README.md",
 		"CONTRIBUTING.md")
-	pages("qemu", "own virtual", "README.md", "docs/operating.md", "docs/netboot.md")
+	virtual := pages("qemu", "own virtual", "README.md", "docs/operating.md", "docs/netboot.md")
+	t.Parallel()
+	t.Run("hosted", func(t *testing.T) { inTurns(t, hosted...) })
+	t.Run("qemu", func(t *testing.T) { inTurns(t, virtual...) })
 }
 
 // readersMargay replaces the command margay. It selects the substrate of the test. Other tests load
-// the host, so it gives nodes longer to come up and to answer, waits for late nodes before it runs
-// a job, since a late node gets no ranks, and lists extensions when the nodes have forgotten the
-// jobs that have ended. Where the reader leaves the number of virtual nodes open, there are two:
-// four come up in make run.
+// the host, so it gives nodes longer to come up and to answer. Before it runs a job or lists
+// extensions, it waits for late nodes, which get no ranks, and until the nodes have forgotten the
+// jobs that have ended, whose cores are not free before. Where the reader leaves the number of
+// virtual nodes open, there are two: four come up in make run.
 const readersMargay = `margay() {
 	case "$1 ${2-}" in
 	"machine up")
@@ -51,15 +50,10 @@ const readersMargay = `margay() {
 		*) set -- "$@" --substrate "$substrate" ;;
 		esac
 		set -- "$@" --boot-timeout 5m --dead-after 1m ;;
-	"run "*)
+	"run "* | "ext list")
 		for try in {1..60}; do
-			nodes=$(command margay nodes 2>/dev/null) || break
-			case $nodes in *" late "*) sleep 1 ;; *) break ;; esac
-		done ;;
-	"ext list")
-		for try in {1..60}; do
-			jobs=$(command margay ps 2>/dev/null) || break
-			case $jobs in *" ended ("*) sleep 1 ;; *) break ;; esac
+			state=$(command margay nodes 2>/dev/null && command margay ps 2>/dev/null) || break
+			case $state in *" late "* | *" ended ("*) sleep 1 ;; *) break ;; esac
 		done ;;
 	esac
 	command margay "$@"
