@@ -48,7 +48,12 @@
 #define TRAIN_BYTES 60000        /* of datagrams that are sent at a time, without headers */
 #define CALM_MS 100              /* that a message waits at most until it can take a mirrored channel */
 #define HASTY 64                 /* messages behind one that has waited in vain that do not wait */
+#define NOT_JOINED "margay_init has not been called"
 #define BATCH (WIRE_CHANNEL_RING / 2) /* bytes of a long message that are written before they are sent */
+
+/* The area before margay_init: each field of its header is -1, so the functions that return the
+ * place of this process need no check. */
+static uint32_t nowhere[WIRE_MEETS / 4 + 1] = {[0 ... WIRE_MEETS / 4] = -1};
 
 static struct {
 	int socket; /* for requests */
@@ -114,7 +119,7 @@ static struct {
 	void *fixed[64]; /* regions mapped at their fixed address; a job has at most this many */
 	size_t fixed_count;
 	char error[512];
-} self = {.socket = -1, .doorbell = -1, .upcall_doorbell = -1, .peer_doorbell = -1, .datagrams = -1};
+} self = {.socket = -1, .doorbell = -1, .upcall_doorbell = -1, .peer_doorbell = -1, .datagrams = -1, .area = (char *)nowhere, .error = NOT_JOINED};
 
 int margay_in_fail(const char *format, ...)
 {
@@ -133,7 +138,7 @@ int margay_in_no_job(void)
 		return fail("the job is finalized");
 	if (self.forked)
 		return fail("a forked process does not have its parent's place in the job");
-	return self.area ? 0 : fail("margay_init has not been called");
+	return self.area != (char *)nowhere ? 0 : fail(NOT_JOINED);
 }
 
 const char *margay_error(void) { return self.error; }
@@ -154,6 +159,8 @@ int margay_local_size(void) { return header(WIRE_LOCAL_SIZE); }
 
 int margay_node_of(int rank)
 {
+	if (self.area == (char *)nowhere)
+		return fail(NOT_JOINED);
 	if (rank < 0 || rank >= margay_size())
 		return fail("the job has no rank %d", rank);
 	return header(header(WIRE_TABLE) + 4 * (size_t)rank);
@@ -321,12 +328,11 @@ static int prepare_barriers(void)
 
 static void forked(void) { self.forked = 1; }
 
-int margay_init(void)
+/* join does what margay_init does, but leaves the area when it fails. */
+static int join(void)
 {
 	const char *text = getenv("MARGAY_FD");
 	struct stat info;
-	if (self.area)
-		return fail("margay_init has been called before");
 	if (!text || fstat(atoi(text), &info) != 0 || !S_ISSOCK(info.st_mode))
 		return fail("this process is not a rank of a job: start it with margay run");
 	self.socket = atoi(text);
@@ -350,15 +356,25 @@ int margay_init(void)
 	self.peer_doorbell = files[4];
 	if (header(WIRE_OFF_MAGIC) != WIRE_MAGIC || header(WIRE_OFF_VERSION) != WIRE_VERSION || header(WIRE_RING_BYTES) != WIRE_RING_SIZE)
 		return fail("the node kernel's area is not of version %d", WIRE_VERSION);
-	if (atomic_exchange(word32(WIRE_JOINED), 1)) {
-		self.area = NULL;
+	if (atomic_exchange(word32(WIRE_JOINED), 1))
 		return fail("another process of this rank has joined the job: one process of each rank can, once");
-	}
 	pthread_atfork(NULL, NULL, forked);
 	self.tail = atomic_load(word64(WIRE_SEND_CONTROL + WIRE_TAIL));
 	self.head = atomic_load(word64(WIRE_RECEIVE_CONTROL + WIRE_HEAD));
 	self.upcall_head = atomic_load(word64(WIRE_UPCALL_CONTROL + WIRE_HEAD));
 	return meet_neighbours() != 0 ? -1 : prepare_barriers();
+}
+
+int margay_init(void)
+{
+	if (self.area != (char *)nowhere)
+		return fail("margay_init has been called before");
+	if (join() != 0) {
+		self.area = (char *)nowhere;
+		return -1;
+	}
+	self.error[0] = 0;
+	return 0;
 }
 
 /* is_mapped reports whether a region has been mapped at its fixed address. */
