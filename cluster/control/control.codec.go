@@ -1425,6 +1425,7 @@ func (m *Leave) size() (n int) {
 		return 0
 	}
 	n += sizeInt(1, m.Job)
+	n += sizeText(2, m.Why)
 	return n + len(m.unknownFields)
 }
 
@@ -1433,6 +1434,7 @@ func (m *Leave) encode(e *encoder) {
 		return
 	}
 	encodeInt(e, 1, m.Job)
+	encodeText(e, 2, m.Why)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -1441,6 +1443,8 @@ func (m *Leave) parse(p *parser) {
 		switch p.field {
 		case 1:
 			parseInt(p, &m.Job)
+		case 2:
+			parseText(p, &m.Why)
 		default:
 			p.unknown = true
 		}

@@ -3537,6 +3537,7 @@ func (x *EndAllocation) GetExit() *ExitStatus {
 type Leave struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Why           string                 `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"` // the error for which the client gives the job up; empty: there is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3573,6 +3574,13 @@ func (x *Leave) GetJob() uint32 {
 		return x.Job
 	}
 	return 0
+}
+
+func (x *Leave) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
 }
 
 // Terminal is the size of a terminal in characters.
@@ -10951,9 +10959,10 @@ const file_control_proto_rawDesc = "" +
 	"\x04call\x18\xd3\x01 \x01(\x04R\x04call\"Q\n" +
 	"\rEndAllocation\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
-	"\x04exit\x18\x02 \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"\x19\n" +
+	"\x04exit\x18\x02 \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"+\n" +
 	"\x05Leave\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\rR\x03job\"8\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"8\n" +
 	"\bTerminal\x12\x12\n" +
 	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x18\n" +
 	"\acolumns\x18\x02 \x01(\rR\acolumns\"t\n" +

@@ -133,7 +133,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 	if j.spool == nil {
 		s.laterAwake(j, s.config.Timing.Orphan, func() {
 			if j.client == nil {
-				s.clientGone(j)
+				s.clientGone(j, "")
 			}
 		})
 	}
