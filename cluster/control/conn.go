@@ -152,7 +152,8 @@ type Room interface {
 }
 
 // Within has each frame that arrives enter room before it is read, and leave it when it is handled.
-// It is called before Serve.
+// It also bounds the memory of a frame by its length: one that would take more is not decoded and
+// ends the connection. It is called before Serve.
 func (c *Conn) Within(room Room) { c.room = room }
 
 // Serve reads frames until the connection ends and returns the reason, which Dismiss on the other
@@ -176,13 +177,15 @@ func (c *Conn) serveOne(handle func(*Frame)) error {
 	if err != nil {
 		return err
 	}
+	memory := unlimited
 	if c.room != nil {
 		if err := c.room.Enter(int(n)); err != nil {
 			return err
 		}
 		defer c.room.Leave(int(n))
+		memory = spreadBase + spread*int(n)
 	}
-	f, err := readBody(c.in, n)
+	f, err := readBody(c.in, n, memory)
 	if err != nil {
 		return err
 	}
