@@ -4661,6 +4661,7 @@ func (m *MachineStatus) size() (n int) {
 	n += sizeText(192, m.Role)
 	n += sizeInt(193, m.LimitCores)
 	n += sizeInt(194, m.LimitJobs)
+	n += sizeInt(195, m.LimitOutput)
 	return n + len(m.unknownFields)
 }
 
@@ -4687,6 +4688,7 @@ func (m *MachineStatus) encode(e *encoder) {
 	encodeText(e, 192, m.Role)
 	encodeInt(e, 193, m.LimitCores)
 	encodeInt(e, 194, m.LimitJobs)
+	encodeInt(e, 195, m.LimitOutput)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -4731,6 +4733,8 @@ func (m *MachineStatus) parse(p *parser) {
 			parseInt(p, &m.LimitCores)
 		case 194:
 			parseInt(p, &m.LimitJobs)
+		case 195:
+			parseInt(p, &m.LimitOutput)
 		default:
 			p.unknown = true
 		}

@@ -579,7 +579,7 @@ func (s *Server) status(caller permit.Caller) *control.MachineStatus {
 		SinceNs: s.started.UnixNano(), ServeStarts: s.starts,
 		Unwritten: s.history.unwritten(),
 		Users:     s.config.Access.Users.String(), Administrators: s.config.Access.Administrators.String(), Role: caller.Role.String(),
-		LimitCores: uint32(s.config.Access.Cores), LimitJobs: uint32(s.config.Access.Jobs),
+		LimitCores: uint32(s.config.Access.Cores), LimitJobs: uint32(s.config.Access.Jobs), LimitOutput: uint32(s.config.Access.Output),
 	}
 	for _, j := range s.jobs {
 		if !j.announced {

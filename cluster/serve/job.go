@@ -320,7 +320,7 @@ func (s *Server) record(j *job, m *control.Record) {
 		return
 	}
 	j.moved = time.Now()
-	if j.spool != nil && !j.spool.cut && m.Acked > j.records.Seen(m.Node) {
+	if j.spool != nil && j.spool.cut == "" && m.Acked > j.records.Seen(m.Node) {
 		s.fail(j, control.Failf(control.Code_CODE_FAILED, "the file of its output lacks records %d to %d", j.records.Seen(m.Node)+1, m.Acked).At(m.Node))
 		return
 	}

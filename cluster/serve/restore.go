@@ -120,6 +120,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 		}
 		// Records in the spool are safe, whether or not the node has received an acknowledgement.
 		j.spool = spool
+		s.outputs.watch(spool, j.number, j.spec)
 		for node, seq := range seen {
 			j.records.Restore(node, seq)
 		}
