@@ -1684,9 +1684,33 @@ static int abandon(void)
 	return -1;
 }
 
+/* NAMED is how many ranks an error names. */
+#define NAMED 8
+
+/* overdue fails a barrier for its time-out, and names the ranks of this node that have not entered
+ * it on the boards; number is 0 for a barrier of the node kernels. */
+static int overdue(uint64_t number, int timeout_ms)
+{
+	char text[16 * NAMED] = "";
+	int missing = 0, local = 0;
+	size_t length = 0;
+	for (int rank = 0; number && rank < margay_size(); rank++) {
+		if (margay_node_of(rank) != margay_node())
+			continue;
+		if (atomic_load(board_word(local++, number)) >> WIRE_BARRIER_SHIFT < number && missing++ < NAMED)
+			length += snprintf(text + length, sizeof text - length, "%s%d", length ? ", " : "", rank);
+	}
+	if (missing > NAMED)
+		return fail("the barrier is not complete after %d ms: ranks %s and %d more of this node have not entered it", timeout_ms, text, missing - NAMED);
+	if (missing > 0)
+		return fail("the barrier is not complete after %d ms: %s %s of this node %s not entered it", timeout_ms, missing == 1 ? "rank" : "ranks", text,
+			    missing == 1 ? "has" : "have");
+	return fail("the barrier is not complete after %d ms: a rank%s has not entered it", timeout_ms, number && margay_nodes() > 1 ? " of another node" : "");
+}
+
 /* meet enters a barrier on the board and returns the outcome about it, WIRE_OUTCOME_LOUD if all
  * ranks must enter one of the node kernels, or -1. */
-static int meet(int timeout_ms)
+static int meet(int64_t deadline, int timeout_ms)
 {
 	uint64_t number = ++self.barriers;
 	int outcome = 0;
@@ -1700,8 +1724,11 @@ static int meet(int timeout_ms)
 		else
 			wake_asleep(0);
 	}
-	if (wait_until(is_decided, (uintptr_t)&outcome, timeout_ms) >= 0)
+	int n = wait_until(is_decided, (uintptr_t)&outcome, margay_in_left(deadline));
+	if (n >= 0)
 		return outcome;
+	if (n == -1)
+		overdue(number, timeout_ms);
 	if (self.exchange.leaders) { /* the others do not wait for it */
 		exchange_abandon(&self.exchange, number);
 		send_notes();
@@ -1710,23 +1737,24 @@ static int meet(int timeout_ms)
 }
 
 /* pass_kernels enters a barrier of the node kernels and leaves it. */
-static int pass_kernels(int64_t deadline)
+static int pass_kernels(int64_t deadline, int timeout_ms)
 {
 	uint64_t passed = self.tail, number = atomic_fetch_add(word64(WIRE_ENTERED), 1) + 1;
 	/* The node kernel polls for it when awake, and must be woken when asleep. */
 	if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
 		ring();
-	if (wait_until(is_released, number, margay_in_left(deadline)) < 0)
-		return -1;
+	int n = wait_until(is_released, number, margay_in_left(deadline));
+	if (n < 0)
+		return n == -1 ? overdue(0, timeout_ms) : -1;
 	self.cleared = passed;
 	return 0;
 }
 
 /* pass enters a barrier, on the boards if it can be completed there, and leaves it. */
-static int pass(int64_t deadline)
+static int pass(int64_t deadline, int timeout_ms)
 {
 	if ((margay_nodes() == 1 || header(WIRE_MEETS)) && turns_try(&self.turns)) {
-		int outcome = meet(margay_in_left(deadline));
+		int outcome = meet(deadline, timeout_ms);
 		if (outcome < 0)
 			return -1;
 		if (outcome == WIRE_OUTCOME_ABANDONED)
@@ -1735,7 +1763,7 @@ static int pass(int64_t deadline)
 		if (outcome == WIRE_OUTCOME_QUIET)
 			return 0;
 	}
-	return pass_kernels(deadline);
+	return pass_kernels(deadline, timeout_ms);
 }
 
 static int flows(int n, uint64_t arg)
@@ -1765,7 +1793,7 @@ static int synchronise(int timeout_ms)
 		return fail("an earlier barrier was abandoned: the job has no barriers any more");
 	if (margay_in_drain(timeout_ms) != 0 || settle(margay_in_left(deadline)) != 0)
 		return -1;
-	if (pass(deadline) != 0 || catch_up(deadline) != 0 || margay_in_answered(margay_in_left(deadline)) != 0)
+	if (pass(deadline, timeout_ms) != 0 || catch_up(deadline) != 0 || margay_in_answered(margay_in_left(deadline)) != 0)
 		return abandon();
 	return 0;
 }
