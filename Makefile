@@ -124,9 +124,10 @@ clean: ## remove what was built
 .PHONY: FORCE
 FORCE:
 
-# Debuggers look for the symbols of MPIR and their types, so it is not stripped.
+# Debuggers look for the symbols of MPIR and their types, so it is not stripped. It begins at margay_start, which is
+# in assembly: a closed standard output is an error of writing then.
 bin/margay: FORCE
-	@$(GO_STATIC) build -ldflags '$(VERSION_FLAG)' -o $@ ./tools/margay
+	@$(GO_STATIC) build -ldflags '$(VERSION_FLAG) -E margay_start' -o $@ ./tools/margay
 
 bin/margayd: FORCE
 	@$(GO_STATIC) build $(GOFLAGS_STRIPPED) -o $@ ./tools/margayd

@@ -29,7 +29,19 @@ type coded interface {
 var (
 	errText     = errors.New("a string is not UTF-8")
 	errEncoding = errors.New("it is not the encoding of a message")
+	errSpread   = errors.New("it takes too much memory when it is decoded")
 )
+
+// Bounds of the memory for a decoded frame of a connection with a Room, in bytes: a part that does
+// not depend on its length, and a multiple of its length. An empty word of a command takes 2 bytes
+// in the frame and 24 in memory, which is 12 times as much; an empty message up to 200 times.
+const (
+	spreadBase = 1 << 20
+	spread     = 16
+)
+
+// unlimited is the memory for a frame of a connection without a Room.
+const unlimited = math.MaxInt
 
 // encoder appends encoded messages to b.
 type encoder struct {
@@ -64,6 +76,22 @@ type parser struct {
 	number  uint64 // its value, of a number
 	data    []byte // its value, of anything with a length
 	unknown bool   // the message has no such field, or one of another kind
+	memory  int    // bytes that the rest may take in lists and messages
+}
+
+// inner parses the current field as a message.
+func (p *parser) inner(m interface{ parse(*parser) }) {
+	inner := parser{in: p.data, memory: p.memory}
+	m.parse(&inner)
+	p.err, p.memory = inner.err, inner.memory
+}
+
+// takes reports whether there is memory for so many bytes more.
+func (p *parser) takes(bytes int) bool {
+	if p.memory -= bytes; p.memory < 0 && p.err == nil {
+		p.err = errSpread
+	}
+	return p.err == nil
 }
 
 // next reads the next field, and reports whether there is one.
@@ -208,7 +236,9 @@ func encodePacked[T any](e *encoder, field protowire.Number, list []T, of func(T
 
 func parsePacked[T any](p *parser, to *[]T, value func(uint64) T) {
 	if p.kind == protowire.VarintType {
-		*to = append(*to, value(p.number))
+		if p.takes(memoryOf[T]()) {
+			*to = append(*to, value(p.number))
+		}
 		return
 	}
 	if !p.is(protowire.BytesType) {
@@ -218,6 +248,9 @@ func parsePacked[T any](p *parser, to *[]T, value func(uint64) T) {
 		v, n := protowire.ConsumeVarint(p.data)
 		if n < 0 {
 			p.fail(errEncoding)
+			return
+		}
+		if !p.takes(memoryOf[T]()) {
 			return
 		}
 		*to = append(*to, value(v))
@@ -306,9 +339,7 @@ func parseMap(p *parser, to *map[uint32]uint64) {
 		*to = make(map[uint32]uint64)
 	}
 	var entry pair
-	inner := parser{in: p.data}
-	entry.parse(&inner)
-	if p.err = inner.err; p.err == nil {
+	if p.inner(&entry); p.takes(4 * memoryOf[pair]()) { // maps are not full
 		(*to)[uint32(entry.key)] = entry.value
 	}
 }
@@ -352,7 +383,7 @@ func encodeTexts(e *encoder, field protowire.Number, list []string) {
 
 func parseTexts(p *parser, to *[]string) {
 	var text string
-	if parseText(p, &text); p.read() {
+	if parseText(p, &text); p.read() && p.takes(memoryOf[string]()+len(text)) {
 		*to = append(*to, text)
 	}
 }
@@ -392,7 +423,7 @@ func encodeBlobs(e *encoder, field protowire.Number, list [][]byte) {
 
 func parseBlobs(p *parser, to *[][]byte) {
 	var data []byte
-	if parseBlob(p, &data); p.read() {
+	if parseBlob(p, &data); p.read() && p.takes(memoryOf[[]byte]()+len(data)) {
 		*to = append(*to, data)
 	}
 }
@@ -422,11 +453,12 @@ func parseMessage[T any, M pointer[T]](p *parser, to *M) {
 		return
 	}
 	if *to == nil {
+		if !p.takes(memoryOf[T]() + memoryOf[*T]()) {
+			return
+		}
 		*to = new(T)
 	}
-	inner := parser{in: p.data}
-	(*to).parse(&inner)
-	p.err = inner.err
+	p.inner(*to)
 }
 
 func sizeMessages[T any, M pointer[T]](field protowire.Number, list []M) (n int) {

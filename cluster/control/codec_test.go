@@ -46,7 +46,7 @@ func TestCodec(t *testing.T) {
 			if err != nil || !bytes.Equal(packet[lengthSize:], want) {
 				t.Fatalf("%s was encoded as %.999x, %v, not %.999x", name, packet[lengthSize:], err, want)
 			}
-			if got, err := parseFrame(want); err != nil || !proto.Equal(got, f) {
+			if got, err := parseFrame(want, unlimited); err != nil || !proto.Equal(got, f) {
 				t.Fatalf("%.999s came back as %.999s, %v", f, got, err)
 			}
 			if len(want) > 0 {
@@ -64,7 +64,7 @@ func TestCodec(t *testing.T) {
 func sameFrame(packet []byte) error {
 	want := new(Frame)
 	wrong := proto.Unmarshal(packet, want)
-	got, err := parseFrame(packet)
+	got, err := parseFrame(packet, unlimited)
 	if (err == nil) != (wrong == nil) || err == nil && !proto.Equal(got, want) {
 		return fmt.Errorf("%v, %v; protobuf: %v, %v", got, err, want, wrong)
 	}

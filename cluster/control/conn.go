@@ -36,8 +36,8 @@ const maxProgram = 200
 // HelloTimeout bounds how long either side waits for the other's first frame.
 const HelloTimeout = 10 * time.Second
 
-// SpoolLimit bounds the output of one detached job, in bytes. Serve discards output beyond it, and
-// margay logs reports that.
+// SpoolLimit bounds the output of one detached job, in bytes. Serve discards output beyond it, or
+// beyond the limit of a user's outputs, and margay logs reports that.
 const SpoolLimit = 256 << 20
 
 // ChangeTimeout bounds how long a node takes to change its extensions. Before a node with sched_ext
@@ -156,7 +156,8 @@ type Room interface {
 }
 
 // Within has each frame that arrives enter room before it is read, and leave it when it is handled.
-// It is called before Serve.
+// It also bounds the memory of a frame by its length: one that would take more is not decoded and
+// ends the connection. It is called before Serve.
 func (c *Conn) Within(room Room) { c.room = room }
 
 // Serve reads frames until the connection ends and returns the reason, which Dismiss on the other
@@ -180,13 +181,15 @@ func (c *Conn) serveOne(handle func(*Frame)) error {
 	if err != nil {
 		return err
 	}
+	memory := unlimited
 	if c.room != nil {
 		if err := c.room.Enter(int(n)); err != nil {
 			return err
 		}
 		defer c.room.Leave(int(n))
+		memory = spreadBase + spread*int(n)
 	}
-	f, err := readBody(c.in, n)
+	f, err := readBody(c.in, n, memory)
 	if err != nil {
 		return err
 	}

@@ -1425,6 +1425,7 @@ func (m *Leave) size() (n int) {
 		return 0
 	}
 	n += sizeInt(1, m.Job)
+	n += sizeText(2, m.Why)
 	return n + len(m.unknownFields)
 }
 
@@ -1433,6 +1434,7 @@ func (m *Leave) encode(e *encoder) {
 		return
 	}
 	encodeInt(e, 1, m.Job)
+	encodeText(e, 2, m.Why)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -1441,6 +1443,8 @@ func (m *Leave) parse(p *parser) {
 		switch p.field {
 		case 1:
 			parseInt(p, &m.Job)
+		case 2:
+			parseText(p, &m.Why)
 		default:
 			p.unknown = true
 		}
@@ -4657,6 +4661,7 @@ func (m *MachineStatus) size() (n int) {
 	n += sizeText(192, m.Role)
 	n += sizeInt(193, m.LimitCores)
 	n += sizeInt(194, m.LimitJobs)
+	n += sizeInt(195, m.LimitOutput)
 	return n + len(m.unknownFields)
 }
 
@@ -4683,6 +4688,7 @@ func (m *MachineStatus) encode(e *encoder) {
 	encodeText(e, 192, m.Role)
 	encodeInt(e, 193, m.LimitCores)
 	encodeInt(e, 194, m.LimitJobs)
+	encodeInt(e, 195, m.LimitOutput)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -4727,6 +4733,8 @@ func (m *MachineStatus) parse(p *parser) {
 			parseInt(p, &m.LimitCores)
 		case 194:
 			parseInt(p, &m.LimitJobs)
+		case 195:
+			parseInt(p, &m.LimitOutput)
 		default:
 			p.unknown = true
 		}

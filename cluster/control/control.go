@@ -52,7 +52,7 @@ func readFrame(r io.Reader, most uint32) (*Frame, error) {
 	if err != nil {
 		return nil, err
 	}
-	return readBody(r, n)
+	return readBody(r, n, unlimited)
 }
 
 // readLength reads the length of a frame, which is followed by so many bytes.
@@ -68,12 +68,13 @@ func readLength(r io.Reader, most uint32) (uint32, error) {
 	return n, nil
 }
 
-func readBody(r io.Reader, n uint32) (*Frame, error) {
+// readBody reads and decodes a frame of n bytes, which may take so many bytes of memory then.
+func readBody(r io.Reader, n uint32, memory int) (*Frame, error) {
 	packet := make([]byte, n)
 	if _, err := io.ReadFull(r, packet); err != nil {
 		return nil, fmt.Errorf("control: frame of %d bytes: %w", n, io.ErrUnexpectedEOF)
 	}
-	f, err := parseFrame(packet)
+	f, err := parseFrame(packet, memory)
 	if err != nil {
 		return nil, fmt.Errorf("control: frame of %d bytes: %w", n, err)
 	}

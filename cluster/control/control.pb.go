@@ -3537,6 +3537,7 @@ func (x *EndAllocation) GetExit() *ExitStatus {
 type Leave struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Why           string                 `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"` // the error for which the client gives the job up; empty: there is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3573,6 +3574,13 @@ func (x *Leave) GetJob() uint32 {
 		return x.Job
 	}
 	return 0
+}
+
+func (x *Leave) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
 }
 
 // Terminal is the size of a terminal in characters.
@@ -8526,16 +8534,17 @@ type MachineStatus struct {
 	Cores          uint32                 `protobuf:"varint,7,opt,name=cores,proto3" json:"cores,omitempty"`
 	FreeCores      uint32                 `protobuf:"varint,8,opt,name=free_cores,json=freeCores,proto3" json:"free_cores,omitempty"`
 	Jobs           uint32                 `protobuf:"varint,9,opt,name=jobs,proto3" json:"jobs,omitempty"`
-	SinceNs        int64                  `protobuf:"varint,10,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`             // when this serve started
-	ServeStarts    uint32                 `protobuf:"varint,11,opt,name=serve_starts,json=serveStarts,proto3" json:"serve_starts,omitempty"` // how often it was started
-	Drained        uint32                 `protobuf:"varint,12,opt,name=drained,proto3" json:"drained,omitempty"`                            // nodes that are drained or draining, up or not; their cores are not free
-	Unwritten      uint32                 `protobuf:"varint,13,opt,name=unwritten,proto3" json:"unwritten,omitempty"`                        // ended jobs that the history lacks; most are tried again
-	Off            uint32                 `protobuf:"varint,170,opt,name=off,proto3" json:"off,omitempty"`                                   // nodes that were switched off
-	Users          string                 `protobuf:"bytes,190,opt,name=users,proto3" json:"users,omitempty"`                                // who may use it besides its owner, as machine up was told
-	Administrators string                 `protobuf:"bytes,191,opt,name=administrators,proto3" json:"administrators,omitempty"`              // the same, of those who may do what its owner may
-	Role           string                 `protobuf:"bytes,192,opt,name=role,proto3" json:"role,omitempty"`                                  // of who asks
-	LimitCores     uint32                 `protobuf:"varint,193,opt,name=limit_cores,json=limitCores,proto3" json:"limit_cores,omitempty"`   // that the jobs of one user may have at a time; 0: any number
-	LimitJobs      uint32                 `protobuf:"varint,194,opt,name=limit_jobs,json=limitJobs,proto3" json:"limit_jobs,omitempty"`      // that one user may have at a time; 0: any number
+	SinceNs        int64                  `protobuf:"varint,10,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`              // when this serve started
+	ServeStarts    uint32                 `protobuf:"varint,11,opt,name=serve_starts,json=serveStarts,proto3" json:"serve_starts,omitempty"`  // how often it was started
+	Drained        uint32                 `protobuf:"varint,12,opt,name=drained,proto3" json:"drained,omitempty"`                             // nodes that are drained or draining, up or not; their cores are not free
+	Unwritten      uint32                 `protobuf:"varint,13,opt,name=unwritten,proto3" json:"unwritten,omitempty"`                         // ended jobs that the history lacks; most are tried again
+	Off            uint32                 `protobuf:"varint,170,opt,name=off,proto3" json:"off,omitempty"`                                    // nodes that were switched off
+	Users          string                 `protobuf:"bytes,190,opt,name=users,proto3" json:"users,omitempty"`                                 // who may use it besides its owner, as machine up was told
+	Administrators string                 `protobuf:"bytes,191,opt,name=administrators,proto3" json:"administrators,omitempty"`               // the same, of those who may do what its owner may
+	Role           string                 `protobuf:"bytes,192,opt,name=role,proto3" json:"role,omitempty"`                                   // of who asks
+	LimitCores     uint32                 `protobuf:"varint,193,opt,name=limit_cores,json=limitCores,proto3" json:"limit_cores,omitempty"`    // that the jobs of one user may have at a time; 0: any number
+	LimitJobs      uint32                 `protobuf:"varint,194,opt,name=limit_jobs,json=limitJobs,proto3" json:"limit_jobs,omitempty"`       // that one user may have at a time; 0: any number
+	LimitOutput    uint32                 `protobuf:"varint,195,opt,name=limit_output,json=limitOutput,proto3" json:"limit_output,omitempty"` // MiB that are kept of the output of one user's detached jobs; 0: any number
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -8696,6 +8705,13 @@ func (x *MachineStatus) GetLimitCores() uint32 {
 func (x *MachineStatus) GetLimitJobs() uint32 {
 	if x != nil {
 		return x.LimitJobs
+	}
+	return 0
+}
+
+func (x *MachineStatus) GetLimitOutput() uint32 {
+	if x != nil {
+		return x.LimitOutput
 	}
 	return 0
 }
@@ -10951,9 +10967,10 @@ const file_control_proto_rawDesc = "" +
 	"\x04call\x18\xd3\x01 \x01(\x04R\x04call\"Q\n" +
 	"\rEndAllocation\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
-	"\x04exit\x18\x02 \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"\x19\n" +
+	"\x04exit\x18\x02 \x01(\v2\x1a.margay.control.ExitStatusR\x04exit\"+\n" +
 	"\x05Leave\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\rR\x03job\"8\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"8\n" +
 	"\bTerminal\x12\x12\n" +
 	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x18\n" +
 	"\acolumns\x18\x02 \x01(\rR\acolumns\"t\n" +
@@ -11338,7 +11355,7 @@ const file_control_proto_rawDesc = "" +
 	"\fInterruptRow\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\"\b\n" +
-	"\x06Status\"\x92\x04\n" +
+	"\x06Status\"\xb6\x04\n" +
 	"\rMachineStatus\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12\x1c\n" +
 	"\tsubstrate\x18\x02 \x01(\tR\tsubstrate\x12\x1b\n" +
@@ -11363,7 +11380,8 @@ const file_control_proto_rawDesc = "" +
 	"\vlimit_cores\x18\xc1\x01 \x01(\rR\n" +
 	"limitCores\x12\x1e\n" +
 	"\n" +
-	"limit_jobs\x18\xc2\x01 \x01(\rR\tlimitJobs\"\v\n" +
+	"limit_jobs\x18\xc2\x01 \x01(\rR\tlimitJobs\x12\"\n" +
+	"\flimit_output\x18\xc3\x01 \x01(\rR\vlimitOutput\"\v\n" +
 	"\tReadAudit\"8\n" +
 	"\x05Audit\x12/\n" +
 	"\x05lines\x18\x01 \x03(\v2\x19.margay.control.AuditLineR\x05lines\"\x96\x01\n" +

@@ -58,7 +58,7 @@ func TestFrames(t *testing.T) {
 		if want, _ := proto.Marshal(f); !bytes.Equal(packet[lengthSize:], want) {
 			t.Errorf("%s was encoded as %x, not %x", name, packet, want)
 		}
-		if got, err := parseFrame(packet[lengthSize:]); err != nil || !proto.Equal(got, f) {
+		if got, err := parseFrame(packet[lengthSize:], unlimited); err != nil || !proto.Equal(got, f) {
 			t.Errorf("%s came back as %v, %v", name, got, err)
 		}
 	}

@@ -54,11 +54,14 @@ func marshalFrame(f *Frame) (packet []byte, err error) {
 	return e.b, e.err
 }
 
-// parseFrame decodes a frame. Of several messages the last one counts; a message that comes in
-// parts is the sum of them.
-func parseFrame(packet []byte) (*Frame, error) {
+// bodySize is at least the bytes of the largest message of a frame, without what it points to.
+const bodySize = 512
+
+// parseFrame decodes a frame, which may take so many bytes of memory. Of several messages the last
+// one counts; a message that comes in parts is the sum of them.
+func parseFrame(packet []byte, memory int) (*Frame, error) {
 	f := new(Frame)
-	p := parser{in: packet}
+	p := parser{in: packet, memory: memory}
 	for p.next() {
 		switch p.field {
 		case fieldCall:
@@ -85,12 +88,12 @@ func (f *Frame) parseBody(p *parser) {
 	}
 	if field, had := f.body(); field == p.field {
 		body = had
+	} else if !p.takes(bodySize) {
+		return
 	} else {
 		f.Body = frameOf(body).Body
 	}
-	inner := parser{in: p.data}
-	body.parse(&inner)
-	p.err = inner.err
+	p.inner(body)
 }
 
 // Same reports whether two messages of one type have the same encoding.

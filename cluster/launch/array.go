@@ -456,10 +456,14 @@ func (a *arraySession) fail(err error) {
 	a.stop()
 }
 
-// giveUp leaves at once. serve ends all tasks when the connection is gone.
+// giveUp leaves at once. serve ends all tasks for that reason.
 func (a *arraySession) giveUp(err error) {
 	a.fail(err)
 	a.left = true
+	for job := range a.jobs {
+		_ = a.conn.Send(surrender(job, err))
+	}
+	a.conn.Flush(leaveTimeout)
 }
 
 // heed passes signals to loop until that is over. It returns one that ends this process at once.

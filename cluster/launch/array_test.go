@@ -266,6 +266,25 @@ func TestArrayGivenUp(t *testing.T) {
 	}
 }
 
+// serve gets the reason why the tasks of an array are given up.
+func TestArrayOutputIsGone(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		_, f := expect[*control.RunRequest](c)
+		c.Answer(f, &control.RunReply{Job: 5, Places: []*control.Place{{}}, Loaded: true}, nil)
+		expect[*control.FileChunk](c)
+		c.says(1, "x\n")
+		if m, _ := expect[*control.Leave](c); m.GetJob() != 5 || m.GetWhy() != "write output: broken pipe" {
+			t.Errorf("serve gets %v", m)
+		}
+		c.left()
+	})
+	o := newLauncher(t, s, 1).arrayOf(t, "0")
+	o.Stdout = brokenWriter{}
+	if code, err := runArray(t, o); code != ExitMargay || err == nil {
+		t.Errorf("status %d: %v", code, err)
+	}
+}
+
 // Ctrl-C reaches the tasks that run, takes back the others, and ends the array.
 func TestArrayInterrupted(t *testing.T) {
 	signals := make(chan os.Signal, 1)

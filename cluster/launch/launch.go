@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -94,6 +95,7 @@ type connection interface {
 	Done() <-chan struct{}
 	Err() error
 	HungUp() bool
+	Flush(time.Duration)
 	Close()
 }
 
@@ -124,6 +126,7 @@ type session struct {
 	running chan struct{}          // closed when the ranks run
 	ended   chan *control.JobState // gets the job's last state
 	failed  chan error             // gets why output cannot be written
+	gaveUp  error                  // why this side ends the job; nil: it does not
 
 	homecoming *homecoming
 	places     []*control.Place
@@ -247,7 +250,7 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 		}
 		return ExitStatus(err), err
 	}
-	defer func() { s.current().Close() }()
+	defer s.leave()
 	if o.Collapse {
 		listening.Go(func() { s.collapse(ctx) })
 	}
@@ -334,7 +337,8 @@ func (s *session) begin(ctx context.Context, pack func() ([]byte, error)) error 
 	err = s.printer.files.open(reply.Job, reply.Places)
 	s.printing.Unlock()
 	if err != nil {
-		conn.Close() // serve ends the job
+		s.gaveUp = err
+		s.leave() // serve ends the job
 		return err
 	}
 	s.Status.Logf("job %d: %s on %s", reply.Job, numberOf(len(reply.Places)), nodeList(reply.Places))
@@ -421,6 +425,7 @@ func (s *session) wait(ctx context.Context) (int, error) {
 			}
 		case h := <-held:
 			if h.err != nil {
+				s.gaveUp = h.err
 				return ExitMargay, h.err
 			}
 			if h.release {
@@ -432,6 +437,7 @@ func (s *session) wait(ctx context.Context) (int, error) {
 		case state := <-s.ended:
 			return s.end(state, running == nil)
 		case err := <-s.failed:
+			s.gaveUp = err
 			return ExitMargay, err
 		case <-s.current().Done():
 			select {
@@ -686,6 +692,24 @@ func (s *session) collapse(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// leaveTimeout bounds how long a job that is given up waits for serve to take the reason.
+const leaveTimeout = time.Second
+
+// leave closes the connection, so that serve ends a job that still runs. If an error of this side
+// is the reason, it sends that first.
+func (s *session) leave() {
+	if s.gaveUp != nil {
+		s.send(surrender(s.job, s.gaveUp))
+		s.current().Flush(leaveTimeout)
+	}
+	s.current().Close()
+}
+
+// surrender is the message that gives a job up for a reason.
+func surrender(job uint32, why error) *control.Leave {
+	return &control.Leave{Job: job, Why: strings.ToValidUTF8(why.Error(), "?")}
 }
 
 // abandon gives the job up. serve ends it when the connection is gone.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -200,6 +201,9 @@ func TestOutputIsGone(t *testing.T) {
 	s := serveTo(t, func(c *talk) {
 		c.launched(1)
 		c.says(1, "x")
+		if m, _ := expect[*control.Leave](c); m.GetJob() != 5 || m.GetWhy() != "write output: broken pipe" {
+			t.Errorf("serve gets %v", m)
+		}
 		if _, f := expect[*control.Ack](c); f != nil {
 			t.Error("what could not be printed was acknowledged")
 		}
@@ -207,6 +211,22 @@ func TestOutputIsGone(t *testing.T) {
 	l := newLauncher(t, s, 1)
 	l.Stdout = brokenWriter{}
 	if code, err := l.run(t); code != ExitMargay || !errors.Is(err, errBroken) {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
+// serve gets the reason why a job is given up for its output files before its ranks run.
+func TestNoOutputFile(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		_, f := expect[*control.RunRequest](c)
+		c.Answer(f, &control.RunReply{Job: 5, Places: twoRanks}, nil)
+		if m, _ := expect[*control.Leave](c); m.GetJob() != 5 || !strings.HasSuffix(m.GetWhy(), "none?/out: no such file or directory") {
+			t.Errorf("serve gets %v", m)
+		}
+	})
+	l := newLauncher(t, s, 2)
+	l.OutputFile = filepath.Join(t.TempDir(), "none\xff", "out")
+	if code, err := l.run(t); code != ExitMargay || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("status %d, %v", code, err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -341,6 +342,9 @@ func (s *strand) Done() <-chan struct{} { return s.done }
 func (s *strand) Err() error { return s.trunk.conn.Err() }
 
 func (s *strand) HungUp() bool { return s.isClosed() || s.trunk.conn.HungUp() }
+
+// Flush has nothing to wait for: the trunk stays when a strand is closed.
+func (s *strand) Flush(time.Duration) {}
 
 // Close leaves the job, as the end of a connection of its own would.
 func (s *strand) Close() {

@@ -40,14 +40,17 @@ func (d Dir) openAudit(s Spec) (*permit.Audit, error) {
 // completeAccess checks the policy of the machine, and names the door. uid is the owner's.
 func (s *Spec) completeAccess(uid int) error {
 	switch a := s.Access; {
-	case a.Cores < 0 || a.Jobs < 0:
-		return fmt.Errorf("a user may have at most %d cores and %d jobs: neither can be negative", a.Cores, a.Jobs)
-	case !a.Open() && a.Cores+a.Jobs > 0:
+	case a.Cores < 0 || a.Jobs < 0 || a.Output < 0:
+		return fmt.Errorf("a user may have at most %d cores, %d jobs and %d MiB of output: none can be negative", a.Cores, a.Jobs, a.Output)
+	case !a.Open() && a.Cores+a.Jobs+a.Output > 0:
 		return errors.New("limits are for users who are let in (--users)")
 	case !a.Open():
 		return nil
 	case uid != 0 && s.Substrate != node.Virtual:
 		return fmt.Errorf("in the user namespaces of your %s nodes all other users are the same one, so they cannot be let in: become root, or use --substrate %s", s.Substrate, node.Virtual)
+	}
+	if s.Access.Output == 0 {
+		s.Access.Output = permit.DefaultOutput
 	}
 	s.Door = client.Door(uint32(uid), s.Name)
 	if !filepath.IsAbs(s.Door) { // serve works in another folder

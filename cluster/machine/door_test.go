@@ -49,7 +49,7 @@ func TestCompleteAccess(t *testing.T) {
 		{users, node.Hosted, 1000, "all other users are the same one"},
 		{users, node.Hosts, 1000, "all other users are the same one"},
 		{limits, node.Virtual, 0, "limits are for users who are let in"},
-		{negative, node.Virtual, 0, "neither can be negative"},
+		{negative, node.Virtual, 0, "none can be negative"},
 	} {
 		s := Spec{Name: "lab", Substrate: c.substrate, Access: c.access}
 		err := s.completeAccess(c.uid)

@@ -217,7 +217,14 @@ type Policy struct {
 	// administrators and the owner.
 	Cores int `json:"cores,omitempty"`
 	Jobs  int `json:"jobs,omitempty"`
+
+	// Output bounds the kept output of all detached jobs of one user, in MiB; 0: any size. It holds
+	// for no administrator and not for the owner.
+	Output int `json:"output,omitempty"`
 }
+
+// DefaultOutput is the usual Policy.Output.
+const DefaultOutput = 1024
 
 // Open reports whether the policy lets any other user in.
 func (p Policy) Open() bool { return len(p.Users)+len(p.Administrators) > 0 }

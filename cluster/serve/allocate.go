@@ -189,8 +189,8 @@ func (s shape) lacks(offers []offer) string {
 			free += len(o.cores)
 			total += o.total
 		}
-		text := fmt.Sprintf("%s %s %s, but %d of %d are free", count(s.ranks, "rank"), agree(s.ranks, "needs", "need"),
-			count((s.ranks+max(1, s.perCore)-1)/max(1, s.perCore), "application core"), free, total)
+		text := fmt.Sprintf("%s %s %s, but %d of %d %s free", count(s.ranks, "rank"), agree(s.ranks, "needs", "need"),
+			count((s.ranks+max(1, s.perCore)-1)/max(1, s.perCore), "application core"), free, total, agree(free, "is", "are"))
 		switch {
 		case s.whole:
 		case free > 0 && s.perCore == slot.MaxTasks:

@@ -74,7 +74,7 @@ func TestAllocation(t *testing.T) {
 		if j := other.summary(first); j.Step != a || !slices.Equal(j.Nodes, []uint32{0}) {
 			t.Errorf("the step is listed as %v", j)
 		}
-		isRoomless(t, other, stepSpec(a, 2), fmt.Sprintf("in allocation %d, 2 ranks need 2 application cores, but 1 of 3 are free", a))
+		isRoomless(t, other, stepSpec(a, 2), fmt.Sprintf("in allocation %d, 2 ranks need 2 application cores, but 1 of 3 is free", a))
 		isRoomless(t, other, stepSpec(a, 2), fmt.Sprintf("step %d has the others (--wait", first))
 		isRoomless(t, other, spec(2), fmt.Sprintf("job %d has the others", a))
 		second := other.run(stepSpec(a, 1))
@@ -365,7 +365,7 @@ func TestAllocationDuties(t *testing.T) {
 		info.Cores = info.Cores[:1]
 		m.played[0].answers = map[string]proto.Message{"SetDuties": &control.DutiesSet{Info: info}}
 		must[*control.Done](m.client(), &control.SetDuties{Node: 0})
-		isRoomless(t, c, stepSpec(a, 2), "but 1 of 1 are free")
+		isRoomless(t, c, stepSpec(a, 2), "but 1 of 1 is free")
 		c.run(stepSpec(a, 1))
 	})
 }

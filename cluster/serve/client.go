@@ -24,7 +24,7 @@ type client struct {
 	jobs      []*job   // jobs whose client this is
 	left      bool     // the connection has ended
 	early     []func() // requests that wait in whenSettled; the first one may be being carried out
-	earlySize int      // bytes of them
+	earlySize int      // bytes that they take
 }
 
 // handle processes a frame from the client, if its user may ask for that.
@@ -62,7 +62,7 @@ func (c *client) handle(f *control.Frame) {
 	case *control.FilesRead:
 		c.own(m.Job, s.stopCollecting)
 	case *control.Leave:
-		c.own(m.Job, s.clientGone)
+		c.own(m.Job, func(j *job) { s.clientGone(j, m.Why) })
 	case *control.EndAllocation:
 		c.own(m.Job, func(j *job) { s.endAllocation(j, m.Exit) })
 	case *control.Withdraw:
@@ -188,8 +188,8 @@ func (c *client) later(do func()) {
 
 // whenSettled carries out a request as soon as serve knows the cores of the machine. Right after
 // its start it does not. Until then requests wait, in order, and the connection is read on for the
-// jobs that it has, unless the requests are as large as the largest frame, or one of a user is
-// large.
+// jobs that it has, unless the requests take more memory than the largest frame has, or one of a
+// user is large.
 func (c *client) whenSettled(m proto.Message, do func()) {
 	s := c.server
 	s.mu.Lock()
@@ -199,7 +199,9 @@ func (c *client) whenSettled(m proto.Message, do func()) {
 		return
 	}
 	c.early = append(c.early, do)
-	c.earlySize += proto.Size(m)
+	if request, ok := m.(*control.RunRequest); ok {
+		c.earlySize += sizeOf(request)
+	}
 	first, full := len(c.early) == 1, c.earlySize > control.MaxFrame || c.inlet.large
 	s.mu.Unlock()
 	if first {
@@ -269,7 +271,7 @@ func (c *client) gone() {
 	c.left = true
 	for _, j := range c.jobs {
 		if j.client == c.conn {
-			c.server.clientGone(j)
+			c.server.clientGone(j, "")
 		}
 	}
 }
@@ -325,7 +327,7 @@ func (c *client) created(f *control.Frame, m *control.RunRequest, asked time.Tim
 	j.phases.asked(asked)
 	c.follow(j)
 	if c.left {
-		s.clientGone(j)
+		s.clientGone(j, "")
 	}
 	s.mu.Unlock()
 	if j.spec.Allocation {
@@ -363,7 +365,7 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 	}
 	if j.client != nil && j.phase == control.JobPhase_JOB_PREPARED {
 		// serve has not yet noticed the end of the old connection.
-		s.clientGone(j)
+		s.clientGone(j, "")
 	}
 	if j.client != nil {
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_REFUSED, "job %d has a client", m.Job))
@@ -577,7 +579,7 @@ func (s *Server) status(caller permit.Caller) *control.MachineStatus {
 		SinceNs: s.started.UnixNano(), ServeStarts: s.starts,
 		Unwritten: s.history.unwritten(),
 		Users:     s.config.Access.Users.String(), Administrators: s.config.Access.Administrators.String(), Role: caller.Role.String(),
-		LimitCores: uint32(s.config.Access.Cores), LimitJobs: uint32(s.config.Access.Jobs),
+		LimitCores: uint32(s.config.Access.Cores), LimitJobs: uint32(s.config.Access.Jobs), LimitOutput: uint32(s.config.Access.Output),
 	}
 	for _, j := range s.jobs {
 		if !j.announced {

@@ -7,8 +7,8 @@ import (
 	"margay/internal/cond"
 )
 
-// Bounds of the frames that the connections of one user bring. A frame may take 150 times its
-// length when it is decoded.
+// Bounds of the frames that the connections of one user bring. A frame may take 16 times its
+// length when it is decoded (control.Conn.Within).
 const (
 	smallFrame = 4 << 10 // bytes; these only wait for their own connection
 	mostFrames = 8 << 20 // bytes of the others, from when they arrive until they are carried out

@@ -320,7 +320,7 @@ func (s *Server) record(j *job, m *control.Record) {
 		return
 	}
 	j.moved = time.Now()
-	if j.spool != nil && !j.spool.cut && m.Acked > j.records.Seen(m.Node) {
+	if j.spool != nil && j.spool.cut == "" && m.Acked > j.records.Seen(m.Node) {
 		s.fail(j, control.Failf(control.Code_CODE_FAILED, "the file of its output lacks records %d to %d", j.records.Seen(m.Node)+1, m.Acked).At(m.Node))
 		return
 	}
@@ -740,25 +740,32 @@ func (j *job) lose(node uint32, u *control.Unkept) {
 	slices.SortFunc(j.unkept, func(a, b *control.Unkept) int { return int(a.Node) - int(b.Node) })
 }
 
-// clientGone ends a job whose client has disconnected, unless the job can run without one. The
-// caller holds Server.mu.
-func (s *Server) clientGone(j *job) {
+// maxWhy is how many bytes of a client's reason to give a job up are kept.
+const maxWhy = 500
+
+// clientGone ends a job whose client has disconnected, or has given it up for a reason, unless the
+// job can run without one. The caller holds Server.mu.
+func (s *Server) clientGone(j *job, why string) {
 	j.client = nil
+	gone := "is gone"
+	if why != "" {
+		gone = "gave up: " + printable.Short(why, maxWhy)
+	}
 	switch {
 	case j.phase == control.JobPhase_JOB_ENDING:
 	case j.collecting, len(j.spec.Out) > 0 && j.complete():
-		s.fail(j, control.Failf(control.Code_CODE_FAILED, "its margay run is gone, and has not brought back all files"))
+		s.fail(j, control.Failf(control.Code_CODE_FAILED, "its margay run %s; it has not brought back all files", gone))
 		s.finish(j)
 	case j.spool != nil && j.phase == control.JobPhase_JOB_RUNNING:
 	case j.complete(): // its end is being recorded
-	case j.phase == control.JobPhase_JOB_PREPARED:
+	case j.phase == control.JobPhase_JOB_PREPARED && why == "":
 		// Chunks of its files may be lost with the connection. If the client comes back, it asks
 		// for the job again.
 		s.fail(j, control.Failf(control.Code_CODE_RESTARTED, "the connection of its margay run was lost while the job was being launched"))
 	case j.spec.Allocation:
-		s.fail(j, control.Failf(control.Code_CODE_FAILED, "its margay alloc is gone"))
+		s.fail(j, control.Failf(control.Code_CODE_FAILED, "its margay alloc %s", gone))
 	default:
-		s.fail(j, control.Failf(control.Code_CODE_FAILED, "its margay run is gone"))
+		s.fail(j, control.Failf(control.Code_CODE_FAILED, "its margay run %s", gone))
 	}
 }
 

@@ -82,6 +82,7 @@ func (s *Server) removeOutputOf(job uint32) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
+	s.outputs.removed(job)
 	return info.Size(), nil
 }
 
@@ -113,5 +114,7 @@ func (s *Server) outdatedBy(j *job) uint32 {
 func (s *Server) dropOutput(job uint32) {
 	if err := os.Remove(spoolPath(s.config.Dir, job)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.config.Log("%v", err)
+		return
 	}
+	s.outputs.removed(job)
 }

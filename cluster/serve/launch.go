@@ -175,10 +175,12 @@ func (s *Server) enter(j *job) (err error) {
 		if j.spool, err = createSpool(s.config.Dir, j.number); err != nil {
 			return s.onDisk(err)
 		}
+		s.outputs.watch(j.spool, j.number, j.spec)
 	}
 	if s.save(j); j.unsaved != nil && j.spool != nil {
 		j.spool.close()
 		_ = os.Remove(spoolPath(s.config.Dir, j.number)) // it is empty
+		s.outputs.removed(j.number)
 	}
 	return j.unsaved
 }

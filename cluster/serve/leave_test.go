@@ -2,6 +2,7 @@ package serve
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -57,6 +58,20 @@ func TestLeave(t *testing.T) {
 	})
 }
 
+// A job that its client gives up has the reason of the client, which may have any length.
+func TestGivenUp(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c, other := m.client(), m.client()
+		job := c.run(spec(1))
+		c.tell(&control.Leave{Job: job, Why: "write output: no space\n" + strings.Repeat("x", 1000)})
+		one[*control.Forget](t, &m.played[0].recorder)
+		if s := other.summary(job); !strings.HasPrefix(s.Error, "its margay run gave up: write output: no space?xxx") || len(s.Error) > 2*maxWhy {
+			t.Errorf("it is recorded as %v", s)
+		}
+	})
+}
+
 // While serve does not know yet which cores the machine has, a client of several jobs can attach to
 // those that go on. Its requests for others wait in order, also for what withdraws one.
 func TestRequestsRightAfterRestart(t *testing.T) {
@@ -85,5 +100,21 @@ func TestRequestsRightAfterRestart(t *testing.T) {
 		if s := c.summary(job); s.Phase != control.JobPhase_JOB_RUNNING {
 			t.Errorf("the job that goes on is %v", s)
 		}
+	})
+}
+
+// Requests that wait for serve to know the cores count as what they take in memory.
+func TestLargeRequestRightAfterRestart(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		m.restart()
+		c := m.client()
+		words := func(n int) proto.Message {
+			return &control.RunRequest{Spec: patient(1), Exec: &control.Exec{Env: make([][]byte, n)}}
+		}
+		c.begin(words(1000))
+		must[*control.Nodes](c, &control.ListNodes{}) // the connection is read on
+		c.begin(words(control.MaxFrame / wordSize))
+		waits(t, c.begin(&control.ListNodes{}))
 	})
 }

@@ -64,7 +64,7 @@ func TestQueueIsFair(t *testing.T) {
 		holder, large, small, hasty := m.client(), m.client(), m.client(), m.client()
 		first := holder.run(spec(1))
 		one2 := large.begin(&control.RunRequest{Spec: patient(2)})
-		if line := one[*control.LogLine](t, &large.recorder); !strings.Contains(line.Text, "waiting for cores: 2 ranks need 2 application cores, but 1 of 2 are free") || !strings.Contains(line.Text, "job 1 has the others") {
+		if line := one[*control.LogLine](t, &large.recorder); !strings.Contains(line.Text, "waiting for cores: 2 ranks need 2 application cores, but 1 of 2 is free") || !strings.Contains(line.Text, "job 1 has the others") {
 			t.Errorf("it is told %q", line.Text)
 		}
 		one1 := small.begin(&control.RunRequest{Spec: patient(1)})

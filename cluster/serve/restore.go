@@ -120,6 +120,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 		}
 		// Records in the spool are safe, whether or not the node has received an acknowledgement.
 		j.spool = spool
+		s.outputs.watch(spool, j.number, j.spec)
 		for node, seq := range seen {
 			j.records.Restore(node, seq)
 		}
@@ -133,7 +134,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 	if j.spool == nil {
 		s.laterAwake(j, s.config.Timing.Orphan, func() {
 			if j.client == nil {
-				s.clientGone(j)
+				s.clientGone(j, "")
 			}
 		})
 	}

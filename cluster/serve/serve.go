@@ -9,7 +9,8 @@
 // is safe because sending never blocks (control.Conn.Send); blocking calls are made without it.
 // Server.placing, which serializes insertions and removals of the machine's extensions, and
 // frames.listing, which serializes the lists of jobs of a user, are taken before Server.mu.
-// spool.mu guards the file of a job's output and is taken last. So are union.mu, which guards the
+// spool.mu guards the file of a job's output and is taken last, but before outputs.mu, which guards
+// the sizes of all of these files. So are union.mu, which guards the
 // contents that the nodes of a job lack, chronicle.mu, which guards the records that wait for the
 // history, and frames.mu, which guards the room for the requests of a user.
 package serve
@@ -120,6 +121,7 @@ type Server struct {
 	files   map[filesKey]*filesStream // of shared files
 	callers *gate.Room                // for connections of users that are let in
 	frames  map[uint32]*frames        // of these users
+	outputs *outputs
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held, but with mu when a node leaves
@@ -155,7 +157,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
 		jobs: make(map[uint32]*job), held: make(map[string]*held), files: make(map[filesKey]*filesStream),
-		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), life: life(c.Authority.Certificate()),
+		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)
 	if s.starts, err = st.countStart(); err == nil {
@@ -214,6 +216,7 @@ func (s *Server) begin(ctx context.Context) error {
 	if err := s.restore(); err != nil {
 		return err
 	}
+	s.countOutputs()
 	s.running.Go(func() { s.watch(ctx) })
 	return nil
 }

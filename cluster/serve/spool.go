@@ -21,9 +21,12 @@ import (
 type spool struct {
 	mu    sync.Mutex
 	file  *os.File
-	size  int64 // bytes of whole records
-	limit int64 // of size
-	cut   bool  // output was discarded
+	size  int64  // bytes of whole records
+	limit int64  // of size
+	cut   string // why output was discarded; empty: none was
+
+	grown  func(bytes int64)
+	beyond func() string // why further output of its user is not kept; empty: it is kept
 }
 
 func spoolPath(dir string, job uint32) string {
@@ -39,7 +42,7 @@ func createSpool(dir string, job uint32) (*spool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("serve: output of job %d: %w", job, err)
 	}
-	return &spool{file: f, limit: control.SpoolLimit}, nil
+	return &spool{file: f, limit: control.SpoolLimit, grown: func(int64) {}, beyond: func() string { return "" }}, nil
 }
 
 // openSpool opens the spool that an earlier serve wrote, and drops an incomplete record at the end.
@@ -56,7 +59,9 @@ func openSpool(dir string, job uint32, take func(*control.Record)) (*spool, erro
 			break
 		}
 		s.size = in.n
-		s.cut = s.cut || f.GetError() != nil
+		if e := f.GetError(); e != nil {
+			s.cut = e.Text
+		}
 		if r := f.GetRecord(); r != nil {
 			take(r)
 		}
@@ -82,23 +87,28 @@ func (c *countingReader) Read(p []byte) (int, error) {
 func (s *spool) write(r *control.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if end := r.Stream == control.Stream_STREAM_EXIT || r.Stream == control.Stream_STREAM_END; end || s.size <= s.limit {
+	if end := r.Stream == control.Stream_STREAM_EXIT || r.Stream == control.Stream_STREAM_END; end {
 		return s.add(control.NewFrame(r))
 	}
-	if s.cut {
+	if s.cut != "" {
 		return nil
 	}
-	s.cut = true
-	return s.add(control.NewFrame(control.FromError(errors.New(s.missing()))))
+	if s.cut = s.full(); s.cut != "" {
+		return s.add(control.NewFrame(control.FromError(errors.New(s.cut))))
+	}
+	return s.add(control.NewFrame(r))
+}
+
+// full returns why further output is not kept, empty if it is kept.
+func (s *spool) full() string {
+	if s.size > s.limit {
+		return fmt.Sprintf("output beyond %d MiB was not kept", s.limit>>20)
+	}
+	return s.beyond()
 }
 
 // missing reports why output is missing; empty if none is.
-func (s *spool) missing() string {
-	if !s.cut {
-		return ""
-	}
-	return fmt.Sprintf("output beyond %d MiB was not kept", s.limit>>20)
-}
+func (s *spool) missing() string { return s.cut }
 
 func (s *spool) add(f *control.Frame) error {
 	if err := control.WriteFrame(s.file, f); err != nil {
@@ -106,6 +116,7 @@ func (s *spool) add(f *control.Frame) error {
 		return errors.Join(err, s.file.Truncate(s.size))
 	}
 	size, err := s.file.Seek(0, io.SeekCurrent)
+	s.grown(size - s.size)
 	s.size = size
 	return err
 }

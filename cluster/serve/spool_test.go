@@ -234,6 +234,59 @@ func TestDetachedBeyondLimit(t *testing.T) {
 	})
 }
 
+// The output of all detached jobs of a user is bounded, and removing some makes room.
+func TestOutputsOfUser(t *testing.T) {
+	o := newOutputs(100)
+	dir := t.TempDir()
+	keep := func(job, uid uint32, limited bool) (kept bool) {
+		t.Helper()
+		s, err := createSpool(dir, job)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.close()
+		o.watch(s, job, &control.JobSpec{Uid: uid, Limited: limited})
+		for seq := range uint64(4) {
+			if err := s.write(output(0, seq+1, strings.Repeat("x", 40))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return s.missing() == ""
+	}
+	for job, c := range []struct {
+		uid           uint32
+		limited, kept bool
+	}{{1, true, false}, {1, true, false}, {2, true, false}, {1, false, true}} {
+		if kept := keep(uint32(job), c.uid, c.limited); kept != c.kept {
+			t.Errorf("output of job %d of user %d: all is kept: %v", job, c.uid, kept)
+		}
+	}
+	if o.users[1] <= o.users[2] || o.users[2] < 100 || o.users[2] > 300 {
+		t.Errorf("the users have %v bytes", o.users)
+	}
+	for job := range uint32(4) {
+		o.removed(job)
+		o.removed(job)
+	}
+	if len(o.users)+len(o.jobs) > 0 || o.full(1) != "" {
+		t.Errorf("after all was removed, %v bytes of %v are left", o.users, o.jobs)
+	}
+}
+
+// The kept output of a user counts after a restart, and until it is removed.
+func TestOutputsAfterRestart(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		job := m.client().detached(1000)
+		m.restart()
+		before := m.server.outputs.users[0]
+		m.played[0].connect()
+		if must[*control.OutputRemoved](m.client(), &control.RemoveOutput{Jobs: []uint32{job}}); before < 1000 || m.server.outputs.users[0] != 0 {
+			t.Errorf("%d bytes count, and %v when they are removed", before, m.server.outputs.users)
+		}
+	})
+}
+
 // detached runs a job of one rank to its end, and keeps this many bytes of its output.
 func (c *playedClient) detached(bytes int) (job uint32) {
 	c.m.t.Helper()

@@ -221,7 +221,10 @@ func TestRestartWithFault(t *testing.T) {
 	j.fault(report)
 	check.Await(t, "kept fault", func() bool { return n.kept.has(keptFault) })
 	j.restart(0)
-	j.fault(report)
+	var ended *id.EndedError
+	if again := j.fault(report); !errors.As(again, &ended) || ended.Rank != 1 {
+		t.Errorf("the report comes again without the rank that had ended: %v", again)
+	}
 	n.kept.Keep(keep.Item{Name: keptFault, Words: json.RawMessage("7")})
 	j.kill(0)
 	j.start(0)

@@ -3,6 +3,7 @@ package message
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -186,7 +187,9 @@ func (j *Job) fault(format string, args ...any) {
 		j.recorder().Add(record.Event{Kind: record.Fault, Job: j.config.Job, Text: err.Error()})
 		go func() {
 			j.engine.config.Fault(j.config.Job, err)
-			words, _ := json.Marshal(err.Error())                              // never fails for a string
+			kept := foundFault{Text: err.Error()}
+			errors.As(err, &kept.Ended)
+			words, _ := json.Marshal(kept)                                     // never fails for text and numbers
 			_ = j.config.Keeper.Keep(keep.Item{Name: keptFault, Words: words}) // fails when the job has ended
 		}()
 	})

@@ -510,11 +510,11 @@ func (a *app) barrier(wait time.Duration) bool {
 	return true
 }
 
-// fault waits for the job to be reported as faulty and checks the reason.
-func (j *testJob) fault(says ...string) {
+// fault waits for the job to be reported as faulty, checks the reason and returns it.
+func (j *testJob) fault(says ...string) (err error) {
 	j.t.Helper()
 	select {
-	case err := <-j.faults:
+	case err = <-j.faults:
 		for _, text := range says {
 			if !strings.Contains(err.Error(), text) {
 				j.t.Errorf("the fault is %q, which does not say %q", err, text)
@@ -523,6 +523,7 @@ func (j *testJob) fault(says ...string) {
 	case <-time.After(20 * time.Second):
 		j.t.Fatalf("no fault that says %q within 20 s", says)
 	}
+	return err
 }
 
 // noFault fails the test if the job was reported as faulty.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 
+	"margay/kernel/abi/id"
 	"margay/kernel/channel"
 	"margay/kernel/endpoint"
 	"margay/kernel/keep"
@@ -84,16 +85,32 @@ func (j *Job) adopt(items []*keep.Item) error {
 	return nil
 }
 
+// foundFault is the reason why a job cannot continue, as the keeper has it for the next node
+// kernel.
+type foundFault struct {
+	Text  string
+	Ended *id.EndedError `json:",omitempty"` // the rank that had ended too early; nil: none had
+}
+
+func (f *foundFault) Error() string { return f.Text }
+
+func (f *foundFault) Unwrap() error {
+	if f.Ended == nil {
+		return nil
+	}
+	return f.Ended
+}
+
 // reportAgain reports the fault that the previous node kernel found.
 func (j *Job) reportAgain(kept *keep.Item) error {
 	if kept == nil {
 		return nil
 	}
-	var text string
-	if err := json.Unmarshal(kept.Words, &text); err != nil {
+	found := new(foundFault)
+	if err := json.Unmarshal(kept.Words, found); err != nil {
 		return fmt.Errorf("%s: %w", kept.Name, err)
 	}
-	j.fault("%s", text)
+	j.fault("%w", found)
 	return nil
 }
 

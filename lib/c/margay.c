@@ -48,7 +48,12 @@
 #define TRAIN_BYTES 60000        /* of datagrams that are sent at a time, without headers */
 #define CALM_MS 100              /* that a message waits at most until it can take a mirrored channel */
 #define HASTY 64                 /* messages behind one that has waited in vain that do not wait */
+#define NOT_JOINED "margay_init has not been called"
 #define BATCH (WIRE_CHANNEL_RING / 2) /* bytes of a long message that are written before they are sent */
+
+/* The area before margay_init: each field of its header is -1, so the functions that return the
+ * place of this process need no check. */
+static uint32_t nowhere[WIRE_MEETS / 4 + 1] = {[0 ... WIRE_MEETS / 4] = -1};
 
 static struct {
 	int socket; /* for requests */
@@ -114,7 +119,7 @@ static struct {
 	void *fixed[64]; /* regions mapped at their fixed address; a job has at most this many */
 	size_t fixed_count;
 	char error[512];
-} self = {.socket = -1, .doorbell = -1, .upcall_doorbell = -1, .peer_doorbell = -1, .datagrams = -1};
+} self = {.socket = -1, .doorbell = -1, .upcall_doorbell = -1, .peer_doorbell = -1, .datagrams = -1, .area = (char *)nowhere, .error = NOT_JOINED};
 
 int margay_in_fail(const char *format, ...)
 {
@@ -133,7 +138,7 @@ int margay_in_no_job(void)
 		return fail("the job is finalized");
 	if (self.forked)
 		return fail("a forked process does not have its parent's place in the job");
-	return self.area ? 0 : fail("margay_init has not been called");
+	return self.area != (char *)nowhere ? 0 : fail(NOT_JOINED);
 }
 
 const char *margay_error(void) { return self.error; }
@@ -154,6 +159,8 @@ int margay_local_size(void) { return header(WIRE_LOCAL_SIZE); }
 
 int margay_node_of(int rank)
 {
+	if (self.area == (char *)nowhere)
+		return fail(NOT_JOINED);
 	if (rank < 0 || rank >= margay_size())
 		return fail("the job has no rank %d", rank);
 	return header(header(WIRE_TABLE) + 4 * (size_t)rank);
@@ -321,12 +328,11 @@ static int prepare_barriers(void)
 
 static void forked(void) { self.forked = 1; }
 
-int margay_init(void)
+/* join does what margay_init does, but leaves the area when it fails. */
+static int join(void)
 {
 	const char *text = getenv("MARGAY_FD");
 	struct stat info;
-	if (self.area)
-		return fail("margay_init has been called before");
 	if (!text || fstat(atoi(text), &info) != 0 || !S_ISSOCK(info.st_mode))
 		return fail("this process is not a rank of a job: start it with margay run");
 	self.socket = atoi(text);
@@ -350,15 +356,25 @@ int margay_init(void)
 	self.peer_doorbell = files[4];
 	if (header(WIRE_OFF_MAGIC) != WIRE_MAGIC || header(WIRE_OFF_VERSION) != WIRE_VERSION || header(WIRE_RING_BYTES) != WIRE_RING_SIZE)
 		return fail("the node kernel's area is not of version %d", WIRE_VERSION);
-	if (atomic_exchange(word32(WIRE_JOINED), 1)) {
-		self.area = NULL;
+	if (atomic_exchange(word32(WIRE_JOINED), 1))
 		return fail("another process of this rank has joined the job: one process of each rank can, once");
-	}
 	pthread_atfork(NULL, NULL, forked);
 	self.tail = atomic_load(word64(WIRE_SEND_CONTROL + WIRE_TAIL));
 	self.head = atomic_load(word64(WIRE_RECEIVE_CONTROL + WIRE_HEAD));
 	self.upcall_head = atomic_load(word64(WIRE_UPCALL_CONTROL + WIRE_HEAD));
 	return meet_neighbours() != 0 ? -1 : prepare_barriers();
+}
+
+int margay_init(void)
+{
+	if (self.area != (char *)nowhere)
+		return fail("margay_init has been called before");
+	if (join() != 0) {
+		self.area = (char *)nowhere;
+		return -1;
+	}
+	self.error[0] = 0;
+	return 0;
 }
 
 /* is_mapped reports whether a region has been mapped at its fixed address. */
@@ -1668,9 +1684,33 @@ static int abandon(void)
 	return -1;
 }
 
+/* NAMED is how many ranks an error names. */
+#define NAMED 8
+
+/* overdue fails a barrier for its time-out, and names the ranks of this node that have not entered
+ * it on the boards; number is 0 for a barrier of the node kernels. */
+static int overdue(uint64_t number, int timeout_ms)
+{
+	char text[16 * NAMED] = "";
+	int missing = 0, local = 0;
+	size_t length = 0;
+	for (int rank = 0; number && rank < margay_size(); rank++) {
+		if (margay_node_of(rank) != margay_node())
+			continue;
+		if (atomic_load(board_word(local++, number)) >> WIRE_BARRIER_SHIFT < number && missing++ < NAMED)
+			length += snprintf(text + length, sizeof text - length, "%s%d", length ? ", " : "", rank);
+	}
+	if (missing > NAMED)
+		return fail("the barrier is not complete after %d ms: ranks %s and %d more of this node have not entered it", timeout_ms, text, missing - NAMED);
+	if (missing > 0)
+		return fail("the barrier is not complete after %d ms: %s %s of this node %s not entered it", timeout_ms, missing == 1 ? "rank" : "ranks", text,
+			    missing == 1 ? "has" : "have");
+	return fail("the barrier is not complete after %d ms: a rank%s has not entered it", timeout_ms, number && margay_nodes() > 1 ? " of another node" : "");
+}
+
 /* meet enters a barrier on the board and returns the outcome about it, WIRE_OUTCOME_LOUD if all
  * ranks must enter one of the node kernels, or -1. */
-static int meet(int timeout_ms)
+static int meet(int64_t deadline, int timeout_ms)
 {
 	uint64_t number = ++self.barriers;
 	int outcome = 0;
@@ -1684,8 +1724,11 @@ static int meet(int timeout_ms)
 		else
 			wake_asleep(0);
 	}
-	if (wait_until(is_decided, (uintptr_t)&outcome, timeout_ms) >= 0)
+	int n = wait_until(is_decided, (uintptr_t)&outcome, margay_in_left(deadline));
+	if (n >= 0)
 		return outcome;
+	if (n == -1)
+		overdue(number, timeout_ms);
 	if (self.exchange.leaders) { /* the others do not wait for it */
 		exchange_abandon(&self.exchange, number);
 		send_notes();
@@ -1694,23 +1737,24 @@ static int meet(int timeout_ms)
 }
 
 /* pass_kernels enters a barrier of the node kernels and leaves it. */
-static int pass_kernels(int64_t deadline)
+static int pass_kernels(int64_t deadline, int timeout_ms)
 {
 	uint64_t passed = self.tail, number = atomic_fetch_add(word64(WIRE_ENTERED), 1) + 1;
 	/* The node kernel polls for it when awake, and must be woken when asleep. */
 	if (atomic_load(word32(WIRE_SEND_CONTROL + WIRE_CONSUMER_WAITING)))
 		ring();
-	if (wait_until(is_released, number, margay_in_left(deadline)) < 0)
-		return -1;
+	int n = wait_until(is_released, number, margay_in_left(deadline));
+	if (n < 0)
+		return n == -1 ? overdue(0, timeout_ms) : -1;
 	self.cleared = passed;
 	return 0;
 }
 
 /* pass enters a barrier, on the boards if it can be completed there, and leaves it. */
-static int pass(int64_t deadline)
+static int pass(int64_t deadline, int timeout_ms)
 {
 	if ((margay_nodes() == 1 || header(WIRE_MEETS)) && turns_try(&self.turns)) {
-		int outcome = meet(margay_in_left(deadline));
+		int outcome = meet(deadline, timeout_ms);
 		if (outcome < 0)
 			return -1;
 		if (outcome == WIRE_OUTCOME_ABANDONED)
@@ -1719,7 +1763,7 @@ static int pass(int64_t deadline)
 		if (outcome == WIRE_OUTCOME_QUIET)
 			return 0;
 	}
-	return pass_kernels(deadline);
+	return pass_kernels(deadline, timeout_ms);
 }
 
 static int flows(int n, uint64_t arg)
@@ -1749,7 +1793,7 @@ static int synchronise(int timeout_ms)
 		return fail("an earlier barrier was abandoned: the job has no barriers any more");
 	if (margay_in_drain(timeout_ms) != 0 || settle(margay_in_left(deadline)) != 0)
 		return -1;
-	if (pass(deadline) != 0 || catch_up(deadline) != 0 || margay_in_answered(margay_in_left(deadline)) != 0)
+	if (pass(deadline, timeout_ms) != 0 || catch_up(deadline) != 0 || margay_in_answered(margay_in_left(deadline)) != 0)
 		return abandon();
 	return 0;
 }

@@ -59,7 +59,8 @@ int margay_finalize(int timeout_ms);
 const char *margay_error(void);
 
 /* The place of this process: its job, its rank and the number of ranks, its node and the number of
- * the job's nodes, its index among the job's ranks on this node and their number. */
+ * the job's nodes, its index among the job's ranks on this node and their number. All are -1 before
+ * margay_init. */
 int margay_job(void);
 int margay_rank(void);
 int margay_size(void);

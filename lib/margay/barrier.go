@@ -2,6 +2,9 @@ package margay
 
 import (
 	"context"
+	"fmt"
+	"strconv"
+	"strings"
 
 	"margay/kernel/abi/wire"
 	"margay/lib/collective"
@@ -97,7 +100,7 @@ func (j *Job) passKernels(ctx context.Context) error {
 		j.ring()
 	}
 	if err := j.wait(ctx, func(int) bool { return j.area.Released().Load() >= number }); err != nil {
-		return err
+		return overdue(ctx, err, "a rank has")
 	}
 	j.sending.Lock()
 	defer j.sending.Unlock()
@@ -127,10 +130,49 @@ func (j *Job) meet(ctx context.Context) (v wire.Outcome, err error) {
 		v = decide()
 		return v != 0
 	})
-	if err != nil && j.barriers.exchange != nil {
+	if err == nil {
+		return v, nil
+	}
+	missing := j.missing(number)
+	if j.barriers.exchange != nil {
 		j.abandonBarrier(number)
 	}
-	return v, err
+	return v, overdue(ctx, err, missing)
+}
+
+// overdue says which ranks are missing in a barrier that ctx has ended.
+func overdue(ctx context.Context, err error, missing string) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	return fmt.Errorf("margay: the barrier is not complete: %s not entered it: %w", missing, err)
+}
+
+// namedMissing is how many ranks an error names.
+const namedMissing = 8
+
+// missing names the ranks of this node that have not entered a barrier on the board.
+func (j *Job) missing(number uint64) string {
+	var ranks []string
+	local := 0
+	for rank := range j.Size() {
+		if j.NodeOf(rank) != j.Node() {
+			continue
+		}
+		if j.board.Arrived(local, number) == local {
+			ranks = append(ranks, strconv.Itoa(rank))
+		}
+		local++
+	}
+	switch n := len(ranks); {
+	case n == 0:
+		return "a rank of another node has"
+	case n == 1:
+		return "rank " + ranks[0] + " of this node has"
+	case n > namedMissing:
+		return fmt.Sprintf("ranks %s and %d more of this node have", strings.Join(ranks[:namedMissing], ", "), n-namedMissing)
+	}
+	return "ranks " + strings.Join(ranks, ", ") + " of this node have"
 }
 
 // look returns a function that returns the outcome about a barrier that this rank has entered, 0

@@ -200,7 +200,9 @@ func overdueLeader(t *testing.T, seed uint64, program Program) {
 	m.begin()
 	m.speak()
 	m.Await("end", func() bool { m.poll(); return m.errors.String() != "" })
-	m.Ended(1)
+	if _, says := m.Ended(1); !strings.Contains(says, "the barrier is not complete") || !strings.Contains(says, "a rank of another node has not entered it") {
+		t.Errorf("it says %s", says)
+	}
 	if v := m.meet(wire.OutcomeQuiet); v != wire.OutcomeQuiet {
 		t.Errorf("outcome %d", v)
 	}

@@ -168,4 +168,13 @@ func TestOutputFiles(t *testing.T) {
 	if r := m.run(125, "-o", "/dev/full", "/bin/sh", "-c", "echo a"); !strings.Contains(r.stderr, "/dev/full: no space left on device") {
 		t.Errorf("a full disk: %v", r)
 	}
+	for _, c := range []struct{ stream, args string }{{"1", "version"}, {"1", "run echo a"}, {"2", "run ls /none"}} {
+		lost := start(t, func(cmd *exec.Cmd) {
+			cmd.Args = []string{"bash", "-c", `"$0" -m "$1" ` + c.args + " " + c.stream + ">&-", cmd.Path, m.name}
+			cmd.Path = "/bin/bash"
+		}).wait()
+		if want := "bad file descriptor\n"; lost.code != 125 || c.stream == "1" && !strings.HasSuffix(lost.stderr, want) {
+			t.Errorf("%s with a closed stream %s: %v, want status 125 and %q", c.args, c.stream, lost, want)
+		}
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync"
 
 	"margay/nimble/engine"
 	"margay/nimble/state"
@@ -108,15 +107,17 @@ type code struct {
 
 	// exact is the code of a lean program that tests the fuel, once a run has
 	// needed it.
-	exact struct {
-		once sync.Once
-		code *code
-		err  error
-	}
+	exact late
 }
 
 // Size implements engine.Sized.
-func (c *code) Size() int { return len(c.memory) }
+func (c *code) Size() int {
+	size := len(c.memory)
+	if exact := c.exact.code.Load(); exact != nil {
+		size += exact.Size()
+	}
+	return size
+}
 
 // Plain implements engine.Plain.
 func (c *code) Plain() (run func(m *engine.Machine) uint64, most uint64) { return c.plain, c.most }
@@ -129,7 +130,7 @@ func (c *code) Close() error {
 	memory := c.memory
 	c.memory, c.base = nil, 0
 	err := executable.remove(memory)
-	if exact := c.exact.code; exact != nil {
+	if exact := c.exact.code.Load(); exact != nil {
 		err = errors.Join(err, exact.Close())
 	}
 	return err

@@ -141,14 +141,29 @@ func TestCodeOfLittleFuel(t *testing.T) {
 			t.Fatalf("got %v", err)
 		}
 		if exact == nil {
-			exact = c.exact.code
+			exact = c.exact.code.Load()
 		}
-		if exact == nil || exact != c.exact.code || exact.memory == nil {
+		if exact == nil || exact != c.exact.code.Load() || exact.memory == nil {
 			t.Fatal("the code was not made once")
 		}
 	}
+	if got, want := c.Size(), len(c.memory)+len(exact.memory); got != want {
+		t.Errorf("its size is %d, not %d", got, want)
+	}
 	if err := c.Close(); err != nil || exact.memory != nil {
 		t.Errorf("closed: %v, %d bytes of the other code are left", err, len(exact.memory))
+	}
+}
+
+// TestLateCode checks that code that could not be made is tried again, and that
+// made code stays.
+func TestLateCode(t *testing.T) {
+	var l late
+	full := errors.New("full")
+	for i, c := range []struct{ err, want error }{{full, full}, {nil, nil}, {full, nil}} {
+		if made, err := l.get(func() (*code, error) { return new(code), c.err }); err != c.want || err == nil && made != l.code.Load() {
+			t.Errorf("call %d: %v", i, err)
+		}
 	}
 }
 

@@ -1,6 +1,9 @@
 package subroutine
 
 import (
+	"sync"
+	"sync/atomic"
+
 	"margay/nimble/engine"
 	"margay/nimble/isa"
 	"margay/nimble/verify"
@@ -45,12 +48,34 @@ func (c *code) run(m *engine.Machine) (uint64, error) {
 // runExactly is run with less fuel than lean code needs. If the code for it cannot be
 // made, the run does not begin.
 func (c *code) runExactly(m *engine.Machine) (uint64, error) {
-	x := &c.exact
-	x.once.Do(func() { x.code, x.err = compile(c.program, c.maps, form{}) })
-	if x.err != nil {
-		return 0, m.Fault(engine.Fuel, 0, 0, x.err)
+	exact, err := c.exact.get(func() (*code, error) { return compile(c.program, c.maps, form{}) })
+	if err != nil {
+		return 0, m.Fault(engine.Fuel, 0, 0, err)
 	}
-	return x.code.run(m)
+	return exact.run(m)
+}
+
+// late is code that is made when it is needed. It is safe for concurrent use.
+type late struct {
+	making sync.Mutex
+	code   atomic.Pointer[code] // nil: it was not made
+}
+
+// get returns the code, and makes it if no earlier call could.
+func (l *late) get(compile func() (*code, error)) (*code, error) {
+	if made := l.code.Load(); made != nil {
+		return made, nil
+	}
+	l.making.Lock()
+	defer l.making.Unlock()
+	if made := l.code.Load(); made != nil {
+		return made, nil
+	}
+	made, err := compile()
+	if err == nil {
+		l.code.Store(made)
+	}
+	return made, err
 }
 
 // prepare sets up a cpu that another code has used, or whose windows are stale.

@@ -56,6 +56,9 @@
 // is mapped twice, and no view is both writable and executable: code is written
 // through one view and executed in the other. Where the system forbids that, pages
 // are written and then made executable.
+//
+// Locks, outermost first: late.making, held while code is made that is needed late,
+// then arena.lock.
 package subroutine
 
 import "margay/nimble/engine"

@@ -180,6 +180,9 @@ func (a commands) history(p past, all bool, last int) ([]*ledger.Record, error) 
 		return nil, err
 	}
 	if !all {
+		if owner, of, is := strings.Cut(a.Machine, ":"); is {
+			return nil, fmt.Errorf("machine %s: its history is for %s alone, as margay history -m %s; margay ps -m %[1]s --all shows its last jobs", a.Machine, owner, of)
+		}
 		if !slices.Contains(names, a.Machine) {
 			return nil, fmt.Errorf("machine %s: it has no history in %s; margay history --all shows the jobs of other machines", a.Machine, base)
 		}

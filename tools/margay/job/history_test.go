@@ -158,6 +158,7 @@ func TestHistoryRefuses(t *testing.T) {
 		"-n 0":               "history: -n 0: it must be more than 0",
 		"--all -m n":         "history: --all and -m exclude each other",
 		"-m nosuch":          "machine nosuch: it has no history in " + base + "; margay history --all shows the jobs of other machines",
+		"-m root:m":          "machine root:m: its history is for root alone, as margay history -m m; margay ps -m root:m --all shows its last jobs",
 		"-m ../m":            "machine ../m: it has no history",
 		"7":                  `history takes no arguments, but is given "7"`,
 	} {

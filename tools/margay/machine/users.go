@@ -17,7 +17,7 @@ import (
 // userFlags are the flags that let other users in.
 type userFlags struct {
 	users, administrators string
-	cores, jobs           int
+	cores, jobs, output   int
 }
 
 func (u *userFlags) define(f *pflag.FlagSet) {
@@ -25,6 +25,7 @@ func (u *userFlags) define(f *pflag.FlagSet) {
 	f.StringVar(&u.administrators, "admins", "", "let these `users` in, with the rights of the owner; written as --users")
 	f.IntVar(&u.cores, "limit-cores", 0, "how many cores the jobs of one of the --users may have at a time (default: any number)")
 	f.IntVar(&u.jobs, "limit-jobs", 0, "how many jobs one of the --users may have at a time (default: any number)")
+	f.IntVar(&u.output, "limit-output", 0, fmt.Sprintf("how many `MiB` of the output of detached jobs are kept for one of the --users (default: %d)", permit.DefaultOutput))
 }
 
 // policy returns what the flags say.
@@ -32,10 +33,10 @@ func (u *userFlags) policy(c *cobra.Command) (p permit.Policy, err error) {
 	if err := command.Given(c, "users", "admins"); err != nil {
 		return p, err
 	}
-	if err := command.Positive(c, "limit-cores", "limit-jobs"); err != nil {
+	if err := command.Positive(c, "limit-cores", "limit-jobs", "limit-output"); err != nil {
 		return p, err
 	}
-	p.Cores, p.Jobs = u.cores, u.jobs
+	p.Cores, p.Jobs, p.Output = u.cores, u.jobs, u.output
 	for _, list := range []struct {
 		flag, text string
 		members    *permit.Members
@@ -62,6 +63,9 @@ func letsIn(m *control.MachineStatus) (text string) {
 	}
 	if m.LimitJobs > 0 {
 		text += fmt.Sprintf("jobs of a user at a time: %d\n", m.LimitJobs)
+	}
+	if m.LimitOutput > 0 {
+		text += fmt.Sprintf("kept output of a user: %d MiB\n", m.LimitOutput)
 	}
 	if text != "" {
 		text += fmt.Sprintf("you: %s\n", printable.Line(m.Role))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -55,6 +56,20 @@ func (f *programFlags) add(c *cobra.Command) {
 	f.addSource(c)
 	c.Flags().StringVar(&f.services, "services", "", "the services that it may call: test, linux, node or none (default: test, with a file node)")
 	c.Flags().BoolVar(&f.trusted, "trusted", false, "treat it as trusted: services for the trusted, no checks of memory")
+}
+
+// noFile is command.NoArguments for commands with the flags of addSource: it names the flag for a
+// file.
+func noFile(c *cobra.Command, args []string) error {
+	err := command.NoArguments(c, args)
+	if err == nil {
+		return nil
+	}
+	flag := "--asm"
+	if filepath.Ext(args[0]) == ".o" {
+		flag = "--elf"
+	}
+	return fmt.Errorf("%w; %s %s reads a file", err, flag, args[0])
 }
 
 // addSource adds the flags of a command that only reads.
@@ -297,7 +312,7 @@ taken to be readable and writable, and at least as long as --context or the slot
 Exit status: 0 when all programs are accepted; 2 when one is not, with a line that names the instruction as insn=N.`,
 		Example: `  echo b7000000 2a000000 95000000 00000000 | margay nimble verify
   margay nimble verify -v --elf accumulate.o --function accumulate`,
-		Args: command.NoArguments,
+		Args: noFile,
 		RunE: func(*cobra.Command, []string) error {
 			o, err := p.options()
 			if err != nil {

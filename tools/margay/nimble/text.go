@@ -81,7 +81,7 @@ ignored, or as bytes (--raw), or from an object (--elf); every program of it is 
 selects one. Maps, global data and the names of services are printed as declarations, and source lines as comments.`,
 		Example: `  echo b7000000 2a000000 95000000 00000000 | margay nimble dis
   margay nimble dis --slots --elf accumulate.o --section message`,
-		Args: command.NoArguments,
+		Args: noFile,
 		RunE: func(*cobra.Command, []string) error {
 			specs, err := a.disassembled(&p, raw)
 			if err != nil {

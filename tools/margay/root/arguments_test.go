@@ -18,6 +18,7 @@ func TestArgumentsInWords(t *testing.T) {
 		"logs 1 2":                        `logs: "2" is one argument too many: margay logs JOB`,
 		"ext insert":                      "ext insert: OBJECT is missing",
 		"ext remove":                      "ext remove: NODE.HANDLE is missing",
+		"nimble verify x.o":               `nimble verify takes no arguments, but is given "x.o": margay nimble verify [flags]; --elf x.o reads a file`,
 		"top 7":                           `top takes no arguments, but is given "7"`,
 		"run -n x hostname":               "run: -n x: it must be a whole number",
 		"run -np 4 hostname":              "-np is two flags here: write -n for the number of ranks",

@@ -12,6 +12,7 @@ import (
 
 	"margay/cluster/client"
 	"margay/cluster/control"
+	"margay/cluster/ledger"
 	"margay/cluster/machine"
 	"margay/cluster/rates"
 	"margay/kernel/abi/node"
@@ -27,6 +28,9 @@ import (
 // completionTimeout bounds how long a shell waits for what could come next on its line.
 const completionTimeout = time.Second
 
+// mostRanks is how many ranks of a job are completed.
+const mostRanks = 100
+
 // fabrics are the values of --fabric.
 var fabrics = append([]string{machine.FabricAuto}, node.Fabrics...)
 
@@ -41,7 +45,8 @@ var enumerated = map[string]map[string][]string{
 		"cores":     {"1", "2", "3", "all"},
 	},
 	"machine cores": {"all": {"on", "off"}, "message-core": {"on", "off"}},
-	"run":           {"stdin": {"first", "all", "none"}, "timing": {"table", "json"}},
+	"run":           {"stdin": {"first", "all", "none"}, "timing": {"table", "json"}, "mpi": {"auto", "pmi1", "none"}, "label": {"rank", "host", "both"}},
+	"history":       {"state": stateNames()},
 	"kill":          {"signal": {"TERM", "INT", "HUP", "KILL", "QUIT", "USR1", "USR2", "STOP", "CONT"}},
 	"top":           {"sort": orderNames()},
 	"bench sched":   {"substrate": {"hosted", "qemu", "qemu-isolated"}},
@@ -55,6 +60,13 @@ var enumerated = map[string]map[string][]string{
 func orderNames() (names []string) {
 	for _, order := range rates.Orders {
 		names = append(names, string(order))
+	}
+	return names
+}
+
+func stateNames() (names []string) {
+	for _, state := range ledger.States {
+		names = append(names, string(state))
 	}
 	return names
 }
@@ -97,11 +109,16 @@ func complete(a *command.App, root *cobra.Command) {
 		if c.Flags().Lookup("color") != nil {
 			_ = c.RegisterFlagCompletionFunc("color", cobra.FixedCompletions([]string{"auto", "always", "never"}, cobra.ShellCompDirectiveNoFileComp))
 		}
+		if c.Flags().Lookup("allocation") != nil {
+			_ = c.RegisterFlagCompletionFunc("allocation", names(n.allocationNames))
+		}
 		switch command.Called(c) {
 		case "ps":
 			c.ValidArgsFunction = first(names(n.jobNames))
 		case "kill":
 			c.ValidArgsFunction = first(names(n.liveNames))
+		case "backtrace":
+			c.ValidArgsFunction = n.completeBacktrace
 		case "wait":
 			c.ValidArgsFunction = names(n.jobNames)
 		case "logs":
@@ -162,6 +179,26 @@ func first(f cobra.CompletionFunc) cobra.CompletionFunc {
 	}
 }
 
+// completeBacktrace completes a job, and then its ranks.
+func (n named) completeBacktrace(c *cobra.Command, args []string, text string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return names(n.liveNames)(c, args, text)
+	}
+	return names(func() (entries []string) {
+		job, err := command.ParseJob(args[0])
+		if err != nil {
+			return nil
+		}
+		jobs, _ := quickly[*control.Jobs](n.App, &control.ListJobs{Job: job})
+		for _, j := range jobs.GetJobs() {
+			for rank := range min(j.Ranks, mostRanks) {
+				entries = append(entries, fmt.Sprint(rank))
+			}
+		}
+		return entries
+	})(c, args, text)
+}
+
 // completeLogs completes one job whose output is shown, and any number of those whose output is
 // removed.
 func (n named) completeLogs(c *cobra.Command, args []string, text string) ([]string, cobra.ShellCompDirective) {
@@ -198,6 +235,11 @@ func (n named) jobNames() []string {
 // liveNames are the jobs that have not ended.
 func (n named) liveNames() []string {
 	return n.jobsThat(func(j *control.JobSummary) bool { return j.Phase != control.JobPhase_JOB_DONE })
+}
+
+// allocationNames are the allocations, and the word for none.
+func (n named) allocationNames() []string {
+	return append(n.jobsThat(func(j *control.JobSummary) bool { return j.Allocation && j.Phase != control.JobPhase_JOB_DONE }), "none")
 }
 
 // keptNames are the jobs that are detached: the output of others is not kept.

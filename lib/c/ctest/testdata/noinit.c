@@ -18,6 +18,14 @@ int main(void)
 	struct margay_stats stats;
 	struct margay_state state;
 	unsetenv("MARGAY_FD");
+	fails("margay_job", margay_job() == -1);
+	fails("margay_rank", margay_rank() == -1);
+	fails("margay_size", margay_size() == -1);
+	fails("margay_node", margay_node() == -1);
+	fails("margay_nodes", margay_nodes() == -1);
+	fails("margay_local_rank", margay_local_rank() == -1);
+	fails("margay_local_size", margay_local_size() == -1);
+	fails("margay_node_of", margay_node_of(0) == -1);
 	fails("margay_post", margay_post(0, 0, 0, 0, NULL, 0) == -1);
 	fails("margay_send", margay_send(0, 0, 0, 0, NULL, 0) == -1);
 	fails("margay_poll", margay_poll() == -1);
@@ -64,6 +72,9 @@ int main(void)
 	fails("margay_request_abandon", margay_request_abandon(&request) == -1);
 	fails("margay_event_test", margay_event_test(0, 0, 0) == -1);
 	fails("margay_event_wait", margay_event_wait(0, 0, 0, 0) == -1);
+	fails("margay_xfer_and_signal", margay_xfer_and_signal(MARGAY_WORLD, 0, 0, NULL, 0, MARGAY_NO_EVENT, MARGAY_NO_EVENT, &request) == -1);
+	fails("margay_compare_and_write", margay_compare_and_write(MARGAY_WORLD, 0, 0, MARGAY_EQ, 0, MARGAY_NO_WORD, 0, 0) == -1);
+	margay_fence();
 	fails("margay_finalize", margay_finalize(0) == -1);
 	fails("margay_upcalls", margay_upcalls(1) == -1);
 	fails("margay_mask", margay_mask(1) == -1);
