@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"time"
@@ -17,32 +16,6 @@ const (
 	kernelSuffix = ".elf"
 	keepKernels  = 2
 )
-
-// UnpackImage replaces an image of Build by its archive, which Linux boots as well. An emulated
-// processor would take half a second to unpack it at each boot.
-func UnpackImage(path string) error {
-	err := Replace(path, func(dst *os.File) error {
-		src, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer src.Close()
-		d, err := newDecoder(src)
-		if err != nil {
-			return err
-		}
-		defer d.Close()
-		n, err := io.Copy(dst, io.LimitReader(d, maxUnpacked+1))
-		if err == nil && n > maxUnpacked {
-			err = fmt.Errorf("more than %d bytes", int64(maxUnpacked))
-		}
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("unpack node image %s: %w", path, err)
-	}
-	return nil
-}
 
 // UnpackedKernel returns the path in cacheDir of the unpacked kernel of an x86 boot image, and
 // unpacks it if necessary: see guestkernel.Unpack, whose error is passed on. The hash of the boot

@@ -67,37 +67,3 @@ func TestUnpackedKernel(t *testing.T) {
 		t.Errorf("%v are kept, %v", entries, err)
 	}
 }
-
-// An unpacked image has the same files. The files of a node can be added to it.
-func TestUnpackImage(t *testing.T) {
-	image, _ := build(t, testSpec(t))
-	want := unpack(t, image)
-	path := write(t, filepath.Join(t.TempDir(), "image"), image)
-	if err := UnpackImage(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := WriteNodeImage(path, []File{{Path: "/margay/node.json", Data: []byte("{}")}}, path); err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	entries, err := List(f)
-	if err != nil || len(entries) <= len(want) {
-		t.Errorf("%d files, of the image %d: %v", len(entries), len(want), err)
-	}
-	archive, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, record := range readArchive(t, archive) {
-		if contentOf(t, record) != contentOf(t, want[name]) || record.Mode != want[name].Mode {
-			t.Errorf("%s differs", name)
-		}
-	}
-	if err := UnpackImage(path); err == nil {
-		t.Error("an archive was unpacked as an image")
-	}
-}

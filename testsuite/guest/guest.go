@@ -123,7 +123,7 @@ func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
 	if err := goTool(ctx, "build", "-trimpath", "-ldflags=-s -w", "-o", init, "margay/testsuite/programs/guestinit"); err != nil {
 		return qemu.Config{}, err
 	}
-	image, err := provision.BuildImage(ctx, provision.ImageOptions{Program: init, Kernel: os.Getenv("KERNEL")})
+	image, err := provision.BuildImage(ctx, provision.ImageOptions{Program: init, Kernel: os.Getenv("KERNEL"), Plain: true})
 	if err != nil {
 		return qemu.Config{}, err
 	}
