@@ -33,7 +33,9 @@ func Cached(ctx context.Context, spec Spec, cacheDir string) (string, Manifest, 
 		return "", Manifest{}, err
 	}
 	key := sha256.New()
-	fmt.Fprintln(key, level, window)
+	if !spec.Plain {
+		fmt.Fprintln(key, packing(spec.Kernel.Arch))
+	}
 	key.Write(archive)
 	path := filepath.Join(cacheDir, hex.EncodeToString(key.Sum(nil)[:16])+imageSuffix)
 	if sum, size, err := cachedSum(path); err == nil {
@@ -41,7 +43,7 @@ func Cached(ctx context.Context, spec Spec, cacheDir string) (string, Manifest, 
 		now := time.Now()
 		return path, manifest, os.Chtimes(path, now, now)
 	}
-	image, err := compress(archive, &manifest, spec.Progress)
+	image, err := finish(ctx, spec, archive, &manifest)
 	if err != nil {
 		return "", Manifest{}, err
 	}

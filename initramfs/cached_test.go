@@ -43,6 +43,11 @@ func TestCached(t *testing.T) {
 		t.Errorf("compressed %d times, want once", compressed)
 	}
 	first, _ := cached(t, s, dir)
+	plain := s
+	plain.Plain = true
+	if path, m := cached(t, plain, dir); path == first || m.Compressed != manifest.Uncompressed {
+		t.Errorf("a plain image at %s, %+v", path, m)
+	}
 	write(t, s.Init, append(programFile(), "changed"...))
 	if second, _ := cached(t, s, dir); second == first {
 		t.Error("another init program, the same image")

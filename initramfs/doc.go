@@ -5,7 +5,7 @@
 // # The image
 //
 // An image is a cpio archive of format newc
-// (Documentation/driver-api/early-userspace/buffer-format.rst in Linux) in one zstd frame. It holds
+// (Documentation/driver-api/early-userspace/buffer-format.rst in Linux) in one .xz stream. It holds
 // /init, which is the node's process 1; /sbin/margay-jobinit, which becomes process 1 of each job;
 // /dev with console and null, /proc, /sys, /run and /tmp; each module, decompressed, under
 // /lib/modules/VERSION; and /lib/modules/load-order, the absolute path of one module per line, each
@@ -13,11 +13,14 @@
 //
 // The bytes of an image depend only on the contents and modes of its files: directories are sorted
 // by name and precede all files, which are sorted by size and then by name. Inode numbers count
-// from 1, times are zero, compression runs in one thread.
+// from 1, times are zero, and xz runs in one thread.
+//
+// A plain image (Spec.Plain) is the archive alone, with modules without their signatures, unless the
+// kernel insists on them or its configuration is unknown.
 //
 // # Files of one node
 //
-// The kernel also unpacks an archive after the frame, if it begins at a multiple of four bytes. So
+// The kernel also unpacks an archive after the stream, if it begins at a multiple of four bytes. So
 // the files of one node (its number, its key) are appended to a copy of the image as a second
 // archive, uncompressed: Overlay, WriteNodeImage. A file of the second archive replaces one of the
 // same name in the first.

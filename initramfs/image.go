@@ -11,8 +11,6 @@ import (
 	"io"
 	"strings"
 
-	"github.com/klauspost/compress/zstd"
-
 	"margay/initramfs/guestkernel"
 	"margay/internal/progress"
 	"margay/kernel/abi/node"
@@ -25,14 +23,23 @@ type Spec struct {
 	JobInit  string             // path of another one, which the image has at node.JobInit; empty: none
 	Modules  []Module           // nil: DefaultModules; empty: none
 	Files    []File             // in addition
+	Plain    bool               // not compressed, modules without signatures if the kernel needs none: for QEMU, which has the image in memory
 	Progress progress.Func      // receives each step; may be nil
 }
 
 // initPath is the program that the kernel starts first from an initramfs.
 const initPath = "/init"
 
-// required are the options without which a kernel does not boot an image.
-var required = []string{"BLK_DEV_INITRD", "RD_ZSTD"}
+// required returns the options without which a kernel does not boot the image.
+func (s Spec) required() []string {
+	switch {
+	case s.Plain:
+		return []string{"BLK_DEV_INITRD"}
+	case branchFilters[s.Kernel.Arch] != "":
+		return []string{"BLK_DEV_INITRD", "RD_XZ", "XZ_DEC_X86"}
+	}
+	return []string{"BLK_DEV_INITRD", "RD_XZ"}
+}
 
 // ErrSpec is wrapped by every error about an invalid Spec.
 var ErrSpec = errors.New("image specification")
@@ -49,7 +56,7 @@ func (s Spec) check() (Spec, error) {
 	if err != nil {
 		return bad("kernel %s: %w", s.Kernel.Version, err)
 	}
-	for _, option := range required {
+	for _, option := range s.required() {
 		if s.Kernel.ConfigKnown() && s.Kernel.Option(option) != "y" {
 			return bad("kernel %s was built without CONFIG_%s, so it cannot boot an image", s.Kernel.Version, option)
 		}
@@ -96,7 +103,7 @@ func Build(ctx context.Context, spec Spec, w io.Writer) (Manifest, error) {
 	if err != nil {
 		return Manifest{}, err
 	}
-	image, err := compress(archive, &manifest, spec.Progress)
+	image, err := finish(ctx, spec, archive, &manifest)
 	if err != nil {
 		return Manifest{}, err
 	}
@@ -106,8 +113,7 @@ func Build(ctx context.Context, spec Spec, w io.Writer) (Manifest, error) {
 	return manifest, ctx.Err()
 }
 
-// assemble returns the archive of an image, and its manifest without the fields that depend on
-// compression.
+// assemble returns the archive of an image, and its manifest without the fields of its bytes.
 func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 	s, err := spec.check()
 	if err != nil {
@@ -133,6 +139,9 @@ func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 	for _, m := range chosen.load {
 		s.Progress.Report(progress.Step{Text: "adding module " + m.name + " to the node image", Done: int64(len(m.data)), Total: int64(len(m.data))})
 		manifest.Modules = append(manifest.Modules, m.name)
+		if s.Plain && s.Kernel.TakesUnsigned() {
+			m.data = unsigned(m.data)
+		}
 		order.WriteString(m.path + "\n")
 		files = append(files, File{Path: m.path, Data: m.data})
 	}
@@ -148,28 +157,19 @@ func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 	return archive.Bytes(), manifest, ctx.Err()
 }
 
-const (
-	// level is the strongest that keeps a rebuild short: the next one takes six times as long and
-	// saves about 8 %.
-	level = zstd.SpeedBetterCompression
-	// window is the greatest distance of a match, in bytes: more than the node's program, which has
-	// code in common with the job init before it. A node needs this much memory while it unpacks.
-	window = 16 << 20
-)
-
-// compress turns an archive into an image and completes its manifest.
-func compress(archive []byte, manifest *Manifest, report progress.Func) ([]byte, error) {
-	report.Report(progress.Step{Text: "compressing the node image", Total: int64(len(archive))})
-	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(level), zstd.WithEncoderConcurrency(1),
-		zstd.WithWindowSize(window))
-	if err != nil {
-		return nil, fmt.Errorf("compress the image: %w", err)
+// finish turns an archive into an image of a spec and completes its manifest.
+func finish(ctx context.Context, spec Spec, archive []byte, manifest *Manifest) ([]byte, error) {
+	image, size := archive, int64(len(archive))
+	if !spec.Plain {
+		var err error
+		spec.Progress.Report(progress.Step{Text: "compressing the node image", Total: size})
+		if image, err = filter(ctx, bytes.NewReader(archive), packing(spec.Kernel.Arch)...); err != nil {
+			return nil, fmt.Errorf("compress the image: %w", err)
+		}
+		spec.Progress.Report(progress.Step{Text: "compressing the node image", Done: size, Total: size})
 	}
-	defer encoder.Close()
-	image := encoder.EncodeAll(archive, nil)
 	sum := sha256.Sum256(image)
 	manifest.Compressed, manifest.SHA256 = int64(len(image)), hex.EncodeToString(sum[:])
-	report.Report(progress.Step{Text: "compressing the node image", Done: int64(len(archive)), Total: int64(len(archive))})
-	report.Report(progress.Step{Text: "node image made", Done: manifest.Compressed, Total: manifest.Compressed})
+	spec.Progress.Report(progress.Step{Text: "node image made", Done: manifest.Compressed, Total: manifest.Compressed})
 	return image, nil
 }

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -19,7 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/klauspost/compress/zstd"
 	"github.com/u-root/u-root/pkg/cpio"
 
 	"margay/initramfs/guestkernel"
@@ -37,15 +37,12 @@ func build(t *testing.T, s Spec) ([]byte, Manifest) {
 	return image.Bytes(), m
 }
 
-// unpack reads an image back with a reader that is not this package's.
-func unpack(t *testing.T, image []byte) map[string]cpio.Record {
+// unpacked reads an image back with readers that are not this package's.
+func unpacked(t *testing.T, image []byte) map[string]cpio.Record {
 	t.Helper()
-	d, err := zstd.NewReader(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	archive, err := d.DecodeAll(image, nil)
+	xz := exec.Command("xz", "-dc")
+	xz.Stdin = bytes.NewReader(image)
+	archive, err := xz.Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +88,7 @@ func TestBuild(t *testing.T) {
 		{Path: "/bin/tool", Mode: 0o755 | fs.ModeSetuid, Source: s.Init},
 	}
 	image, m := build(t, s)
-	got := unpack(t, image)
+	got := unpacked(t, image)
 	modules := "lib/modules/" + testVersion + "/"
 	for name, mode := range map[string]uint64{
 		".": 0o40755, "dev": 0o40755, "proc": 0o40555, "sys": 0o40555, "run": 0o40755, "tmp": 0o41777, "etc": 0o40755,
@@ -230,18 +227,64 @@ func TestSpecErrors(t *testing.T) {
 
 // A kernel that cannot unpack an image is refused when the image is built, not when it boots.
 func TestKernelWithoutInitrd(t *testing.T) {
-	root := t.TempDir()
-	write(t, filepath.Join(root, "vmlinuz-1"), nil)
-	write(t, filepath.Join(root, "config-1"), []byte("CONFIG_BLK_DEV_INITRD=y\n"))
-	k, err := guestkernel.Open(filepath.Join(root, "vmlinuz-1"), amd64(t))
+	for config, want := range map[string]string{"CONFIG_BLK_DEV_INITRD=y\n": "RD_XZ", "CONFIG_BLK_DEV_INITRD=y\nCONFIG_RD_XZ=y\n": "XZ_DEC_X86", "\n": "BLK_DEV_INITRD"} {
+		root := t.TempDir()
+		write(t, filepath.Join(root, "vmlinuz-1"), nil)
+		write(t, filepath.Join(root, "config-1"), []byte(config))
+		k, err := guestkernel.Open(filepath.Join(root, "vmlinuz-1"), amd64(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := testSpec(t)
+		s.Kernel, s.Modules = k, []Module{}
+		if _, err := Build(context.Background(), s, io.Discard); !errors.Is(err, ErrSpec) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: error %v, want one about %s", config, err, want)
+		}
+		s.Plain = true
+		if _, err := Build(context.Background(), s, io.Discard); (err == nil) != (want != "BLK_DEV_INITRD") {
+			t.Errorf("%q, not compressed: %v", config, err)
+		}
+	}
+}
+
+// A plain image has the same files, and a node's files can be added to it.
+func TestPlain(t *testing.T) {
+	s := testSpec(t)
+	image, _ := build(t, s)
+	want := unpacked(t, image)
+	s.Plain = true
+	archive, m := build(t, s)
+	got := readArchive(t, archive)
+	for name, record := range got {
+		if contentOf(t, record) != contentOf(t, want[name]) || record.Mode != want[name].Mode {
+			t.Errorf("%s differs", name)
+		}
+	}
+	if len(got) != len(want) || m.Compressed != m.Uncompressed || m.Compressed != int64(len(archive)) {
+		t.Errorf("%d files instead of %d, manifest %+v", len(got), len(want), m)
+	}
+	path := filepath.Join(t.TempDir(), "image")
+	if err := WriteNodeImage(write(t, path, archive), []File{{Path: "/margay/node.json", Data: []byte("{}")}}, path); err != nil {
+		t.Fatal(err)
+	}
+	both, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+	if entries, err := List(bytes.NewReader(both)); err != nil || len(entries) <= len(want) {
+		t.Errorf("%d files, of the image %d: %v", len(entries), len(want), err)
+	}
+}
+
+// Without xz no image is compressed, and the error says what to install.
+func TestNoXZ(t *testing.T) {
 	s := testSpec(t)
-	s.Kernel = k
-	if _, err := Build(context.Background(), s, io.Discard); !errors.Is(err, ErrSpec) || !strings.Contains(err.Error(), "RD_ZSTD") {
+	t.Setenv("PATH", t.TempDir())
+	if _, err := Build(context.Background(), s, io.Discard); !errors.Is(err, exec.ErrNotFound) || !strings.Contains(err.Error(), "xz-utils") {
 		t.Errorf("error %v", err)
 	}
+	s.Plain = true
+	build(t, s)
 }
 
 func TestFileErrors(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"path"
 	"strconv"
 
-	"github.com/klauspost/compress/zstd"
 	"github.com/u-root/u-root/pkg/cpio"
 )
 
@@ -19,14 +18,13 @@ const (
 	maxImage    = 512 << 20 // bytes of an image
 	maxUnpacked = 4 << 30   // bytes of one archive
 	maxEntries  = 1 << 20   // files of an image
-	maxWindow   = 128 << 20 // bytes; what Linux allows
 )
 
 // ErrImage is wrapped by every error about an invalid image.
 var ErrImage = errors.New("not a node image")
 
 // List returns the files of an image, an overlay's last. It accepts the same as Linux: archives of
-// format newc, in a zstd frame or not, with zero bytes between them.
+// format newc, in an .xz stream or not, with zero bytes between them.
 func List(r io.Reader) ([]Entry, error) {
 	image, err := io.ReadAll(io.LimitReader(r, maxImage+1))
 	if err != nil {
@@ -64,51 +62,13 @@ func listPart(image []byte, entries *[]Entry) (int, error) {
 		err := listArchive(buffered, entries)
 		return len(image) - source.Len() - buffered.Buffered(), err
 	}
-	n, err := frameLength(image)
+	n, err := streamLength(image)
 	if err != nil {
 		return 0, err
 	}
-	d, err := newDecoder(bytes.NewReader(image[:n]))
-	if err != nil {
-		return 0, err
-	}
-	defer d.Close()
-	return n, listArchive(bufio.NewReader(io.LimitReader(d, maxUnpacked)), entries)
-}
-
-// newDecoder returns what unpacks a part of an image.
-func newDecoder(packed io.Reader) (*zstd.Decoder, error) {
-	return zstd.NewReader(packed, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
-}
-
-// frameLength returns the length of the zstd frame at the beginning of image (RFC 8878, section
-// 3.1.1), because a decoder does not report where it stopped.
-func frameLength(image []byte) (int, error) {
-	const blockHeader, checksum, typeRLE = 3, 4, 1
-	var h zstd.Header
-	if err := h.Decode(image[:min(len(image), zstd.HeaderMaxSize)]); err != nil || h.Skippable {
-		return 0, errors.New("neither a cpio archive nor a zstd frame")
-	}
-	at := h.HeaderSize
-	for last := false; !last; {
-		if len(image)-at < blockHeader {
-			return 0, io.ErrUnexpectedEOF
-		}
-		b := int(image[at]) | int(image[at+1])<<8 | int(image[at+2])<<16
-		last = b&1 != 0
-		size := b >> 3
-		if b>>1&3 == typeRLE {
-			size = 1
-		}
-		at += blockHeader + size
-	}
-	if h.HasCheckSum {
-		at += checksum
-	}
-	if at > len(image) {
-		return 0, io.ErrUnexpectedEOF
-	}
-	return at, nil
+	return n, unpack(image[:n], func(r io.Reader) error {
+		return listArchive(bufio.NewReader(io.LimitReader(r, maxUnpacked)), entries)
+	})
 }
 
 const (

@@ -17,7 +17,7 @@ type Manifest struct {
 	BuiltIn      []string `json:"built_in"`     // modules asked for that are part of the kernel
 	Absent       []string `json:"absent"`       // optional modules that the kernel does not have
 	Uncompressed int64    `json:"uncompressed"` // bytes of the archive
-	Compressed   int64    `json:"compressed"`   // bytes of the image
+	Compressed   int64    `json:"compressed"`   // bytes of the image, also of a plain one
 	SHA256       string   `json:"sha256"`       // of the image, in hexadecimal
 	Entries      []Entry  `json:"entries"`
 }

@@ -2,7 +2,6 @@ package initramfs
 
 import (
 	"bufio"
-	"bytes"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -10,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -231,7 +229,7 @@ func readModule(ctx context.Context, path string) ([]byte, error) {
 	var r io.Reader = f
 	switch filepath.Ext(path) {
 	case ".xz":
-		return unxz(ctx, f)
+		return filter(ctx, f, "-dc")
 	case ".zst":
 		d, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1))
 		if err != nil {
@@ -249,19 +247,4 @@ func readModule(ctx context.Context, path string) ([]byte, error) {
 		err = fmt.Errorf("it is longer than %d bytes", maxModule)
 	}
 	return data, err
-}
-
-// unxz runs xz, which exists on every machine that unpacks packages with compressed modules.
-func unxz(ctx context.Context, r io.Reader) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, "xz", "-dc")
-	var stdout, stderr bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = r, &stdout, &stderr
-	err := cmd.Run()
-	switch {
-	case errors.Is(err, exec.ErrNotFound):
-		return nil, fmt.Errorf("it is compressed by xz, which is not installed (package xz-utils): %w", err)
-	case err != nil:
-		return nil, fmt.Errorf("xz -dc: %w: %s", err, strings.TrimSpace(stderr.String()))
-	}
-	return stdout.Bytes(), nil
 }

@@ -3,6 +3,7 @@ package initramfs
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"debug/elf"
 	"encoding/binary"
 	"os"
@@ -58,6 +59,19 @@ func zstdBytes(t *testing.T, data []byte) []byte {
 	return e.EncodeAll(data, nil)
 }
 
+// xzBytes runs xz with the options of an image, or with others.
+func xzBytes(t testing.TB, data []byte, options ...string) []byte {
+	t.Helper()
+	if options == nil {
+		options = packing("amd64")
+	}
+	packed, err := filter(context.Background(), bytes.NewReader(data), append(options, "-c")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return packed
+}
+
 func gzipBytes(data []byte) []byte {
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
@@ -86,7 +100,7 @@ func testKernel(t *testing.T) guestkernel.Kernel {
 	modules := filepath.Join(root, "lib/modules", testVersion)
 	write(t, filepath.Join(root, "vmlinuz-"+testVersion), nil)
 	write(t, filepath.Join(root, "config-"+testVersion),
-		[]byte("CONFIG_BLK_DEV_INITRD=y\nCONFIG_RD_ZSTD=y\nCONFIG_NO_HZ_FULL=y\nCONFIG_CPU_ISOLATION=y\nCONFIG_RCU_NOCB_CPU=y\n"))
+		[]byte("CONFIG_BLK_DEV_INITRD=y\nCONFIG_RD_XZ=y\nCONFIG_XZ_DEC_X86=y\nCONFIG_NO_HZ_FULL=y\nCONFIG_CPU_ISOLATION=y\nCONFIG_RCU_NOCB_CPU=y\n"))
 	write(t, filepath.Join(modules, "modules.builtin"), []byte("kernel/drivers/virtio/virtio_pci.ko\nkernel/lib/crc.ko\n"))
 	for path, data := range map[string][]byte{
 		"kernel/net/core/failover.ko":                 moduleFile("failover", ""),

@@ -66,7 +66,7 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 		return err
 	}
 	image, err := provision.BuildImage(ctx, provision.ImageOptions{
-		Program: o.Spec.Program, JobInit: o.Spec.JobInit, Kernel: o.Spec.Kernel, Told: o.Progress,
+		Program: o.Spec.Program, JobInit: o.Spec.JobInit, Kernel: o.Spec.Kernel, Plain: !o.Spec.fromNetwork(), Told: o.Progress,
 	})
 	if err != nil {
 		return err
@@ -81,10 +81,8 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 	if err := chooseAccel(ctx, found, o); err != nil || o.Spec.Accel != string(qemu.TCG) || o.Spec.Boot != BootKernel {
 		return err
 	}
-	if o.Spec.Direct, err = provision.DirectKernel(image.Kernel); err != nil {
-		return err
-	}
-	return initramfs.UnpackImage(o.Spec.Image, image.Kernel)
+	o.Spec.Direct, err = provision.DirectKernel(image.Kernel)
+	return err
 }
 
 // useImage copies a node image into the folder of the machine, and enters it in the spec, with its
@@ -94,7 +92,11 @@ func useImage(d Dir, o *UpOptions, image provision.Image, cpus int, more string)
 	if err != nil {
 		return err
 	}
-	o.Told("node image %.1f MB, Linux %s (%s)%s", float64(image.Manifest.Compressed)/1e6, image.Kernel.Version, image.Kernel.Source, more)
+	form := ""
+	if image.Manifest.Compressed == image.Manifest.Uncompressed {
+		form = " unpacked"
+	}
+	o.Told("node image %.1f MB%s, Linux %s (%s)%s", float64(image.Manifest.Compressed)/1e6, form, image.Kernel.Version, image.Kernel.Source, more)
 	for _, lack := range image.Kernel.Lacks {
 		what := lack + ": " + guestkernel.Describe(lack)
 		o.Spec.Lacks = append(o.Spec.Lacks, what)

@@ -33,6 +33,7 @@ type ImageOptions struct {
 	Kernel  string // the user's own kernel; empty for the distribution's newest
 	Refresh bool   // look for a newer kernel than the one in the cache
 	Metal   bool   // the image is for machines of their own
+	Plain   bool   // the image is not compressed: an emulator hands it over
 	Told    progress.Func
 }
 
@@ -68,7 +69,7 @@ func BuildImage(ctx context.Context, o ImageOptions) (Image, error) {
 	if err != nil {
 		return Image{}, err
 	}
-	spec := initramfs.Spec{Kernel: kernel, Init: o.Program, JobInit: o.JobInit, Progress: o.Told}
+	spec := initramfs.Spec{Kernel: kernel, Init: o.Program, JobInit: o.JobInit, Plain: o.Plain, Progress: o.Told}
 	if o.Metal {
 		spec.Modules = initramfs.MetalModules()
 	}

@@ -123,7 +123,7 @@ func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
 	if err := goTool(ctx, "build", "-trimpath", "-ldflags=-s -w", "-o", init, "margay/testsuite/programs/guestinit"); err != nil {
 		return qemu.Config{}, err
 	}
-	image, err := provision.BuildImage(ctx, provision.ImageOptions{Program: init, Kernel: os.Getenv("KERNEL")})
+	image, err := provision.BuildImage(ctx, provision.ImageOptions{Program: init, Kernel: os.Getenv("KERNEL"), Plain: true})
 	if err != nil {
 		return qemu.Config{}, err
 	}
@@ -146,14 +146,7 @@ func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
 	if err != nil {
 		return qemu.Config{}, err
 	}
-	// An emulated processor takes longer to unpack it.
-	if err := initramfs.WriteNodeImage(image.Path, nil, config.Initrd); err != nil {
-		return qemu.Config{}, err
-	}
-	if err := initramfs.UnpackImage(config.Initrd, image.Kernel); err != nil {
-		return qemu.Config{}, err
-	}
-	return config, initramfs.WriteNodeImage(config.Initrd, files, config.Initrd)
+	return config, initramfs.WriteNodeImage(image.Path, files, config.Initrd)
 }
 
 // tests compiles the tests and writes the plan.
