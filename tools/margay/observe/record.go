@@ -132,8 +132,8 @@ func (a commands) traced(path string, summaries []trace.Summary, took time.Durat
 		events += s.Events
 		lost += s.Lost
 	}
-	a.Report("margay: %s: %d events of %d nodes in %.1f s, %d were lost; https://ui.perfetto.dev opens it",
-		path, events, len(summaries), took.Seconds(), lost)
+	a.Report("margay: %s: %s of %s in %.1f s, %d were lost; https://ui.perfetto.dev opens it",
+		path, show.Count(int(events), "event"), show.Count(len(summaries), "node"), took.Seconds(), lost)
 }
 
 // recorded lists the nodes to record: the nodes of a job, or all that are up.

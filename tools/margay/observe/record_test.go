@@ -198,7 +198,7 @@ func recordsBeside(t *testing.T, arguments string) (p *margaytest.Process, file 
 func TestRecordDuration(t *testing.T) {
 	playRecorded(t, func(int32) []byte { return nil })
 	p, file, said, end := recordsBeside(t, `--duration 10ms -- sh -c 'read line; exit 4'`)
-	margaytest.AwaitText(t, said, file+": 0 events of 1 nodes")
+	margaytest.AwaitText(t, said, file+": 0 events of 1 node")
 	if text, err := os.ReadFile(file); err != nil || !json.Valid(text) {
 		t.Errorf("the trace is %q, %v", text, err)
 	}
@@ -225,7 +225,7 @@ func TestRecordOfMachineGoingDown(t *testing.T) {
 				margaytest.Await(m, func(*control.ReadEvents) bool { return true })
 			}
 			m.Down()
-			margaytest.AwaitText(t, said, file+": 1 events of 1 nodes")
+			margaytest.AwaitText(t, said, file+": 1 event of 1 node")
 			if warned {
 				margaytest.AwaitText(t, said, "the machine goes down: the command goes on, and is no longer recorded")
 				end()
@@ -253,7 +253,7 @@ func TestRecordQuit(t *testing.T) {
 		p.Begin()
 		<-begun
 		p.Signal(sig)
-		margaytest.Wants(t, p.Status(), 0, p.Err.String(), file+": 0 events of 1 nodes")
+		margaytest.Wants(t, p.Status(), 0, p.Err.String(), file+": 0 events of 1 node")
 	}
 }
 
