@@ -23,7 +23,7 @@ const (
 // ErrImage is wrapped by every error about an invalid image.
 var ErrImage = errors.New("not a node image")
 
-// List returns the files of an image, an overlay's last. It accepts the same as Linux: archives of
+// List returns the files of an image, an overlay's last. As Linux does, it accepts archives of
 // format newc, in an .xz stream or not, with zero bytes between them.
 func List(r io.Reader) ([]Entry, error) {
 	image, err := io.ReadAll(io.LimitReader(r, maxImage+1))
