@@ -6,12 +6,36 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"margay/tools/suite/verdict"
 )
+
+// Each package is in one step with the race detector or in none, and the long steps begin first.
+func TestPlan(t *testing.T) {
+	racy := []string{"margay/cluster/serve", "margay/initramfs", "margay/kernel", "margay/kernel/task", "margay/lib/c/ctest", "margay/tools/suite", "margay/toolshed"}
+	var names, tested []string
+	for _, s := range plan([]string{"margay/single"}, racy, []string{"margay/arm"}) {
+		names = append(names, s.name)
+		if slices.Contains(s.args, "-race") && s.dir == "" {
+			for _, path := range racy {
+				if slices.Contains(s.args, path) {
+					tested = append(tested, path)
+				}
+			}
+		}
+	}
+	slices.Sort(tested)
+	if !slices.Equal(tested, racy) {
+		t.Errorf("with the race detector it tests %q", tested)
+	}
+	if want := []string{"guests", "alone", "plain", "peers", "arm64", "machines", "race others", "race cluster", "race kernel", "race tools"}; !slices.Equal(names, want) {
+		t.Errorf("its steps are %q", names)
+	}
+}
 
 // waits is a package whose test writes its process ID to a file and waits for an interrupt. It
 // records the interrupt in a file and ends, unless STUBBORN is set.
