@@ -11,7 +11,7 @@ import (
 
 // The examples for newcomers succeed each time, with more ranks than the host has CPUs.
 func TestExamples(t *testing.T) {
-	examples(t, 10)
+	examples(t, 20)
 }
 
 func examples(t *testing.T, times int) {
