@@ -15,8 +15,8 @@
 // by name and precede all files, which are sorted by size and then by name. Inode numbers count
 // from 1, times are zero, and xz runs in one thread.
 //
-// A plain image (Spec.Plain) is the archive alone. Its modules have no signatures, unless the kernel
-// insists on them or its configuration is unknown.
+// A plain image (Spec.Plain) is the archive alone. Its modules have no signatures, unless the
+// kernel insists on them or its configuration is unknown.
 //
 // # Files of one node
 //
