@@ -84,7 +84,7 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 	if o.Spec.Direct, err = provision.DirectKernel(image.Kernel); err != nil {
 		return err
 	}
-	return initramfs.UnpackImage(o.Spec.Image)
+	return initramfs.UnpackImage(o.Spec.Image, image.Kernel)
 }
 
 // useImage copies a node image into the folder of the machine, and enters it in the spec, with its

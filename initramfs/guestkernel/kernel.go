@@ -1,5 +1,7 @@
 package guestkernel
 
+import "slices"
+
 // Kernel is a kernel that a node can boot. It is a plain value: copy it freely.
 type Kernel struct {
 	Version string   `json:"version"` // release as uname -r prints it
@@ -18,3 +20,12 @@ func (k Kernel) Option(name string) string { return k.options[name] }
 
 // ConfigKnown reports whether the build configuration was found, and Option is meaningful.
 func (k Kernel) ConfigKnown() bool { return k.options != nil }
+
+// TakesUnsigned reports whether the kernel is known to load modules without a signature, unless its
+// command line or a Secure Boot forbids it.
+func (k Kernel) TakesUnsigned() bool {
+	return k.ConfigKnown() && !slices.ContainsFunc(signedOnly, func(option string) bool { return k.Option(option) == "y" })
+}
+
+// signedOnly are options of kernels that refuse such modules.
+var signedOnly = []string{"MODULE_SIG_FORCE", "LOCK_DOWN_KERNEL_FORCE_INTEGRITY", "LOCK_DOWN_KERNEL_FORCE_CONFIDENTIALITY", "IMA_APPRAISE_REQUIRE_MODULE_SIGS"}

@@ -146,7 +146,14 @@ func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
 	if err != nil {
 		return qemu.Config{}, err
 	}
-	return config, initramfs.WriteNodeImage(image.Path, files, config.Initrd)
+	// An emulated processor takes longer to unpack it.
+	if err := initramfs.WriteNodeImage(image.Path, nil, config.Initrd); err != nil {
+		return qemu.Config{}, err
+	}
+	if err := initramfs.UnpackImage(config.Initrd, image.Kernel); err != nil {
+		return qemu.Config{}, err
+	}
+	return config, initramfs.WriteNodeImage(config.Initrd, files, config.Initrd)
 }
 
 // tests compiles the tests and writes the plan.
