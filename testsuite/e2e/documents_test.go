@@ -17,23 +17,22 @@ import (
 // page, the commands in their order. The comment in front of a block lists the parts of its output
 // that may differ. TestPages in testsuite/documents lists the blocks that are not run.
 func TestDocuments(t *testing.T) {
-	pages := func(substrate, kind string, pages ...string) {
-		t.Run(substrate, func(t *testing.T) {
-			var tests []turnOf
-			for _, page := range pages {
-				turn := expect(kind)
-				if page == "docs/observing.md" { // it inserts a scheduler
-					turn.realTime()
-				}
-				tests = append(tests, turnOf{page, turn, func(t *testing.T, _ *machine) { readPage(t, substrate, page) }})
+	pages := func(substrate, kind string, pages ...string) (tests []turnOf) {
+		for _, page := range pages {
+			turn := expect(kind)
+			if page == "docs/observing.md" { // it inserts a scheduler
+				turn.realTime()
 			}
-			inTurns(t, tests...)
-		})
+			tests = append(tests, turnOf{page, turn, func(t *testing.T, _ *machine) { readPage(t, substrate, page) }})
+		}
+		return tests
 	}
-	t.Parallel()
-	pages("hosted", "own", "README.md", "docs/programs.md", "docs/mpi.md", "docs/operating.md", "docs/observing.md", "docs/power.md", "ext/README.md",
+	hosted := pages("hosted", "own", "README.md", "docs/programs.md", "docs/mpi.md", "docs/operating.md", "docs/observing.md", "docs/power.md", "ext/README.md",
 		"CONTRIBUTING.md")
-	pages("qemu", "own virtual", "README.md", "docs/operating.md", "docs/netboot.md")
+	virtual := pages("qemu", "own virtual", "README.md", "docs/operating.md", "docs/netboot.md")
+	t.Parallel()
+	t.Run("hosted", func(t *testing.T) { inTurns(t, hosted...) })
+	t.Run("qemu", func(t *testing.T) { inTurns(t, virtual...) })
 }
 
 // readersMargay replaces the command margay. It selects the substrate of the test. Other tests load

@@ -11,7 +11,7 @@ import (
 
 // The examples for newcomers succeed each time, with more ranks than the host has CPUs.
 func TestExamples(t *testing.T) {
-	examples(t, 20)
+	examples(t, 10)
 }
 
 func examples(t *testing.T, times int) {
@@ -59,7 +59,7 @@ func examples(t *testing.T, times int) {
 // So does the example that measures, which shares cores and inserts extensions: four jobs of three
 // ranks at once.
 func TestLatencyEndsWell(t *testing.T) {
-	latencyEndsWell(t, 3)
+	latencyEndsWell(t, 1)
 }
 
 func latencyEndsWell(t *testing.T, rounds int) {

@@ -338,7 +338,7 @@ func TestExtensionHog(t *testing.T) {
 	ownMachine(t, "own")
 	m := up(t, "hosted", 2, 2, "--dead-after", "3s")
 	object := misbehaving(t, 6)
-	c := m.start("run", "-n", "2", "--with", object, probe(), "hog", object, "8")
+	c := m.start("run", "-n", "2", "--with", object, probe(), "hog", object, "5")
 	c.awaitRanks("hogging", 2)
 	for n := 0; ; n++ {
 		m.run(0, "-n", "2", probe(), "hello")

@@ -56,7 +56,7 @@ func TestNodeKernelKilledUnderUpcalls(t *testing.T) {
 	m := use(t, "hosted")
 	program := upcallProgram(t)
 	m.killUnderMessages(func(often bool) (*command, func(result) bool) {
-		n, pause := 10, 300_000
+		n, pause := 5, 300_000
 		if often {
 			n, pause = 1000, 1000
 		}

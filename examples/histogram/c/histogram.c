@@ -349,7 +349,7 @@ static void count_share(const char *path)
 
 int main(int argc, char **argv)
 {
-	uint32_t capacity = 1 << 18;
+	uint32_t capacity = 1 << 16;
 	int option;
 	while ((option = getopt(argc, argv, "c:")) == 'c')
 		capacity = strtoul(optarg, NULL, 10);

@@ -33,7 +33,7 @@ const (
 )
 
 func main() {
-	capacity := flag.Int("capacity", 1<<18, "entries of the table on each node, a power of two")
+	capacity := flag.Int("capacity", 1<<16, "entries of the table on each node, a power of two")
 	flag.Parse()
 	if flag.NArg() != 1 {
 		fmt.Fprintln(os.Stderr, "usage: histogram [-capacity ENTRIES] FILE")
