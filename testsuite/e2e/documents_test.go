@@ -36,10 +36,10 @@ func TestDocuments(t *testing.T) {
 }
 
 // readersMargay replaces the command margay. It selects the substrate of the test. Other tests load
-// the host, so it gives nodes longer to come up and to answer, waits for late nodes before it runs
-// a job, since a late node gets no ranks, and lists extensions when the nodes have forgotten the
-// jobs that have ended. Where the reader leaves the number of virtual nodes open, there are two:
-// four come up in make run.
+// the host, so it gives nodes longer to come up and to answer. Before it runs a job or lists
+// extensions, it waits for late nodes, which get no ranks, and until the nodes have forgotten the
+// jobs that have ended, whose cores are not free before. Where the reader leaves the number of
+// virtual nodes open, there are two: four come up in make run.
 const readersMargay = `margay() {
 	case "$1 ${2-}" in
 	"machine up")
@@ -50,15 +50,10 @@ const readersMargay = `margay() {
 		*) set -- "$@" --substrate "$substrate" ;;
 		esac
 		set -- "$@" --boot-timeout 5m --dead-after 1m ;;
-	"run "*)
+	"run "* | "ext list")
 		for try in {1..60}; do
-			nodes=$(command margay nodes 2>/dev/null) || break
-			case $nodes in *" late "*) sleep 1 ;; *) break ;; esac
-		done ;;
-	"ext list")
-		for try in {1..60}; do
-			jobs=$(command margay ps 2>/dev/null) || break
-			case $jobs in *" ended ("*) sleep 1 ;; *) break ;; esac
+			state=$(command margay nodes 2>/dev/null && command margay ps 2>/dev/null) || break
+			case $state in *" late "* | *" ended ("*) sleep 1 ;; *) break ;; esac
 		done ;;
 	esac
 	command margay "$@"

@@ -40,7 +40,7 @@ var starving = map[string]time.Duration{"priority": 6 * time.Second, "stop": 6 *
 // exchanges the weights: then the shares are exchanged, too. kernel/sched/schedtest tests which
 // weight belongs to which rank.
 func (m *machine) schedulers(enforcer string) {
-	const usual = 2 * time.Second
+	const usual = time.Second
 	t := m.t
 	m.sharedBy(enforcer)
 	c := m.start("run", "-n", "2", "--per-core", "2", "-w", "node0", probe(), "share") // which may be late
@@ -90,7 +90,7 @@ func (m *machine) schedulers(enforcer string) {
 // Other load on this host falls on one rank or the other, and evens out in the sum of a few looks.
 func (m *machine) shares(policy string, look time.Duration, share float64) (most uint32, both float64) {
 	m.t.Helper()
-	const within, looks = 0.05, 10
+	const within, looks = 0.05, 20
 	had, all, seconds, got := make(map[uint32]float64), 0., 0., 0.
 	for range looks {
 		ranks := m.coreFor(look).Ranks
