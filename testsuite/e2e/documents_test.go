@@ -81,9 +81,6 @@ func readPage(t *testing.T, substrate, page string) {
 	// docs/operating.md recommends this for a busy host; other tests run at the same time.
 	env := append(readersEnvironment(t), "MARGAY_DIR="+base, "MARGAY_USERS_DIR="+base, "MARGAY_STATE="+t.TempDir(), "UP_FLAGS=--boot-timeout 5m --dead-after 1m")
 	s := documents.Session{Dir: tree, Env: env, Scratch: t.TempDir(), Deadline: 8 * time.Minute}
-	if substrate == "qemu" { // make run boots four nodes; each core that is emulated costs as much as many hosted nodes
-		s.Env = append(s.Env, "CORES=1")
-	}
 	s.Prelude = "substrate=" + substrate + "\n" + readersMargay
 	t.Cleanup(func() {
 		down := exec.Command(filepath.Join(tree, "bin", "margay"), "machine", "down")
