@@ -263,7 +263,7 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 	shared, err := s.share(sharing)
 	if err != nil {
 		stopSharing()
-		return ExitMargay, err
+		return s.giveUp(err)
 	}
 	defer shared.close()
 	defer stopSharing()
@@ -406,13 +406,13 @@ func (s *session) wait(ctx context.Context) (int, error) {
 		case <-running:
 			running = nil
 			if err := s.begun(); err != nil {
-				return ExitMargay, err
+				return s.giveUp(err)
 			}
 			if s.Spec.Detach {
 				return 0, nil
 			}
 			if err := s.takeTerminal(); err != nil {
-				return ExitMargay, err
+				return s.giveUp(err)
 			}
 			if s.Held != nil {
 				held = make(chan holding, 1)
@@ -425,8 +425,7 @@ func (s *session) wait(ctx context.Context) (int, error) {
 			}
 		case h := <-held:
 			if h.err != nil {
-				s.gaveUp = h.err
-				return ExitMargay, h.err
+				return s.giveUp(h.err)
 			}
 			if h.release {
 				s.send(&control.Signal{Job: s.job, Rank: control.None, Signal: int32(unix.SIGCONT)})
@@ -437,8 +436,7 @@ func (s *session) wait(ctx context.Context) (int, error) {
 		case state := <-s.ended:
 			return s.end(state, running == nil)
 		case err := <-s.failed:
-			s.gaveUp = err
-			return ExitMargay, err
+			return s.giveUp(err)
 		case <-s.current().Done():
 			select {
 			case state := <-s.ended:
@@ -692,6 +690,12 @@ func (s *session) collapse(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// giveUp returns the result of a job that an error of this side ends.
+func (s *session) giveUp(err error) (int, error) {
+	s.gaveUp = err
+	return ExitMargay, err
 }
 
 // leaveTimeout bounds how long a job that is given up waits for serve to take the reason.

@@ -231,6 +231,21 @@ func TestNoOutputFile(t *testing.T) {
 	}
 }
 
+// serve gets the reason why a job is given up because its number cannot be written.
+func TestNoNumberWritten(t *testing.T) {
+	s := serveTo(t, func(c *talk) {
+		c.launched(1)
+		if m, _ := expect[*control.Leave](c); m.GetJob() != 5 || m.GetWhy() != errBroken.Error() {
+			t.Errorf("serve gets %v", m)
+		}
+	})
+	l := newLauncher(t, s, 1)
+	l.Started = func(uint32) error { return errBroken }
+	if code, err := l.run(t); code != ExitMargay || !errors.Is(err, errBroken) {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
 // No job is asked for with a small file that cannot be read. A large one is read later.
 func TestFileIsGone(t *testing.T) {
 	for size, asked := range map[int64]bool{100: false, control.FilesAhead + 1: true} {

@@ -196,7 +196,7 @@ func (n named) completeBacktrace(c *cobra.Command, args []string, text string) (
 			}
 		}
 		return entries
-	})(c, args, text)
+	})(c, args[1:], text)
 }
 
 // completeLogs completes one job whose output is shown, and any number of those whose output is

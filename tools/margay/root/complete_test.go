@@ -16,7 +16,7 @@ import (
 func answers(question proto.Message) (proto.Message, error) {
 	switch question.(type) {
 	case *control.ListJobs:
-		return &control.Jobs{Jobs: []*control.JobSummary{{Job: 5, Command: "./app", Ranks: 3, Allocation: true, Phase: control.JobPhase_JOB_RUNNING}, {Job: 6, Command: "./b", Phase: control.JobPhase_JOB_DONE, ExitCode: 1},
+		return &control.Jobs{Jobs: []*control.JobSummary{{Job: 5, Command: "./app", Ranks: 6, Allocation: true, Phase: control.JobPhase_JOB_RUNNING}, {Job: 6, Command: "./b", Phase: control.JobPhase_JOB_DONE, ExitCode: 1},
 			{Job: 7, Command: "./c", Detached: true, Phase: control.JobPhase_JOB_DONE}, {Job: 8, Command: "./d", Detached: true, Phase: control.JobPhase_JOB_DONE, ExitCode: 2}}}, nil
 	case *control.ListNodes:
 		return &control.Nodes{Nodes: []*control.NodeState{{Node: 0, Health: control.NodeHealth_NODE_UP}, {Node: 1, Health: control.NodeHealth_NODE_DEAD},
@@ -31,7 +31,7 @@ func TestCompletion(t *testing.T) {
 	for line, want := range map[string]string{
 		"kill|":                    "5\t./app, allocated",
 		"backtrace|":               "5\t./app, allocated",
-		"backtrace|5|1|":           "0|2",
+		"backtrace|5|1|":           "0|2|3|4|5",
 		"run|--allocation|":        "5\t./app, allocated|none",
 		"run|--mpi|":               "auto|pmi1|none",
 		"run|--label=":             "rank|host|both",
