@@ -30,7 +30,7 @@ func checkSpec(spec *control.JobSpec) error {
 }
 
 // Sizes in memory, in bytes, of things that may take two bytes in a request: a word of a command or
-// an environment, and a further program.
+// an environment, and a further program or a shared folder.
 const (
 	wordSize = 32
 	partSize = 256
@@ -38,11 +38,11 @@ const (
 
 // sizeOf returns about how much memory a request takes, in bytes.
 func sizeOf(m *control.RunRequest) int {
-	words := len(m.Exec.GetArgv()) + len(m.Exec.GetEnv()) + len(m.Exec.GetContents())
+	words := len(m.Exec.GetArgv()) + len(m.Exec.GetEnv()) + len(m.Exec.GetContents()) + len(m.Spec.GetOut())
 	for _, p := range m.Exec.GetParts() {
 		words += len(p.Argv) + len(p.Env)
 	}
-	return proto.Size(m) + words*wordSize + len(m.Exec.GetParts())*partSize
+	return proto.Size(m) + words*wordSize + (len(m.Exec.GetParts())+len(m.Spec.GetShared()))*partSize
 }
 
 // queueLimit refuses a job of a user who has too much in the queue. The caller holds Server.mu.

@@ -313,8 +313,9 @@ func TestSizeOf(t *testing.T) {
 	}
 	word := [][]byte{nil}
 	m := &control.RunRequest{Exec: &control.Exec{Argv: word, Env: word, Contents: word, Parts: []*control.Part{{Argv: word, Env: word}}}}
-	if size := sizeOf(m) - proto.Size(m); size != 5*wordSize+partSize {
-		t.Errorf("five words and a part take %d bytes more than in the request", size)
+	m.Spec = &control.JobSpec{Out: word, Shared: []*control.SharedFolder{{}}}
+	if size := sizeOf(m) - proto.Size(m); size != 6*wordSize+2*partSize {
+		t.Errorf("six words, a part and a shared folder take %d bytes more than in the request", size)
 	}
 }
 

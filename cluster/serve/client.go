@@ -186,6 +186,9 @@ func (c *client) later(do func()) {
 	})
 }
 
+// earlySize is about what a request without content takes while it waits in whenSettled, in bytes.
+const earlySize = 512
+
 // whenSettled carries out a request as soon as serve knows the cores of the machine. Right after
 // its start it does not. Until then requests wait, in order, and the connection is read on for the
 // jobs that it has, unless the requests take more memory than the largest frame has, or one of a
@@ -199,6 +202,7 @@ func (c *client) whenSettled(m proto.Message, do func()) {
 		return
 	}
 	c.early = append(c.early, do)
+	c.earlySize += earlySize
 	if request, ok := m.(*control.RunRequest); ok {
 		c.earlySize += sizeOf(request)
 	}

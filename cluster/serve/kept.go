@@ -71,11 +71,7 @@ func (s *Server) removeOutputOf(job uint32) (int64, error) {
 	if running {
 		return 0, control.Failf(control.Code_CODE_REFUSED, "job %d has not ended: margay kill --force %[1]d ends it", job)
 	}
-	path := spoolPath(s.config.Dir, job)
-	info, err := os.Lstat(path)
-	if err == nil {
-		err = os.Remove(path)
-	}
+	bytes, err := removeSpool(s.config.Dir, job)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, s.noOutput(job)
 	}
@@ -83,7 +79,7 @@ func (s *Server) removeOutputOf(job uint32) (int64, error) {
 		return 0, err
 	}
 	s.outputs.removed(job)
-	return info.Size(), nil
+	return bytes, nil
 }
 
 // noOutput reports why a job has no kept output.
@@ -112,7 +108,7 @@ func (s *Server) outdatedBy(j *job) uint32 {
 
 // dropOutput removes the kept output of a job that the store has forgotten.
 func (s *Server) dropOutput(job uint32) {
-	if err := os.Remove(spoolPath(s.config.Dir, job)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if _, err := removeSpool(s.config.Dir, job); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.config.Log("%v", err)
 		return
 	}

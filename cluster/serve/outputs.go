@@ -36,12 +36,13 @@ func (o *outputs) add(job, uid uint32, bytes int64) {
 	o.users[uid] += bytes
 }
 
-// watch counts the output of a job, and bounds it if its user has limits.
+// watch counts the output of a job anew, and bounds it if its user has limits.
 func (o *outputs) watch(s *spool, job uint32, spec *control.JobSpec) {
 	s.grown = func(bytes int64) { o.add(job, spec.Uid, bytes) }
 	if spec.Limited {
 		s.beyond = func() string { return o.full(spec.Uid) }
 	}
+	o.removed(job)
 	s.grown(s.size)
 }
 
@@ -66,7 +67,8 @@ func (o *outputs) full(uid uint32) string {
 	return fmt.Sprintf("output beyond %d MiB of all detached jobs of a user was not kept: margay logs --remove makes room", o.limit>>20)
 }
 
-// countOutputs counts the kept output of ended jobs, after a restart.
+// countOutputs counts all kept output, after a restart. It comes before restore, which counts the
+// output of running jobs anew: later, jobs may be ending, and would count twice.
 func (s *Server) countOutputs() {
 	jobs, err := s.keptOutput()
 	if err != nil {

@@ -213,10 +213,10 @@ func (s *Server) closeLogs() {
 func (s *Server) begin(ctx context.Context) error {
 	s.context = ctx
 	s.history.begin()
+	s.countOutputs()
 	if err := s.restore(); err != nil {
 		return err
 	}
-	s.countOutputs()
 	s.running.Go(func() { s.watch(ctx) })
 	return nil
 }

@@ -127,6 +127,26 @@ func (s *spool) close() {
 	s.file.Close()
 }
 
+// removeSpool removes the output of a job, and returns its size in bytes. The room is free then,
+// also if the output is being read: otherwise a user who reads it slowly would keep the room.
+func removeSpool(dir string, job uint32) (int64, error) {
+	path := spoolPath(dir, job)
+	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil {
+		err = os.Remove(path)
+	}
+	if err != nil {
+		return 0, err
+	}
+	_ = f.Truncate(0) // on failure, the last reader frees the room
+	return info.Size(), nil
+}
+
 // replayPause is the interval at which a replay looks for new output of a running job.
 const replayPause = 100 * time.Millisecond
 
@@ -168,6 +188,9 @@ func (s *Server) replay(job uint32, conn *control.Conn) error {
 			}
 		}
 		if !running {
+			if _, err := os.Lstat(f.Name()); errors.Is(err, fs.ErrNotExist) { // and f is empty
+				return s.noOutput(job)
+			}
 			if err := s.outputOf(job, last); err != nil || end == io.EOF {
 				return err
 			}

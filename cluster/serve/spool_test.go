@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -273,18 +274,44 @@ func TestOutputsOfUser(t *testing.T) {
 	}
 }
 
-// The kept output of a user counts after a restart, and until it is removed.
+// The kept output of a user, also that of a running job, counts once after a restart, and until it
+// is removed.
 func TestOutputsAfterRestart(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
-		job := m.client().detached(1000)
+		c := m.client()
+		job, running := c.detached(1000), c.run(detachedSpec(1))
+		m.played[0].says(running, 1, 0, strings.Repeat("y", 500))
 		m.restart()
 		before := m.server.outputs.users[0]
-		m.played[0].connect()
-		if must[*control.OutputRemoved](m.client(), &control.RemoveOutput{Jobs: []uint32{job}}); before < 1000 || m.server.outputs.users[0] != 0 {
-			t.Errorf("%d bytes count, and %v when they are removed", before, m.server.outputs.users)
+		m.back(running, control.JobPhase_JOB_RUNNING, 0)
+		removed := must[*control.OutputRemoved](m.client(), &control.RemoveOutput{Jobs: []uint32{job}})
+		left := m.server.outputs.users[0]
+		if info, err := os.Stat(spoolPath(m.config.Dir, running)); err != nil || left < 500 || left != info.Size() || before != removed.Bytes+left {
+			t.Errorf("%d bytes count, and %d when %d are removed, %v", before, left, removed.Bytes, err)
 		}
 	})
+}
+
+// Output that is removed takes no room, even if it is being read.
+func TestRemoveSpool(t *testing.T) {
+	dir := t.TempDir()
+	s, err := createSpool(dir, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	if err := s.write(output(0, 1, "x")); err != nil {
+		t.Fatal(err)
+	}
+	size, err := removeSpool(dir, 1)
+	info, wrong := s.file.Stat()
+	if err != nil || wrong != nil || size != s.size || info.Size() != 0 {
+		t.Errorf("%d of %d bytes are removed, %v, and %v is left, %v", size, s.size, err, info, wrong)
+	}
+	if _, err := removeSpool(dir, 1); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("when there is none: %v", err)
+	}
 }
 
 // detached runs a job of one rank to its end, and keeps this many bytes of its output.

@@ -165,6 +165,8 @@ func (j *Job) missing(number uint64) string {
 		local++
 	}
 	switch n := len(ranks); {
+	case n == 0 && j.Nodes() == 1: // the last one has just come
+		return "a rank has"
 	case n == 0:
 		return "a rank of another node has"
 	case n == 1:
