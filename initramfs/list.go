@@ -27,7 +27,7 @@ var ErrImage = errors.New("not a node image")
 
 // List returns the files of an image, an overlay's last. As Linux does, it accepts archives of
 // format newc, in an .xz stream or not, with zero bytes between them, and also streams whose check
-// Linux does not know. An error about the image is ErrImage; that xz is not installed is none.
+// Linux does not know. Errors about the image wrap ErrImage; an error about a missing xz does not.
 func List(r io.Reader) ([]Entry, error) {
 	image, err := io.ReadAll(io.LimitReader(r, maxImage+1))
 	if err != nil {
