@@ -11,9 +11,9 @@
 // /lib/modules/VERSION; and /lib/modules/load-order, the absolute path of one module per line, each
 // after its dependencies; process 1 loads them in this order.
 //
-// The bytes of an image depend only on the contents and modes of its files: directories are sorted
-// by name and precede all files, which are sorted by size and then by name. Inode numbers count
-// from 1, times are zero, and xz runs in one thread.
+// The bytes of an image depend only on the contents and modes of its files, and on the version of
+// xz: directories are sorted by name and precede all files, which are sorted by size and then by
+// name. Inode numbers count from 1, times are zero, and xz runs in one thread.
 //
 // A plain image (Spec.Plain) is the archive alone. Its modules have no signatures, unless the
 // kernel insists on them or its configuration is unknown.

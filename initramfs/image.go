@@ -96,8 +96,9 @@ func checkStatic(path string, arch guestkernel.Arch) error {
 	return nil
 }
 
-// Build writes an image to w and returns its manifest. The same inputs give the same bytes. Errors
-// about the spec, a file or a module are ErrSpec, a *FileError or a *ModuleError.
+// Build writes an image to w and returns its manifest. The same inputs give the same bytes by the
+// same version of xz. Errors about the spec, a file or a module are ErrSpec, a *FileError or a
+// *ModuleError.
 func Build(ctx context.Context, spec Spec, w io.Writer) (Manifest, error) {
 	archive, manifest, err := assemble(ctx, spec)
 	if err != nil {

@@ -276,10 +276,14 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-// Without xz no image is compressed, and the error says what to install.
+// Without xz no image is compressed or unpacked, and the error says what to install.
 func TestNoXZ(t *testing.T) {
 	s := testSpec(t)
+	image, _ := build(t, s)
 	t.Setenv("PATH", t.TempDir())
+	if _, err := List(bytes.NewReader(image)); errors.Is(err, ErrImage) || !errors.Is(err, exec.ErrNotFound) || !strings.Contains(err.Error(), "xz-utils") {
+		t.Errorf("listing: %v", err)
+	}
 	if _, err := Build(context.Background(), s, io.Discard); !errors.Is(err, exec.ErrNotFound) || !strings.Contains(err.Error(), "xz-utils") {
 		t.Errorf("error %v", err)
 	}

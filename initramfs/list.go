@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os/exec"
 	"path"
 	"strconv"
 
@@ -17,6 +18,7 @@ import (
 const (
 	maxImage    = 512 << 20 // bytes of an image
 	maxUnpacked = 4 << 30   // bytes of one archive
+	maxParts    = 64        // archives of an image; xz runs for each stream
 	maxEntries  = 1 << 20   // files of an image
 )
 
@@ -24,7 +26,8 @@ const (
 var ErrImage = errors.New("not a node image")
 
 // List returns the files of an image, an overlay's last. As Linux does, it accepts archives of
-// format newc, in an .xz stream or not, with zero bytes between them.
+// format newc, in an .xz stream or not, with zero bytes between them, and also streams whose check
+// Linux does not know. Errors about the image wrap ErrImage; an error about a missing xz does not.
 func List(r io.Reader) ([]Entry, error) {
 	image, err := io.ReadAll(io.LimitReader(r, maxImage+1))
 	if err != nil {
@@ -34,14 +37,20 @@ func List(r io.Reader) ([]Entry, error) {
 		return nil, fmt.Errorf("%w: more than %d bytes", ErrImage, maxImage)
 	}
 	var entries []Entry
-	for at := 0; ; {
+	for at, parts := 0, 0; ; parts++ {
 		for at < len(image) && image[at] == 0 {
 			at++
 		}
 		if at == len(image) {
 			break
 		}
+		if parts == maxParts {
+			return nil, fmt.Errorf("%w: more than %d archives", ErrImage, maxParts)
+		}
 		n, err := listPart(image[at:], &entries)
+		if errors.Is(err, exec.ErrNotFound) {
+			return nil, err
+		}
 		if err != nil {
 			return nil, fmt.Errorf("%w: part at byte %d: %w", ErrImage, at, err)
 		}

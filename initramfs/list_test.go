@@ -89,6 +89,7 @@ func TestListRefuses(t *testing.T) {
 		"damaged header":   damaged(packed, streamHeader+1),
 		"garbage behind":   append(bytes.Clone(packed), "garbage"...),
 		"two in one":       xzBytes(t, packed),
+		"too many parts":   bytes.Repeat(good, maxParts+1),
 		"large dictionary": xzBytes(t, good, "--lzma2=preset=0,dict=128MiB"),
 	} {
 		t.Run(name, func(t *testing.T) {
