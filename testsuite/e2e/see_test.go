@@ -117,7 +117,7 @@ func TestRecordOneJob(t *testing.T) {
 	second := m.start("run", "-n", "2", probe(), "sleep")
 	second.awaitRanks("sleeping", 2)
 	job := m.jobs()[0]
-	if r := m.margay("record", "--force", "-o", file, "--job", job, "--duration", "300ms"); r.code != 0 || !strings.Contains(r.stderr, "of 1 nodes") {
+	if r := m.margay("record", "--force", "-o", file, "--job", job, "--duration", "300ms"); r.code != 0 || !strings.Contains(r.stderr, "of 1 node in ") {
 		t.Error(r)
 	}
 	lives := 0
