@@ -36,7 +36,7 @@ func (o *outputs) add(job, uid uint32, bytes int64) {
 	o.users[uid] += bytes
 }
 
-// watch counts the output of a job anew, and bounds it if its user has limits.
+// watch replaces the count of a job's output by its size, and bounds it if its user has limits.
 func (o *outputs) watch(s *spool, job uint32, spec *control.JobSpec) {
 	s.grown = func(bytes int64) { o.add(job, spec.Uid, bytes) }
 	if spec.Limited {
@@ -67,8 +67,8 @@ func (o *outputs) full(uid uint32) string {
 	return fmt.Sprintf("output beyond %d MiB of all detached jobs of a user was not kept: margay logs --remove makes room", o.limit>>20)
 }
 
-// countOutputs counts all kept output, after a restart. It comes before restore, which counts the
-// output of running jobs anew: later, jobs may be ending, and would count twice.
+// countOutputs counts all kept output, after a restart. It comes before restore, which watches the
+// outputs of running jobs: after it jobs may be ending, and would count twice.
 func (s *Server) countOutputs() {
 	jobs, err := s.keptOutput()
 	if err != nil {

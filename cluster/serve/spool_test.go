@@ -274,8 +274,7 @@ func TestOutputsOfUser(t *testing.T) {
 	}
 }
 
-// The kept output of a user, also that of a running job, counts once after a restart, and until it
-// is removed.
+// The kept output of a user, a running job's too, counts once after a restart, until it is removed.
 func TestOutputsAfterRestart(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
