@@ -277,7 +277,7 @@ func TestLookWhileMaking(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		gone, err := (&ending{Dir: d, making: claimed}).remove()
+		gone, err := (&ending{Dir: d, making: claimed, notice: t.Logf}).remove()
 		if err := errors.Join(claimed.Close(), err); err != nil || !gone {
 			t.Fatal(gone, err)
 		}

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -22,6 +25,34 @@ func endingOf(t *testing.T, d Dir) *ending {
 	}
 	t.Cleanup(func() { making.Close() })
 	return &ending{Dir: d, making: making, notice: t.Logf}
+}
+
+// A machine that could not be made, for instance because the disk is full, is removed, and its
+// damaged store is reported.
+func TestUndo(t *testing.T) {
+	base(t)
+	d, err := DirOf("m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	claimed, err := claim(d, t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer claimed.Close()
+	if err := d.writeSpec(Spec{Name: "m", History: t.TempDir(), HistoryMiB: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(string(d), "state.db"), []byte("cut"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var told string
+	if err := undo(t.Context(), d, claimed, func(format string, args ...any) { told = fmt.Sprintf(format, args...) }); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(string(d)); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(told, "the history of machine m may lack jobs") {
+		t.Errorf("its folder: %v, and it said %q", err, told)
+	}
 }
 
 // The end of a machine leaves alone another one that was made in its place, in any state.

@@ -58,24 +58,24 @@ func Up(ctx context.Context, o UpOptions) (err error) {
 	}
 	defer claim.Close()
 	if err := prepare(ctx, d, &o); err != nil {
-		return errors.Join(err, undo(ctx, d, claim))
+		return errors.Join(err, undo(ctx, d, claim, o.Told))
 	}
 	holder, err := startHolder(d, o)
 	if err != nil {
-		return errors.Join(err, undo(ctx, d, claim))
+		return errors.Join(err, undo(ctx, d, claim, o.Told))
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- holder.Wait() }()
 	if err := awaitNodes(ctx, d, o, ended); err != nil {
-		return errors.Join(err, undo(ctx, d, claim))
+		return errors.Join(err, undo(ctx, d, claim, o.Told))
 	}
 	return nil
 }
 
 // undo ends and removes the machine that claim has claimed, unless a margay machine down has done
 // so, and another up made a machine in its place.
-func undo(ctx context.Context, d Dir, claim *os.File) error {
-	return (&ending{Dir: d, making: claim}).run(context.WithoutCancel(ctx))
+func undo(ctx context.Context, d Dir, claim *os.File, told func(string, ...any)) error {
+	return (&ending{Dir: d, making: claim, notice: told}).run(context.WithoutCancel(ctx))
 }
 
 // claim makes the machine's folder, which belongs to the caller while the returned file is open: no

@@ -195,6 +195,9 @@ func ParseFormat(name string) (Format, error) {
 // CheckOutput returns an error if a file cannot be written at a path because something else is
 // there.
 func CheckOutput(path string) error {
+	if path == "-" {
+		return errors.New("an image is not written to standard output: name a file")
+	}
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -144,7 +144,7 @@ func TestCopyOfImage(t *testing.T) {
 
 func TestCheckOutput(t *testing.T) {
 	dir := t.TempDir()
-	for path, want := range map[string]string{filepath.Join(dir, "new"): "", dir: "is not a file", os.DevNull: "dd if=FILE of=/dev/null"} {
+	for path, want := range map[string]string{filepath.Join(dir, "new"): "", dir: "is not a file", os.DevNull: "dd if=FILE of=/dev/null", "-": "name a file"} {
 		if err := CheckOutput(path); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", path, err)
 		}

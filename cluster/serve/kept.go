@@ -92,7 +92,7 @@ func (s *Server) noOutput(job uint32) error {
 		return err
 	}
 	if jobs.Jobs[0].Detached {
-		return control.Failf(control.Code_CODE_NOT_FOUND, "the output of job %d was removed", job)
+		return control.Failf(control.Code_CODE_NOT_FOUND, "the output of job %d was removed before", job)
 	}
 	return control.Failf(control.Code_CODE_NOT_FOUND, "job %d was not detached: its output went to its margay run", job)
 }

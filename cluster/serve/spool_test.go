@@ -359,8 +359,8 @@ func TestRemoveOutput(t *testing.T) {
 			t.Errorf("removed is %v", removed)
 		}
 		for question, want := range map[proto.Message]string{
-			&control.Attach{Job: 2, Output: true}:                                           "the output of job 2 was removed",
-			&control.RemoveOutput{Jobs: []uint32{2}}:                                        "the output of job 2 was removed",
+			&control.Attach{Job: 2, Output: true}:                                           "the output of job 2 was removed before",
+			&control.RemoveOutput{Jobs: []uint32{2}}:                                        "the output of job 2 was removed before",
 			&control.RemoveOutput{Jobs: []uint32{99}}:                                       "there is no job 99",
 			&control.RemoveOutput{Jobs: []uint32{attached}}:                                 fmt.Sprintf("job %d has not ended: margay kill --force %[1]d ends it", attached),
 			&control.RemoveOutput{Jobs: []uint32{running, 1, attached, 99, 3, 99, running}}: fmt.Sprintf("job %d has not ended: margay kill --force %[1]d ends it\njob %d has not ended: margay kill --force %[2]d ends it\nthere is no job 99", running, attached),

@@ -141,11 +141,22 @@ type Message struct {
 	Extension bool   // an extension on that node has sent it, for a message to that rank; no rank can set this
 }
 
+// joined reports whether this process has joined its job: its descriptor is closed then, and
+// another file may have the number.
+var joined atomic.Bool
+
 // Init joins this process to its job. All ranks of a job must call it, or none. One process of each
 // rank can, once: not a second program that the rank starts.
 func Init() (*Job, error) {
 	fd, err := strconv.Atoi(os.Getenv(wire.EnvFD))
-	if err != nil || fd < 0 {
+	switch {
+	case joined.Load():
+		return nil, errors.New("margay: Init has been called before")
+	case err != nil || fd < 0:
+		return nil, ErrNoJob
+	}
+	// Another program of this rank may have a file of its own there.
+	if kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_SEQPACKET {
 		return nil, ErrNoJob
 	}
 	unix.CloseOnExec(fd)
@@ -166,6 +177,7 @@ func Init() (*Job, error) {
 		socket.Close()
 		return nil, err
 	}
+	joined.Store(true)
 	go j.listen()
 	go j.answer()
 	return j, nil

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -356,6 +357,22 @@ func TestNoJob(t *testing.T) {
 		if _, err := margay.Init(); !errors.Is(err, margay.ErrNoJob) {
 			t.Errorf("with %q: %v", text, err)
 		}
+	}
+}
+
+// Init leaves alone a file of the program that has the number of the socket.
+func TestFileOfProgram(t *testing.T) {
+	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	t.Setenv(wire.EnvFD, strconv.Itoa(int(file.Fd())))
+	if _, err := margay.Init(); !errors.Is(err, margay.ErrNoJob) {
+		t.Error(err)
+	}
+	if _, err := file.WriteString("text"); err != nil {
+		t.Error(err)
 	}
 }
 
