@@ -186,8 +186,8 @@ func (c *client) later(do func()) {
 	})
 }
 
-// earlySize is about what a request without content takes while it waits in whenSettled, in bytes.
-const earlySize = 512
+// requestSize is about what a request without content takes while it waits, in bytes.
+const requestSize = 512
 
 // whenSettled carries out a request as soon as serve knows the cores of the machine. Right after
 // its start it does not. Until then requests wait, in order, and the connection is read on for the
@@ -202,7 +202,7 @@ func (c *client) whenSettled(m proto.Message, do func()) {
 		return
 	}
 	c.early = append(c.early, do)
-	c.earlySize += earlySize
+	c.earlySize += requestSize
 	if request, ok := m.(*control.RunRequest); ok {
 		c.earlySize += sizeOf(request)
 	}
