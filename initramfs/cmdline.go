@@ -15,17 +15,20 @@ type Profile int
 const (
 	// Isolated excludes the application cores from the kernel's load balancing: the least noise.
 	Isolated Profile = iota
+	// Ticking does, too, but leaves them the tick of Linux's timer, because without it the system
+	// core ticks even while the whole node is idle. An emulator pays for each tick.
+	Ticking
 	// Sched includes them, because sched_ext does not attach otherwise.
 	Sched
 )
 
-var profileNames = []string{Isolated: node.Isolated, Sched: node.Sched}
+var profileNames = []string{Isolated: node.Isolated, Ticking: node.Ticking, Sched: node.Sched}
 
 // ParseProfile returns the profile of that name.
 func ParseProfile(name string) (Profile, error) {
 	i := slices.Index(profileNames, name)
 	if i < 0 {
-		return 0, fmt.Errorf("boot profile %q: there are %s", name, strings.Join(profileNames, " and "))
+		return 0, fmt.Errorf("boot profile %q: there are %s", name, strings.Join(profileNames, ", "))
 	}
 	return Profile(i), nil
 }
@@ -54,10 +57,10 @@ type parameter struct {
 }
 
 var quiet = []parameter{
-	{"isolcpus=managed_irq,domain,CORES", "cpu_isolation", []Profile{Isolated}},
+	{"isolcpus=managed_irq,domain,CORES", "cpu_isolation", []Profile{Isolated, Ticking}},
 	{"isolcpus=managed_irq,CORES", "cpu_isolation", []Profile{Sched}},
-	{"nohz_full=CORES", "nohz_full", nil},
-	{"rcu_nocbs=CORES", "rcu_nocb", nil},
+	{"nohz_full=CORES", "nohz_full", []Profile{Isolated, Sched}},
+	{"rcu_nocbs=CORES", "rcu_nocb", []Profile{Isolated, Sched}},
 	{"irqaffinity=0", "", nil},
 	{"nowatchdog", "", nil},
 	{"nosoftlockup", "", nil},

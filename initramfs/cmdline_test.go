@@ -23,6 +23,8 @@ func TestCmdline(t *testing.T) {
 			base + " isolcpus=managed_irq,domain,1-3 nohz_full=1-3 rcu_nocbs=1-3" + rest},
 		"sched": {full, Sched, 4, nil,
 			base + " isolcpus=managed_irq,1-3 nohz_full=1-3 rcu_nocbs=1-3" + rest},
+		"ticking": {full, Ticking, 4, nil,
+			base + " isolcpus=managed_irq,domain,1-3" + rest},
 		"one application core": {full, Isolated, 2, nil,
 			base + " isolcpus=managed_irq,domain,1 nohz_full=1 rcu_nocbs=1" + rest},
 		"all cores": {full, Isolated, AllCores, nil,
@@ -74,12 +76,12 @@ func TestCmdlineErrors(t *testing.T) {
 }
 
 func TestProfile(t *testing.T) {
-	for _, p := range []Profile{Isolated, Sched} {
+	for _, p := range []Profile{Isolated, Ticking, Sched} {
 		if back, err := ParseProfile(p.String()); err != nil || back != p {
 			t.Errorf("%v became %v, %v", p, back, err)
 		}
 	}
-	if _, err := ParseProfile("quiet"); err == nil || !strings.Contains(err.Error(), "isolated and sched") {
+	if _, err := ParseProfile("quiet"); err == nil || !strings.Contains(err.Error(), "isolated, ticking, sched") {
 		t.Errorf("error %v", err)
 	}
 	data, err := json.Marshal(map[string]Profile{"p": Sched})

@@ -34,7 +34,6 @@ import (
 	"margay/cluster/serve"
 	"margay/cluster/site"
 	"margay/cluster/trust"
-	"margay/initramfs"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/qemu"
@@ -57,7 +56,7 @@ type Spec struct {
 	AllCores    bool `json:"all_cores,omitempty"`    // core 0 computes for applications, too
 	MessageCore bool `json:"message_core,omitempty"` // the last core handles messages and nothing else
 
-	Profile   string `json:"profile"`        // boot profile of virtual nodes
+	Profile   string `json:"profile"`        // boot profile of nodes with a Linux of their own; empty: depends on how virtual nodes are run
 	Boot      string `json:"boot,omitempty"` // one of Boots: how virtual nodes boot
 	MemoryMiB int    `json:"memory_mib"`
 	Accel     string `json:"accel,omitempty"`
@@ -140,8 +139,8 @@ func (s *Spec) complete() error {
 	if s.Cores == 0 && s.Substrate != node.Hosts && s.Substrate != node.Metal {
 		s.Cores = defaultCores
 	}
-	if s.Profile == "" {
-		s.Profile = initramfs.Isolated.String()
+	if s.Profile == "" && s.Substrate != node.Virtual {
+		s.Profile = node.Isolated
 	}
 	if s.MTU == 0 && s.Substrate == node.Virtual {
 		s.MTU = defaultMTU

@@ -21,7 +21,7 @@ func TestDefaults(t *testing.T) {
 	if err := s.complete(); err != nil {
 		t.Fatal(err)
 	}
-	want := Spec{Name: "default", Substrate: node.Virtual, Nodes: 4, Cores: 2, Profile: "isolated", Boot: "kernel", MTU: 65535, Fabric: "tcp-trusted", Accel: "tcg", MemoryMiB: 512}
+	want := Spec{Name: "default", Substrate: node.Virtual, Nodes: 4, Cores: 2, Boot: "kernel", MTU: 65535, Fabric: "tcp-trusted", Accel: "tcg", MemoryMiB: 512}
 	if fmt.Sprint(s) != fmt.Sprint(want) {
 		t.Errorf("an empty spec becomes %+v", s)
 	}
@@ -30,8 +30,8 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("a complete spec becomes %+v, %v", again, err)
 	}
 	hosted := Spec{Substrate: node.Hosted}
-	if err := hosted.complete(); err != nil || hosted.MTU != 0 {
-		t.Errorf("a hosted machine has the MTU %d, %v", hosted.MTU, err)
+	if err := hosted.complete(); err != nil || hosted.MTU != 0 || hosted.Profile != node.Isolated {
+		t.Errorf("a hosted machine has the MTU %d and the profile %q, %v", hosted.MTU, hosted.Profile, err)
 	}
 }
 

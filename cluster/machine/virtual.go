@@ -75,10 +75,17 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 		return fmt.Errorf("the guest kernel %s lacks the module %s, by which a node that boots over the network gets its configuration: "+
 			"use another one, or --boot %s", image.Kernel.Version, initramfs.ItemsModule, BootKernel)
 	}
-	if err := useImage(d, o, image, o.Spec.Cores+1, fmt.Sprintf(", QEMU %v", found.Version())); err != nil {
+	if err := chooseAccel(ctx, found, image, o); err != nil {
 		return err
 	}
-	if err := chooseAccel(ctx, found, o); err != nil || o.Spec.Accel != string(qemu.TCG) || o.Spec.Boot != BootKernel {
+	emulated := o.Spec.Accel == string(qemu.TCG)
+	if o.Spec.Profile == "" {
+		o.Spec.Profile = node.Isolated
+		if emulated {
+			o.Spec.Profile = node.Ticking
+		}
+	}
+	if err := useImage(d, o, image, o.Spec.Cores+1, fmt.Sprintf(", QEMU %v", found.Version())); err != nil || !emulated || o.Spec.Boot != BootKernel {
 		return err
 	}
 	o.Spec.Direct, err = provision.DirectKernel(image.Kernel)
@@ -110,13 +117,17 @@ func useImage(d Dir, o *UpOptions, image provision.Image, cpus int, more string)
 }
 
 // chooseAccel tests KVM where it is wanted: the existence of /dev/kvm proves nothing.
-func chooseAccel(ctx context.Context, e *qemu.Emulator, o *UpOptions) error {
+func chooseAccel(ctx context.Context, e *qemu.Emulator, image provision.Image, o *UpOptions) error {
 	if o.Spec.Accel != AccelAuto && o.Spec.Accel != string(qemu.KVM) {
 		return nil
 	}
 	o.Told("booting a node image to see whether KVM works")
-	err := e.ProbeKVM(ctx, qemu.Config{
-		Name: "probe", Kernel: o.Spec.Kernel, Initrd: o.Spec.Image, Cmdline: o.Spec.Cmdline, MemoryMiB: o.Spec.MemoryMiB,
+	cmdline, err := initramfs.Cmdline(image.Kernel, initramfs.Isolated, 1)
+	if err != nil {
+		return err
+	}
+	err = e.ProbeKVM(ctx, qemu.Config{
+		Name: "probe", Kernel: image.Kernel.Image, Initrd: image.Path, Cmdline: cmdline, MemoryMiB: o.Spec.MemoryMiB,
 	}, "margay: ")
 	switch {
 	case err == nil:

@@ -38,7 +38,7 @@ func compute(t *testing.T) string {
 // Deferred work from the start of a process may still come in the first seconds, so each core may
 // have its quiet time in any of four reports.
 func TestNoInterruptsWhileComputing(t *testing.T) {
-	m := use(t, "qemu")
+	m := use(t, "isolated")
 	cores := m.nodes * m.cores
 	c := m.start("run", "-n", m.all(), compute(t), "120")
 	eventually(t, "computation", func() bool { return strings.Count(c.stdout.String(), "computing\n") == cores }, func() string {

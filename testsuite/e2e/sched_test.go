@@ -234,7 +234,7 @@ func TestInfiniteIsQuiet(t *testing.T) {
 	look := func(profile string) func(*testing.T, *machine) {
 		return func(t *testing.T, m *machine) { m.infinite(compute(t), profile == "isolated") }
 	}
-	inTurns(t, turnOf{"isolated", expect("qemu"), look("isolated")}, turnOf{"sched", expect("sched_ext"), look("sched")})
+	inTurns(t, turnOf{"isolated", expect("isolated"), look("isolated")}, turnOf{"sched", expect("sched_ext"), look("sched")})
 }
 
 func (m *machine) infinite(program string, quiet bool) {

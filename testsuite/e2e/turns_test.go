@@ -33,13 +33,14 @@ var patient = []string{"--dead-after", "30s"}
 var (
 	kinds = map[string]kind{
 		"qemu":        {"qemu", 2, 2, patient, 1},
+		"isolated":    {"qemu", 1, 1, slices.Concat(patient, []string{"--profile", "isolated"}), 1},
 		"sched_ext":   {"qemu", 1, 1, slices.Concat(patient, []string{"--profile", "sched"}), 1},
 		"mortal":      {"qemu", 2, 2, []string{"--memory", "256"}, 1}, // its virtual machines are stopped and killed
 		"own virtual": {"qemu", 0, 0, nil, 1},
 		"hosted":      {"hosted", 4, 2, nil, 2},
 		"own":         {"hosted", 0, 0, nil, 2},
 	}
-	kindOrder = []string{"qemu", "sched_ext", "mortal", "own virtual", "hosted", "own"}
+	kindOrder = []string{"qemu", "isolated", "sched_ext", "mortal", "own virtual", "hosted", "own"}
 )
 
 const (

@@ -74,6 +74,7 @@ const (
 // The profiles: how the Linux kernel of a node is configured.
 const (
 	Isolated = "isolated" // application cores with as little noise as possible
+	Ticking  = "ticking"  // the same, but for the tick of Linux's timer
 	Sched    = "sched"    // with sched_ext, which does not work on isolated cores
 	Shared   = "shared"   // on cores that the node shares with others
 )
@@ -98,7 +99,7 @@ type Config struct {
 	Node      id.Node  `json:"node"`
 	Substrate string   `json:"substrate"`           // Virtual, Hosted or Metal
 	Host      string   `json:"host,omitempty"`      // hosted only: its host, whose network it uses and which has no other node of the machine; empty: the service host
-	Profile   string   `json:"profile"`             // Isolated, Sched or Shared
+	Profile   string   `json:"profile"`             // Isolated, Ticking, Sched or Shared
 	MAC       string   `json:"mac,omitempty"`       // of the interface to the other nodes; empty if Host is set
 	Address   string   `json:"address"`             // of this node on that interface, or of its host, with prefix length
 	MTU       int      `json:"mtu,omitempty"`       // of that interface, in bytes; 0: as it is

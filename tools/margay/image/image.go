@@ -67,7 +67,7 @@ is approved, as machines do that boot from their network card. Neither has a sec
 	f.BoolVar(&b.image.Refresh, "refresh", false, "look for a newer kernel than the one in the cache")
 	f.StringVar(&b.image.Program, "node-program", "", "the program that nodes run (default: nodekernel beside margay)")
 	f.BoolVar(&b.image.Metal, "metal", false, "with the drivers of network cards of real machines; uki and disk always have them")
-	f.StringVar(&b.profile, "profile", initramfs.Isolated.String(), "with uki and disk: the boot profile, as of the machine: isolated or sched")
+	f.StringVar(&b.profile, "profile", initramfs.Isolated.String(), "with uki and disk: the boot profile, as of the machine: isolated, ticking or sched")
 	f.StringVar(&b.bootable.Words, "kernel-args", "", "with uki and disk: further words for the command line of the kernel")
 	f.StringVar(&b.bootable.Stub, "stub", "", "with uki and disk: an EFI stub of your own (default: systemd's, from the distribution)")
 	f.StringVar(&b.uki, "uki", "", "with disk: a unified kernel image that exists, for instance a signed one, instead of a new one")

@@ -105,7 +105,7 @@ With --ppn each node gets that many ranks; if that is more than it has cores, up
 share each core. Ranks that share a core take turns, or follow an extension in the slot sched. Jobs never share a core.
 
 -N spreads the ranks evenly over that many nodes. With -c each rank has several cores for itself: its threads run on them, and
-OMP_NUM_THREADS is their number unless it is set. Where Linux does not move threads (boot profile isolated), OMP_PROC_BIND=true, which
+OMP_NUM_THREADS is their number unless it is set. Where Linux does not move threads (boot profiles isolated, ticking), OMP_PROC_BIND=true, which
 is set as well, makes OpenMP spread them; other programs must bind their threads.
 
 The program is copied to the nodes with its libraries, the files that --with names, and their libraries. All of them keep their names;

@@ -113,7 +113,7 @@ and nodes. margay machine audit lists what was refused.`,
 	f.DurationVar(&spec.Timing.Dead, "dead-after", 0, "silence after which a node is dead (default 10s)")
 	spec.Fitness = fitness.Default
 	f.Var(fitnessFlag{&spec.Fitness}, "fitness", "what an idle node must keep to be given jobs: memory and space in /tmp, in MiB, and clock, the most that its clock may be wrong; or off")
-	f.StringVar(&spec.Profile, "profile", "isolated", "boot profile of virtual nodes: isolated (least noise) or sched (sched_ext can be used)")
+	f.StringVar(&spec.Profile, "profile", "", "boot profile of nodes: isolated (least noise), ticking (the same, but for Linux's tick: idle nodes use less of their host) or sched (sched_ext can be used) (default: ticking for emulated nodes, else isolated)")
 	f.StringVar(&spec.Boot, "boot", machine.BootKernel, "how virtual nodes boot: kernel (QEMU loads it, the fastest), or from their network card: bios, uefi (PXE) or http (UEFI HTTP boot)")
 	f.StringVar(&spec.Accel, "accel", "tcg", "how virtual nodes are run: tcg (emulated), kvm, or auto (KVM if it proves itself)")
 	f.StringVar(&spec.Kernel, "kernel", os.Getenv("KERNEL"), "kernel of virtual nodes: a vmlinuz, or a folder with boot and lib/modules (environment: KERNEL)")

@@ -51,7 +51,7 @@ func TestCompletion(t *testing.T) {
 		"-m|":                      "m\thosted, 4 nodes, up",
 		"machine|up|--substrate|":  "qemu|hosted|hosts|metal",
 		"machine|up|--fabric|":     "auto|tcp|tcp-trusted|udp|udp-trusted",
-		"machine|up|--profile|":    "isolated|sched",
+		"machine|up|--profile|":    "isolated|ticking|sched",
 		"machine|cores|--all|":     "on|off",
 		"run|--stdin|":             "first|all|none",
 		"run|-w|":                  "node0\tup|node1\tdead|node2\tdrained",
