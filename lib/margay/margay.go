@@ -121,6 +121,7 @@ type Job struct {
 
 	interrupting sync.Once   // Upcalls has been called
 	abandoned    atomic.Bool // a barrier that this rank had entered
+	meets        atomic.Bool // this rank is in a barrier
 
 	mu      sync.Mutex
 	changed sync.Cond
