@@ -91,7 +91,7 @@ func store(path string, image []byte, manifest Manifest) error {
 		name string
 		data []byte
 	}{{name, append(data, '\n')}, {path, image}} {
-		err := Replace(file.name, func(f *os.File) error {
+		err := Replace(file.name, 0o600, func(f *os.File) error {
 			_, err := f.Write(file.data)
 			return err
 		})

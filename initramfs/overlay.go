@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 )
@@ -30,16 +32,18 @@ func NodeArchive(files []File) ([]byte, error) {
 }
 
 // WriteNodeImage writes to dst the image at imagePath with the files of one node added; without
-// files it is a copy. dst is complete or absent, replaces an older file, and is readable only by
-// its owner.
+// files it is a copy. dst is complete or absent, and replaces an older file. With files, which may be
+// secrets, it is readable only by its owner, else by all that the umask does not exclude.
 func WriteNodeImage(imagePath string, files []File, dst string) error {
 	var overlay bytes.Buffer
+	mode := fs.FileMode(0o644)
 	if len(files) > 0 {
+		mode = 0o600
 		if err := Overlay(files, &overlay); err != nil {
 			return err
 		}
 	}
-	err := Replace(dst, func(f *os.File) error {
+	err := Replace(dst, mode, func(f *os.File) error {
 		image, err := os.Open(imagePath)
 		if err != nil {
 			return err
@@ -59,10 +63,11 @@ func WriteNodeImage(imagePath string, files []File, dst string) error {
 	return nil
 }
 
-// Replace replaces the content of path by the output of write, completely or not at all. The file
-// is readable only by its owner.
-func Replace(path string, write func(*os.File) error) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+// Replace replaces path by a file with the output of write, completely or not at all. The file has
+// the permissions mode, less those that the umask takes away.
+func Replace(path string, mode fs.FileMode, write func(*os.File) error) error {
+	beside := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%016x", filepath.Base(path), rand.Uint64()))
+	f, err := os.OpenFile(beside, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestOverlay(t *testing.T) {
@@ -63,6 +65,14 @@ func TestWriteNodeImage(t *testing.T) {
 		if info, err := os.Stat(dst); err != nil || info.Mode() != 0o600 {
 			t.Errorf("mode %v, %v: others can read the node's secrets", info.Mode(), err)
 		}
+	}
+	defer unix.Umask(unix.Umask(0o027))
+	copied := filepath.Join(dir, "node.img")
+	if err := WriteNodeImage(write(t, filepath.Join(dir, "image"), whole), nil, copied); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(copied); err != nil || info.Mode() != 0o640 {
+		t.Errorf("mode %v of a copy, %v", info.Mode(), err)
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 2 {
 		t.Errorf("left behind: %v", left)

@@ -37,7 +37,7 @@ func UnpackedKernel(image, cacheDir string) (string, error) {
 	if err := os.MkdirAll(cacheDir, 0o755); err != nil {
 		return "", err
 	}
-	err = Replace(path, func(f *os.File) error {
+	err = Replace(path, 0o600, func(f *os.File) error {
 		_, err := f.Write(kernel)
 		return errors.Join(err, f.Sync()) // nothing checks the file later
 	})

@@ -16,6 +16,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/launch/array"
 	"margay/cluster/records"
+	"margay/internal/printable"
 )
 
 // mostAsked is how many tasks of an array wait in serve's queue, or are being prepared, at a time,
@@ -275,7 +276,7 @@ func (a *arraySession) placed(id uint32, reply *control.RunReply) *task {
 	p.files.out, p.files.err = a.OutputFile, a.ErrorFile
 	p.files.task, p.files.single, p.files.shared = &control.Task{Array: a.array, Id: id}, p.single, a.shared
 	a.jobs[t.job] = t
-	a.Status.Logf("task %d is job %d: %s on %s", id, t.job, numberOf(len(t.places)), nodeList(t.places))
+	a.Status.Logf("task %d is job %d: %s on %s", id, t.job, printable.Count(len(t.places), "rank"), nodeList(t.places))
 	return t
 }
 

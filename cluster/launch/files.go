@@ -191,6 +191,9 @@ func LookUp(program string) (string, error) {
 	case program == "." || program == "..":
 		return "", fmt.Errorf("%s: %w: it is a folder", program, ErrNotExecutable)
 	case err != nil:
+		if _, gone := os.Getwd(); gone != nil && strings.Contains(program, "/") && !filepath.IsAbs(program) {
+			return "", fmt.Errorf("%s: %w: the current folder cannot be used: %w", program, ErrNotFound, gone)
+		}
 		if loop := findLoop(program); loop != "" {
 			return "", fmt.Errorf("%s: %w: %s is a loop of symbolic links", program, ErrNotExecutable, loop)
 		}

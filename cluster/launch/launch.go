@@ -35,6 +35,7 @@ import (
 	"margay/cluster/launch/bring"
 	"margay/cluster/launch/proxy"
 	"margay/cluster/records"
+	"margay/internal/printable"
 	"margay/kernel/abi/archive"
 )
 
@@ -341,7 +342,7 @@ func (s *session) begin(ctx context.Context, pack func() ([]byte, error)) error 
 		s.leave() // serve ends the job
 		return err
 	}
-	s.Status.Logf("job %d: %s on %s", reply.Job, numberOf(len(reply.Places)), nodeList(reply.Places))
+	s.Status.Logf("job %d: %s on %s", reply.Job, printable.Count(len(reply.Places), "rank"), nodeList(reply.Places))
 	if all := len(s.Exec.GetContents()); all > 0 {
 		s.Status.Logf("job %d: its nodes have %d of %d files of at least %d KiB already", reply.Job, all-len(reply.Lacking), all, archive.MinSize>>10)
 	}
@@ -572,14 +573,6 @@ func failedRank(state *control.JobState, keepGoing bool) error {
 		err = fmt.Errorf("%w; output may be missing: %w", err, cause)
 	}
 	return err
-}
-
-// numberOf says how many ranks there are.
-func numberOf(ranks int) string {
-	if ranks == 1 {
-		return "1 rank"
-	}
-	return fmt.Sprintf("%d ranks", ranks)
 }
 
 // countFailed returns how many ranks have not ended well.

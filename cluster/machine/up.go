@@ -52,6 +52,14 @@ func Up(ctx context.Context, o UpOptions) (err error) {
 	if err != nil {
 		return err
 	}
+	base := filepath.Dir(string(d))
+	if _, missing := os.Lstat(base); errors.Is(missing, fs.ErrNotExist) {
+		defer func() {
+			if err != nil {
+				_ = os.Remove(base) // unless it has another machine now
+			}
+		}()
+	}
 	claim, err := claim(d, o.Told)
 	if err != nil {
 		return err
@@ -86,6 +94,9 @@ func claim(d Dir, told func(string, ...any)) (*os.File, error) {
 		return nil, err
 	}
 	defer base.Close()
+	if err := checkSpace(base.Path); err != nil {
+		return nil, fmt.Errorf("machine %s: %w", d.Name(), err)
+	}
 	if err := clearWay(base, d, told); err != nil {
 		return nil, fmt.Errorf("machine %s: %w", d.Name(), err)
 	}
@@ -243,6 +254,29 @@ func sessionLeader() (*os.File, error) {
 
 // serveWait bounds how long serve may take to answer for the first time.
 const serveWait = 30 * time.Second
+
+// leastSpace is the free space, in bytes, that a machine needs in its folder to come up. It fills
+// 60 KiB before its first job.
+const leastSpace = 128 << 10
+
+// checkSpace returns an error if the file system of a folder has no room for a machine.
+func checkSpace(path string) error {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(path, &disk); err != nil {
+		return nil // the first file says so
+	}
+	return tooFull(path, &disk)
+}
+
+// tooFull returns an error if a machine has no room in a folder on that disk.
+func tooFull(path string, disk *unix.Statfs_t) error {
+	free := disk.Bavail * uint64(disk.Bsize)
+	if disk.Blocks == 0 || free >= leastSpace { // of no size: it does not say
+		return nil
+	}
+	return fmt.Errorf("the disk is full: the file system of %s has %d KiB left, and a machine needs %d KiB there: make room, or set MARGAY_DIR to a folder elsewhere",
+		path, free>>10, leastSpace>>10)
+}
 
 // scarce is the free space, in bytes, below which an error about a failed start mentions it.
 const scarce = 1 << 20

@@ -2,14 +2,62 @@ package machine
 
 import (
 	"errors"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"margay/cluster/client"
+	"margay/cluster/site"
+	"margay/kernel/abi/node"
 )
+
+// A machine on a full disk is refused before anything is written, with the way out.
+func TestTooFull(t *testing.T) {
+	for name, test := range map[string]struct {
+		disk unix.Statfs_t
+		full bool
+	}{
+		"room":            {unix.Statfs_t{Blocks: 100, Bavail: 32, Bsize: 4096}, false},
+		"almost full":     {unix.Statfs_t{Blocks: 100, Bavail: 31, Bsize: 4096}, true},
+		"full":            {unix.Statfs_t{Blocks: 100, Bsize: 4096}, true},
+		"for root alone":  {unix.Statfs_t{Blocks: 100, Bfree: 99, Bsize: 4096}, true},
+		"it does not say": {unix.Statfs_t{Bsize: 4096}, false},
+	} {
+		err := tooFull("/run/margay", &test.disk)
+		if (err != nil) != test.full || err != nil && (!strings.Contains(err.Error(), "the file system of /run/margay has") || !strings.Contains(err.Error(), "MARGAY_DIR")) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A machine that does not come up leaves no folder of all machines that was not there before.
+func TestNoBaseIsLeft(t *testing.T) {
+	for name, missing := range map[string]bool{"made": true, "there before": false} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(base(t), "machines")
+			t.Setenv(site.BaseVariable, dir)
+			if !missing {
+				if err := os.Mkdir(dir, 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// It fails in prepare: nothing is run.
+			spec := Spec{Name: "m", Nodes: 1, Cores: 1, Substrate: node.Virtual, MemoryMiB: 512, Profile: "isolated", Boot: BootKernel, Accel: AccelAuto, QEMU: "/there/is/none"}
+			if err := Up(t.Context(), UpOptions{Spec: spec, Holder: []string{"/bin/false"}, Told: t.Logf}); err == nil {
+				t.Fatal("it is up")
+			}
+			if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) != missing {
+				t.Error(err)
+			}
+		})
+	}
+}
 
 // The wait for a serve that never answers, as on a full disk, is bounded.
 func TestServeNeverAnswers(t *testing.T) {

@@ -96,7 +96,7 @@ func writeBootable(ctx context.Context, image Image, o BootableOptions) (Bootabl
 // write writes a program for an architecture, by Go's name, in the format of b, and completes b.
 func (b *Bootable) write(program []byte, arch string) error {
 	hash := sha256.New()
-	err := initramfs.Replace(b.Path, func(f *os.File) (err error) {
+	err := initramfs.Replace(b.Path, 0o644, func(f *os.File) (err error) {
 		w := io.MultiWriter(f, hash)
 		if b.Format == Disk {
 			err = disk.Write(programs[arch], program, w)

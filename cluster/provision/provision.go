@@ -21,9 +21,9 @@ import (
 
 // Image is a node image and the kernel that boots it.
 type Image struct {
-	Path     string
-	Kernel   guestkernel.Kernel
-	Manifest initramfs.Manifest
+	Path     string             `json:"path"`
+	Kernel   guestkernel.Kernel `json:"kernel"`
+	Manifest initramfs.Manifest `json:"manifest"`
 }
 
 // ImageOptions say what a node image is made of.

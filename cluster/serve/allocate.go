@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"margay/cluster/control"
+	"margay/internal/printable"
 	"margay/kernel/abi/slot"
 )
 
@@ -54,10 +55,10 @@ func (s shape) check() error {
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "ranks that have cores of their own (-c) share none: --per-core and -c exclude each other")
 	case s.nodes > s.ranks:
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "%s cannot be on %s: each node needs one; a larger -n, or a smaller -N",
-			count(s.ranks, "rank"), count(s.nodes, "node"))
+			printable.Count(s.ranks, "rank"), printable.Count(s.nodes, "node"))
 	case s.nodes > 0 && s.perNode > 0 && (s.ranks+s.perNode-1)/s.perNode != s.nodes:
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "%s, %d on a node, are on %s and not on %d: leave out -N, --ppn or -n",
-			count(s.ranks, "rank"), s.perNode, count((s.ranks+s.perNode-1)/s.perNode, "node"), s.nodes)
+			printable.Count(s.ranks, "rank"), s.perNode, printable.Count((s.ranks+s.perNode-1)/s.perNode, "node"), s.nodes)
 	}
 	return nil
 }
@@ -174,14 +175,14 @@ func (s shape) lacks(offers []offer) string {
 		most := (s.ranks + s.nodes - 1) / s.nodes
 		free := freeOn(offers)
 		if n := len(offers); n > 0 && n < s.nodes {
-			free = fmt.Sprintf("only %s can be used: %s", count(n, "node"), free)
+			free = fmt.Sprintf("only %s can be used: %s", printable.Count(n, "node"), free)
 		}
-		return fmt.Sprintf("%s, spread over %s, %s %s on each, but %s", count(s.ranks, "rank"), count(s.nodes, "node"), agree(s.ranks, "needs", "need"),
-			count((most+max(1, s.perCore)-1)/max(1, s.perCore)*max(1, s.each), "free core"), free)
+		return fmt.Sprintf("%s, spread over %s, %s %s on each, but %s", printable.Count(s.ranks, "rank"), printable.Count(s.nodes, "node"), agree(s.ranks, "needs", "need"),
+			printable.Count((most+max(1, s.perCore)-1)/max(1, s.perCore)*max(1, s.each), "free core"), free)
 	}
 	if s.each > 0 && s.perNode == 0 {
 		return fmt.Sprintf("%s of %s%s not fit (the cores of a rank are on one node): %s",
-			count(s.ranks, "rank"), count(s.each, "core"), agree(s.ranks, " does", " each do"), freeOn(offers))
+			printable.Count(s.ranks, "rank"), printable.Count(s.each, "core"), agree(s.ranks, " does", " each do"), freeOn(offers))
 	}
 	if s.perNode == 0 {
 		free, total := 0, 0
@@ -189,12 +190,12 @@ func (s shape) lacks(offers []offer) string {
 			free += len(o.cores)
 			total += o.total
 		}
-		text := fmt.Sprintf("%s %s %s, but %d of %d %s free", count(s.ranks, "rank"), agree(s.ranks, "needs", "need"),
-			count((s.ranks+max(1, s.perCore)-1)/max(1, s.perCore), "application core"), free, total, agree(free, "is", "are"))
+		text := fmt.Sprintf("%s %s %s, but %d of %d %s free", printable.Count(s.ranks, "rank"), agree(s.ranks, "needs", "need"),
+			printable.Count((s.ranks+max(1, s.perCore)-1)/max(1, s.perCore), "application core"), free, total, agree(free, "is", "are"))
 		switch {
 		case s.whole:
 		case free > 0 && s.perCore == slot.MaxTasks:
-			text += fmt.Sprintf(": %s at most", count(free*slot.MaxTasks, "rank"))
+			text += fmt.Sprintf(": %s at most", printable.Count(free*slot.MaxTasks, "rank"))
 		case free > 0 && s.perCore < slot.MaxTasks:
 			text += fmt.Sprintf("; --ppn or --per-core N lets ranks share a core: at most %d ranks with --per-core %d", free*slot.MaxTasks, slot.MaxTasks)
 		}
@@ -206,7 +207,7 @@ func (s shape) lacks(offers []offer) string {
 // lacksNodes is lacks for a job that needs a number of ranks on each node.
 func (s shape) lacksNodes(offers []offer) string {
 	if len(offers) == 0 {
-		return fmt.Sprintf("%s, %d on a node: %s", count(s.ranks, "rank"), s.perNode, freeOn(nil))
+		return fmt.Sprintf("%s, %d on a node: %s", printable.Count(s.ranks, "rank"), s.perNode, freeOn(nil))
 	}
 	largest, now := offer{}, 0
 	for _, o := range offers {
@@ -220,14 +221,14 @@ func (s shape) lacksNodes(offers []offer) string {
 	cores := s.cores(largest.total, s.perNode)
 	if cores == 0 && s.each > 0 {
 		return fmt.Sprintf("a node of %s takes %s of %d cores each at most, not %d",
-			count(largest.total, "application core"), count(largest.total/s.each, "rank"), s.each, s.perNode)
+			printable.Count(largest.total, "application core"), printable.Count(largest.total/s.each, "rank"), s.each, s.perNode)
 	}
 	if cores == 0 {
 		return fmt.Sprintf("a node of %s takes %s at most, %d on a core, not %d",
-			count(largest.total, "application core"), count(largest.total*s.most(), "rank"), s.most(), s.perNode)
+			printable.Count(largest.total, "application core"), printable.Count(largest.total*s.most(), "rank"), s.most(), s.perNode)
 	}
 	return fmt.Sprintf("%s, %d on a node, need %s with %s each, but %d of %d have that; a larger --ppn needs fewer nodes",
-		count(s.ranks, "rank"), s.perNode, count((s.ranks+s.perNode-1)/s.perNode, "node"), count(cores, "free application core"), now, len(offers))
+		printable.Count(s.ranks, "rank"), s.perNode, printable.Count((s.ranks+s.perNode-1)/s.perNode, "node"), printable.Count(cores, "free application core"), now, len(offers))
 }
 
 // freeOn lists the nodes that have free cores.
@@ -244,14 +245,6 @@ func freeOn(offers []offer) string {
 		return "no such node is up and in service"
 	}
 	return strings.Join(parts, ", ")
-}
-
-// count formats a number of things.
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // most returns how many ranks can share a core.

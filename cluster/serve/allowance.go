@@ -6,6 +6,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/internal/printable"
 )
 
 // Bounds of what a user has in the queue. A request may be as large as a frame.
@@ -81,11 +82,11 @@ func (s *Server) withinLimits(w *waiting, spec *control.JobSpec, places []*contr
 		}
 	}
 	if most.Cores > 0 && needs > most.Cores {
-		return control.Failf(control.Code_CODE_REFUSED, "it needs %s, and a user of machine %s may have %s at a time", count(needs, "core"), s.config.Machine, s.config.limits())
+		return control.Failf(control.Code_CODE_REFUSED, "it needs %s, and a user of machine %s may have %s at a time", printable.Count(needs, "core"), s.config.Machine, s.config.limits())
 	}
 	if most.Jobs > 0 && jobs > most.Jobs || most.Cores > 0 && cores+max(1, needs) > most.Cores {
 		w.limit(s, true)
-		return control.Failf(control.Code_CODE_NO_ROOM, "%s has %s on %s, and a user of machine %s may have %s at a time", spec.User, count(jobs-1, "job"), count(cores, "core"), s.config.Machine, s.config.limits())
+		return control.Failf(control.Code_CODE_NO_ROOM, "%s has %s on %s, and a user of machine %s may have %s at a time", spec.User, printable.Count(jobs-1, "job"), printable.Count(cores, "core"), s.config.Machine, s.config.limits())
 	}
 	if places != nil {
 		w.limit(s, false)
@@ -120,10 +121,10 @@ func seats(places []*control.Place) int {
 func (c *Config) limits() string {
 	var parts []string
 	if c.Access.Cores > 0 {
-		parts = append(parts, count(c.Access.Cores, "core"))
+		parts = append(parts, printable.Count(c.Access.Cores, "core"))
 	}
 	if c.Access.Jobs > 0 {
-		parts = append(parts, count(c.Access.Jobs, "job"))
+		parts = append(parts, printable.Count(c.Access.Jobs, "job"))
 	}
 	return strings.Join(parts, " and ")
 }

@@ -10,6 +10,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/permit"
+	"margay/internal/printable"
 )
 
 // client is a connection of the command line tool.
@@ -335,9 +336,9 @@ func (c *client) created(f *control.Frame, m *control.RunRequest, asked time.Tim
 	}
 	s.mu.Unlock()
 	if j.spec.Allocation {
-		s.config.Log("job %d: an allocation of %s for %s", j.number, count(seats(j.places), "core"), j.spec.Command)
+		s.config.Log("job %d: an allocation of %s for %s", j.number, printable.Count(seats(j.places), "core"), j.spec.Command)
 	} else {
-		s.config.Log("job %d: %s of %s on %s", j.number, count(len(j.places), "rank"), j.spec.Command, count(len(j.members), "node"))
+		s.config.Log("job %d: %s of %s on %s", j.number, printable.Count(len(j.places), "rank"), j.spec.Command, printable.Count(len(j.members), "node"))
 	}
 	s.running.Go(func() { s.launch(j, m, f, c.conn) })
 }

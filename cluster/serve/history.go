@@ -115,7 +115,7 @@ func (c *chronicle) close() {
 	defer c.mu.Unlock()
 	if n := c.lacks(); n > 0 {
 		c.trouble = cmp.Or(c.trouble, errSlow)
-		c.log("the history lacks %s: %v", count(n, "job"), c.trouble)
+		c.log("the history lacks %s: %v", printable.Count(n, "job"), c.trouble)
 		if err := c.keep(); err != nil {
 			c.log("nor are all of them kept for later: %v", err)
 		}
@@ -177,9 +177,9 @@ func (c *chronicle) write(r *ledger.Record) error {
 		c.log("job %d may be missing in the history: %v", r.Job, err)
 	}
 	if e == nil {
-		return fmt.Errorf("job %d will be missing in the history, which lacks %s: %w", r.Job, count(c.lacks(), "job"), c.trouble)
+		return fmt.Errorf("job %d will be missing in the history, which lacks %s: %w", r.Job, printable.Count(c.lacks(), "job"), c.trouble)
 	}
-	return fmt.Errorf("job %d is not yet in the history, which lacks %s; it is tried again: %w", r.Job, count(c.lacks(), "job"), c.trouble)
+	return fmt.Errorf("job %d is not yet in the history, which lacks %s; it is tried again: %w", r.Job, printable.Count(c.lacks(), "job"), c.trouble)
 }
 
 // keep saves to the store the records that the history does not take. The caller holds
@@ -294,7 +294,7 @@ func (c *chronicle) try() (all bool, err error) {
 	}
 	if err != nil {
 		if c.trouble == nil || errors.Is(c.trouble, errSlow) {
-			c.log("the history lacks %s: %v", count(c.lacks(), "job"), err)
+			c.log("the history lacks %s: %v", printable.Count(c.lacks(), "job"), err)
 		}
 		c.trouble = err
 		_ = c.keep() // if there is no room, the next attempt follows with the history's
@@ -323,7 +323,7 @@ func (c *chronicle) settle(batch []*entry, lost uint64) {
 		}
 	}
 	if c.trouble != nil {
-		c.log("the history has %s that it lacked; %d are lost", count(len(batch), "job"), lost)
+		c.log("the history has %s that it lacked; %d are lost", printable.Count(len(batch), "job"), lost)
 		c.trouble = nil
 	}
 	if err := c.keepLost(); err != nil {

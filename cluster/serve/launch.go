@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/internal/printable"
 )
 
 // Bounds on requests to nodes and clients.
@@ -115,7 +116,7 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 	}
 	if !kept && before > 0 {
 		return nil, control.Failf(control.Code_CODE_NO_ROOM, "%s came first and %s for cores that this one may use; --wait queues it behind %s",
-			count(before, "job"), agree(before, "waits", "wait"), agree(before, "it", "them"))
+			printable.Count(before, "job"), agree(before, "waits", "wait"), agree(before, "it", "them"))
 	}
 	phases := measure(time.Now())
 	offers := s.offersFor(spec)

@@ -10,6 +10,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/permit"
+	"margay/internal/printable"
 )
 
 // queue holds the jobs that wait for cores, in order of arrival. A job gets cores only when no
@@ -225,7 +226,7 @@ func (s *Server) waitsFor(w *waiting) string {
 		return fmt.Sprintf("waiting until its user has less: %s may have %s at a time", w.spec.User, s.config.limits())
 	}
 	if n := s.queue.before(w, w.spec); n > 0 {
-		return fmt.Sprintf("waiting for cores, behind %s that came first", count(n, "job"))
+		return fmt.Sprintf("waiting for cores, behind %s that came first", printable.Count(n, "job"))
 	}
 	text := "waiting for cores: " + shapeOf(w.spec).lacks(s.offersFor(w.spec))
 	if holders := s.holders(w.spec); len(holders) > 0 {

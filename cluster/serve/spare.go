@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"margay/cluster/control"
+	"margay/internal/printable"
 )
 
 // A launch can hold spare nodes. When a node is lost before the ranks run, the client launches the
@@ -66,7 +67,7 @@ func fits(offers []offer, spec *control.JobSpec) bool {
 // noSpares refuses a job because there are too few spare nodes.
 func noSpares(spec *control.JobSpec, found int) error {
 	return control.Failf(control.Code_CODE_NO_ROOM, "%s %s, but --spares %d needs as many other nodes with enough free cores, and there %s %d",
-		count(int(spec.Ranks), "rank"), agree(int(spec.Ranks), "fits", "fit"), spec.Spares, agree(found, "is", "are"), found)
+		printable.Count(int(spec.Ranks), "rank"), agree(int(spec.Ranks), "fits", "fit"), spec.Spares, agree(found, "is", "are"), found)
 }
 
 // keepForRetry keeps the cores of a job whose launch has lost a node, and frees cores on nodes that

@@ -32,7 +32,14 @@ struct peer {
 	uint32_t first;  /* of the chunks that were not taken */
 	uint32_t count;  /* of them */
 	size_t used;     /* bytes of the first one that were taken */
+	int asks;        /* the call in which it awaits this rank, and has got no answer; 0: none */
 	struct chunk chunks[WIRE_COLLECTIVE_WINDOW];
+};
+
+/* Where another rank is: in a call, or in a barrier of the job if its number is 0 (wire.Where). */
+struct where {
+	int rank;
+	uint64_t args[2];
 };
 
 /* A group, and this rank's part in it. */
@@ -46,12 +53,20 @@ struct group {
 	struct peer **peers; /* by place; NULL: nothing was sent to it or came from it */
 	uint32_t number;     /* of the last call */
 	struct call *first, *last; /* calls that are not over, in the order of starting */
+	uint64_t finished[2];      /* the last call that is over */
 	struct group *next;        /* with calls that are not over */
 	struct part *part;         /* of commit.c */
 	int is_broken;
 	char broken[512]; /* why no call is possible any more */
 	int patience;     /* ms; 0: the first call has done a step since margay_in_probe looked */
 	int64_t due;      /* when the rank that it awaits is probed */
+
+	/* For the errors of calls that do not match. Each where holds if its flag is set. */
+	int asked;                 /* a peer asks */
+	int clashes, parts, early; /* flags */
+	struct where clash;        /* whose call differs from this rank's, and has broken the group */
+	struct where apart;        /* the rank that the first call awaits, in a barrier of the job */
+	struct where ahead;        /* a rank in a call that this one has not started */
 };
 
 static struct {
@@ -61,6 +76,7 @@ static struct {
 	uint32_t uses;      /* of entries of the table */
 	uint16_t drawn;     /* number that was drawn last for a new group */
 	int advancing;      /* a function of the application may run */
+	int asked;          /* a rank wants to know where this one is */
 	int news;           /* a message has come since the groups have advanced, or they wait for room */
 	unsigned looks;     /* at calls */
 	char *spare;        /* scratch memory of SPARE bytes; NULL: it is in use, or there is none */
@@ -108,6 +124,8 @@ static void describe(const uint64_t args[2], char *text, size_t size)
 static int is_sound(const uint64_t args[2], size_t payload)
 {
 	int kind = kind_of(args), data = kind >= WIRE_CALL_BROADCAST && kind <= WIRE_CALL_SPLIT;
+	if (kind == WIRE_CALL_WHERE)
+		return payload > 0 && payload <= WIRE_MAX_WHERES * WIRE_WHERE_SIZE && payload % WIRE_WHERE_SIZE == 0 && !(args[0] >> 40);
 	if (kind < WIRE_CALL_BROADCAST || kind > WIRE_CALL_PROBE || type_of(args) > MARGAY_FLOAT64 || op_of(args) > WIRE_OP_USER)
 		return 0;
 	if (args[0] >> 40 >= (uint64_t)margay_size())
@@ -149,18 +167,197 @@ static struct group *with_id(uint64_t id)
 	return NULL;
 }
 
+/* ---- Calls that do not match (lib/collective/whereabouts.go) ---- */
+
+/* describe_where describes where a rank is, for an error. */
+static void describe_where(const struct where *w, char *text, size_t size)
+{
+	if (!number_of(w->args)) {
+		snprintf(text, size, "rank %d is in a barrier of the job", w->rank);
+		return;
+	}
+	int n = snprintf(text, size, "rank %d is in ", w->rank);
+	describe(w->args, text + n, size - n);
+}
+
+/* own_call returns this rank's call of a number, NULL if it has not started it or has forgotten
+ * it. */
+static const uint64_t *own_call(const struct group *g, int number)
+{
+	for (const struct call *c = g->first; c; c = c->next)
+		if (number_of(c->args) == number)
+			return c->args;
+	return number_of(g->finished) == number ? g->finished : NULL;
+}
+
+/* is_ahead reports whether this rank has not started the call of a number. */
+static int is_ahead(const struct group *g, int number)
+{
+	int ahead = (number - (int)g->number + WIRE_MAX_CALL_NUMBER) % WIRE_MAX_CALL_NUMBER;
+	return ahead > 0 && ahead <= WIRE_MAX_CALL_NUMBER / 2;
+}
+
+/* mismatch fails because of the calls of another rank and of this one. */
+static int mismatch(const struct where *w, const uint64_t args[2])
+{
+	char theirs[192], ours[160];
+	describe_where(w, theirs, sizeof theirs);
+	describe(args, ours, sizeof ours);
+	return margay_in_fail("the ranks of the job call different collective operations: %s; this rank is in %s", theirs, ours);
+}
+
+static void break_group(struct group *g);
+
+/* ask notes that another rank wants to know where this one is. */
+static void ask(struct group *g, struct peer *p, int number)
+{
+	if (!number)
+		return;
+	p->asks = number;
+	state.asked = g->asked = 1;
+}
+
+/* compare compares where a rank is with where this one is. The peer has said it, and gets this
+ * rank's call if the two differ. */
+static void compare(struct group *g, struct peer *p, const struct where *w)
+{
+	const uint64_t *own = own_call(g, number_of(w->args));
+	if (!number_of(w->args)) {
+		if (!g->first || rank_at(g, g->first->step.place) != w->rank || g->parts)
+			return;
+		g->parts = 1;
+		g->apart = *w;
+		ask(g, p, number_of(g->first->args));
+	} else if (!own && is_ahead(g, number_of(w->args))) {
+		g->early = 1;
+		g->ahead = *w;
+	} else if (own && memcmp(own, w->args, sizeof w->args) != 0 && !g->clashes) {
+		g->clashes = 1;
+		g->clash = *w;
+		ask(g, p, number_of(own));
+		mismatch(w, own);
+		break_group(g);
+	}
+}
+
+/* learn takes a payload about where ranks are. */
+static int learn(struct group *g, struct peer *p, const char *payload, size_t length)
+{
+	for (; length > 0; payload += WIRE_WHERE_SIZE, length -= WIRE_WHERE_SIZE) {
+		uint64_t rank;
+		struct where w;
+		memcpy(&rank, payload, sizeof rank);
+		memcpy(w.args, payload + sizeof rank, sizeof w.args);
+		int kind = kind_of(w.args);
+		if (rank >= (uint64_t)margay_size() || (g->places && g->places[rank] < 0) || group_of(w.args) != g->id)
+			return -1;
+		if (kind < WIRE_CALL_BROADCAST || kind > WIRE_CALL_SPLIT || type_of(w.args) > MARGAY_FLOAT64 || op_of(w.args) > WIRE_OP_USER)
+			return -1;
+		if (w.args[0] >> 40 >= (uint64_t)g->size)
+			return -1;
+		w.rank = rank;
+		compare(g, p, &w);
+	}
+	return 0;
+}
+
+static char *append_where(char *at, int rank, const uint64_t args[2])
+{
+	uint64_t words[] = {rank, args[0], args[1]};
+	memcpy(at, words, sizeof words);
+	return at + sizeof words;
+}
+
+/* whereabouts stores what a rank wants to know that awaits this one in the call of a number, and
+ * returns its length. */
+static size_t whereabouts(const struct group *g, int number, char *payload)
+{
+	const uint64_t *own = own_call(g, number);
+	uint64_t barrier[] = {args0(g->id, 0), args1(0, WIRE_CALL_BARRIER, 0, 0, 0)};
+	char *at = payload;
+	if (own)
+		at = append_where(at, margay_rank(), own);
+	else if (margay_in_meets() && is_ahead(g, number))
+		return append_where(at, margay_rank(), barrier) - payload;
+	if (g->clashes)
+		at = append_where(at, g->clash.rank, g->clash.args);
+	return at - payload;
+}
+
+static int post(int rank, uint64_t arg0, uint64_t arg1, const void *data, size_t length);
+
+/* answer sends the answers of a group to ranks that have asked where this one is, while there is
+ * room. */
+static void answer(struct group *g)
+{
+	char payload[WIRE_MAX_WHERES * WIRE_WHERE_SIZE];
+	g->asked = 0;
+	for (int place = 0; place < g->size; place++) {
+		struct peer *p = g->peers[place];
+		size_t length = p && p->asks ? whereabouts(g, p->asks, payload) : 0;
+		/* A rank that has ended needs no answer. */
+		if (length && !post(rank_at(g, place), args0(g->id, 0), args1(0, WIRE_CALL_WHERE, 0, 0, 0), payload, length))
+			g->asked = state.asked = 1;
+		else if (p)
+			p->asks = 0;
+	}
+}
+
+static void answer_all(void)
+{
+	state.asked = 0;
+	if (state.world.asked)
+		answer(&state.world);
+	for (int i = 0; i < MARGAY_MAX_GROUPS; i++)
+		if (state.table[i] && state.table[i]->asked)
+			answer(state.table[i]);
+}
+
+/* early describes a rank in a call of a group that this rank has not started, and returns 0 if none
+ * is known. */
+static int early(const struct group *g, char *text, size_t size)
+{
+	if (g->early && is_ahead(g, number_of(g->ahead.args))) {
+		describe_where(&g->ahead, text, size);
+		return 1;
+	}
+	for (int place = 0; g->peers && place < g->size; place++) {
+		const struct peer *p = g->peers[place];
+		if (!p || !p->count || !is_ahead(g, number_of(p->chunks[p->first].args)))
+			continue;
+		struct where w = {rank_at(g, place), {p->chunks[p->first].args[0], p->chunks[p->first].args[1]}};
+		describe_where(&w, text, size);
+		return 1;
+	}
+	return 0;
+}
+
+int margay_in_early(char *text, size_t size)
+{
+	int known = early(&state.world, text, size);
+	for (int i = 0; !known && i < MARGAY_MAX_GROUPS; i++)
+		known = state.table[i] && early(state.table[i], text, size);
+	return known;
+}
+
 int margay_in_arrive(const struct margay_am *m)
 {
 	if (m->source < 0 || m->source >= margay_size() || !is_sound(m->args, m->length))
 		return -1;
 	struct group *g = with_id(group_of(m->args));
 	state.news = 1;
-	if (!g || kind_of(m->args) == WIRE_CALL_PROBE)
+	if (!g)
 		return 0;
 	int place = g->places ? g->places[m->source] : m->source;
 	struct peer *p = place < 0 ? NULL : peer_at(g, place);
 	if (!p)
 		return -1;
+	if (kind_of(m->args) == WIRE_CALL_PROBE) {
+		ask(g, p, number_of(m->args));
+		return 0;
+	}
+	if (kind_of(m->args) == WIRE_CALL_WHERE)
+		return learn(g, p, m->payload, m->length);
 	if (kind_of(m->args) == WIRE_CALL_CREDIT) {
 		if (length_of(m->args) > p->flying)
 			return -1;
@@ -209,15 +406,14 @@ static int send(struct group *g, struct call *c, struct peer *p, int rank)
 
 /* take moves data of the first chunk of a rank to the room of a step, or fails if it is of another
  * call. */
-static int take(struct call *c, struct peer *p, int rank)
+static int take(struct group *g, struct call *c, struct peer *p, int rank)
 {
 	struct step *s = &c->step;
 	struct chunk *first = &p->chunks[p->first];
 	if (memcmp(first->args, c->args, sizeof first->args) != 0) {
-		char theirs[160], ours[160];
-		describe(first->args, theirs, sizeof theirs);
-		describe(c->args, ours, sizeof ours);
-		return margay_in_fail("the ranks of the job call different collective operations: rank %d is in %s; this rank is in %s", rank, theirs, ours);
+		g->clashes = 1;
+		g->clash = (struct where){rank, {first->args[0], first->args[1]}};
+		return mismatch(&g->clash, c->args);
 	}
 	size_t n = steps_least(first->length - p->used, s->length);
 	memcpy(s->data, first->bytes + p->used, n);
@@ -247,7 +443,7 @@ static int receive(struct group *g, struct call *c, struct peer *p, int rank)
 			return 1;
 		if (!p->count)
 			return 0;
-		if (take(c, p, rank) != 0)
+		if (take(g, c, p, rank) != 0)
 			return -1;
 		g->patience = 0;
 	}
@@ -303,6 +499,8 @@ static void break_group(struct group *g)
 	if (!g->is_broken)
 		snprintf(g->broken, sizeof g->broken, "%s", margay_error());
 	g->is_broken = 1;
+	if (g->first)
+		memcpy(g->finished, g->first->args, sizeof g->finished);
 	for (struct call *c = g->first, *next; c; c = next) {
 		next = c->next;
 		end(c, g->broken);
@@ -324,12 +522,16 @@ static void advance(struct group *g)
 		g->first = c->next;
 		if (!g->first)
 			g->last = NULL;
+		memcpy(g->finished, c->args, sizeof g->finished);
+		g->parts = 0;
 		end(c, NULL);
 	}
 }
 
 void margay_in_collect(void)
 {
+	if (state.asked && !state.advancing)
+		answer_all();
 	if (!state.busy || state.advancing)
 		return;
 	if (++state.looks % LOOKS == 0)
@@ -364,7 +566,7 @@ int64_t margay_in_probe(void)
 		} else if (now >= g->due) {
 			g->patience = g->patience < MOST_PATIENCE / 2 ? 2 * g->patience : MOST_PATIENCE;
 			g->due = now + g->patience * INT64_C(1000000);
-			if (margay_in_post(awaited(g), WIRE_HANDLER_COLLECTIVE, 0, args1(0, WIRE_CALL_PROBE, 0, 0, 0), NULL, 0) < 0) {
+			if (margay_in_post(awaited(g), WIRE_HANDLER_COLLECTIVE, args0(g->id, 0), args1(number_of(g->first->args), WIRE_CALL_PROBE, 0, 0, 0), NULL, 0) < 0) {
 				break_group(g);
 				continue;
 			}
@@ -465,6 +667,17 @@ int margay_in_team_of(uint64_t id, struct team *team)
 	return g != NULL;
 }
 
+/* time_over fails the first call of a group. */
+static int time_over(const struct group *g)
+{
+	char ours[160], theirs[192];
+	if (!g->parts)
+		return margay_in_fail("waiting for rank %d: the time is over", awaited(g));
+	describe(g->first->args, ours, sizeof ours);
+	describe_where(&g->apart, theirs, sizeof theirs);
+	return margay_in_fail("waiting for rank %d in %s: %s: the time is over", awaited(g), ours, theirs);
+}
+
 int margay_in_call(struct call *c, margay_group handle, int timeout_ms)
 {
 	struct group *g = check(c, handle);
@@ -474,7 +687,7 @@ int margay_in_call(struct call *c, margay_group handle, int timeout_ms)
 	int n = c->over ? 0 : margay_in_wait(is_over, (uintptr_t)c, timeout_ms);
 	if (n < 0 && !c->over) {
 		if (n == -1)
-			margay_in_fail("waiting for rank %d: the time is over", awaited(g));
+			time_over(g);
 		break_group(g);
 	}
 	return c->failed ? margay_in_fail("%s: %s", kinds[c->kind], g->broken) : 0;

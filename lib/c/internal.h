@@ -74,6 +74,11 @@ const char *margay_in_op(int op);
 void margay_in_collect(void);
 int64_t margay_in_probe(void);
 
+/* margay_in_early describes a rank in a collective call that this rank has not started, and returns
+ * 0 if none is known. margay_in_meets reports whether this rank is in a barrier of the job. */
+int margay_in_early(char *text, size_t size);
+int margay_in_meets(void);
+
 /* margay_in_open_request makes a request of a collective operation, and margay_in_close_request
  * completes it. why is NULL unless it has failed. margay_in_leave ends the call of a request that
  * is abandoned. */

@@ -63,6 +63,7 @@ static struct {
 	int finalized;
 	int forked;    /* this process is a child of the one that has joined */
 	int abandoned; /* a barrier that this rank had entered */
+	int meets;     /* this rank is in a barrier */
 	char *area;
 	uint32_t call; /* number of the last request */
 	uint64_t tail; /* of the send ring: this side's own position */
@@ -1688,10 +1689,10 @@ static int abandon(void)
 #define NAMED 8
 
 /* overdue fails a barrier for its time-out, and names the ranks of this node that have not entered
- * it on the boards; number is 0 for a barrier of the node kernels. */
+ * it on the boards, and one that is in a collective call instead; number is 0 for a barrier of the node kernels. */
 static int overdue(uint64_t number, int timeout_ms)
 {
-	char text[16 * NAMED] = "";
+	char text[16 * NAMED] = "", early[256] = ", and ";
 	int missing = 0, local = 0;
 	size_t length = 0;
 	for (int rank = 0; number && rank < margay_size(); rank++) {
@@ -1700,12 +1701,16 @@ static int overdue(uint64_t number, int timeout_ms)
 		if (atomic_load(board_word(local++, number)) >> WIRE_BARRIER_SHIFT < number && missing++ < NAMED)
 			length += snprintf(text + length, sizeof text - length, "%s%d", length ? ", " : "", rank);
 	}
+	if (!margay_in_early(early + 6, sizeof early - 6))
+		early[0] = 0;
 	if (missing > NAMED)
-		return fail("the barrier is not complete after %d ms: ranks %s and %d more of this node have not entered it", timeout_ms, text, missing - NAMED);
+		return fail("the barrier is not complete after %d ms: ranks %s and %d more of this node have not entered it%s", timeout_ms, text,
+			    missing - NAMED, early);
 	if (missing > 0)
-		return fail("the barrier is not complete after %d ms: %s %s of this node %s not entered it", timeout_ms, missing == 1 ? "rank" : "ranks", text,
-			    missing == 1 ? "has" : "have");
-	return fail("the barrier is not complete after %d ms: a rank%s has not entered it", timeout_ms, number && margay_nodes() > 1 ? " of another node" : "");
+		return fail("the barrier is not complete after %d ms: %s %s of this node %s not entered it%s", timeout_ms, missing == 1 ? "rank" : "ranks",
+			    text, missing == 1 ? "has" : "have", early);
+	return fail("the barrier is not complete after %d ms: a rank%s has not entered it%s", timeout_ms, number && margay_nodes() > 1 ? " of another node" : "",
+		    early);
 }
 
 /* meet enters a barrier on the board and returns the outcome about it, WIRE_OUTCOME_LOUD if all
@@ -1750,8 +1755,8 @@ static int pass_kernels(int64_t deadline, int timeout_ms)
 	return 0;
 }
 
-/* pass enters a barrier, on the boards if it can be completed there, and leaves it. */
-static int pass(int64_t deadline, int timeout_ms)
+/* pass_any enters a barrier, on the boards if it can be completed there, and leaves it. */
+static int pass_any(int64_t deadline, int timeout_ms)
 {
 	if ((margay_nodes() == 1 || header(WIRE_MEETS)) && turns_try(&self.turns)) {
 		int outcome = meet(deadline, timeout_ms);
@@ -1765,6 +1770,17 @@ static int pass(int64_t deadline, int timeout_ms)
 	}
 	return pass_kernels(deadline, timeout_ms);
 }
+
+/* pass is pass_any, for ranks that wait for this one in a collective call. */
+static int pass(int64_t deadline, int timeout_ms)
+{
+	self.meets = 1;
+	int err = pass_any(deadline, timeout_ms);
+	self.meets = 0;
+	return err;
+}
+
+int margay_in_meets(void) { return self.meets; }
 
 static int flows(int n, uint64_t arg)
 {

@@ -167,10 +167,18 @@ int margay_group_job_rank(margay_group group, int rank);
  *
  * A call that fails, or is not done within its time-out, or whose request is abandoned, ends the
  * collective operations of the group for this rank: all calls under way and all later ones fail. A
- * wait for a request that runs into its time-out does not. When chunks of two different calls
- * meet, the error names both; not every difference is found, and margay_barrier is not compared: a
- * rank in it and one in a collective call wait for each other. If a rank ends without making a
- * call, the job ends. */
+ * wait for a request that runs into its time-out does not. If a rank ends without making a call,
+ * the job ends.
+ *
+ * Ranks whose calls differ, in the operation, the root, the length, the type or what a reduction
+ * does with it, fail with an error that names both: at once when data of one reach the other, else
+ * when they have awaited each other for 250 ms, or, if the second one comes later, for the time that
+ * the first has waited. So do the ranks that wait for one of them. A rank that awaits nothing, such
+ * as the root of a broadcast, succeeds, and its next call of the group, or that of the other rank,
+ * fails. margay_barrier is not one of these calls. A rank in it and one in a collective call wait for
+ * each other, and the time-out of each names the other, if it is longer than 500 ms. Two functions
+ * of the application, and two types of elements of one size in margay_broadcast and the like, are
+ * not told apart. */
 
 enum margay_type { MARGAY_INT32 = 1, MARGAY_INT64, MARGAY_UINT32, MARGAY_UINT64, MARGAY_FLOAT32, MARGAY_FLOAT64 };
 

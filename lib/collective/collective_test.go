@@ -367,7 +367,7 @@ func TestProbes(t *testing.T) {
 	if want := []time.Duration{firstPatience, 2 * firstPatience, 4 * firstPatience, 8 * firstPatience}; !slices.Equal(gaps, want) {
 		t.Errorf("it waits %v", gaps)
 	}
-	if len(sent) != 3 || sent[0].args != (wire.Call{Kind: wire.CallProbe}).Args() {
+	if len(sent) != 3 || sent[0].args != (wire.Call{Number: 1, Kind: wire.CallProbe}).Args() {
 		t.Errorf("it sends %v", sent)
 	}
 	if err := g.Arrive(1, c.header, make([]byte, 4)); err != nil {
@@ -427,7 +427,10 @@ func FuzzArrive(f *testing.F) {
 		for len(b) >= 19 {
 			args := [2]uint64{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])}
 			payload := make([]byte, int(b[17])*5)
-			if c, err := wire.ParseCall(args, len(payload), 10); err == nil && c.Kind != wire.CallProbe {
+			if c, err := wire.ParseCall(args, len(payload), 10); err == nil {
+				if c.Kind == wire.CallWhere {
+					payload = wire.WherePayload(wire.Where{Rank: uint32(b[16] & 3), Call: wire.Call{Group: c.Group, Number: c.Number, Kind: wire.CallKind(1 + b[17]%9)}})
+				}
 				if err := g.Arrive(int(int8(b[16])), c, payload); err != nil && !errors.Is(err, wire.ErrChunk) {
 					t.Fatal(err)
 				}
@@ -435,6 +438,7 @@ func FuzzArrive(f *testing.F) {
 			kind, data := wire.CallKind(1+b[18]%uint8(wire.CallBarrier)), make([]byte, 4*int(b[16]))
 			g.Start(Spec{Kind: kind, In: data, Out: make([]byte, 4*len(data)), Element: 4, Combine: func(a, b []byte) {}})
 			g.Advance(new(post))
+			g.Answer(new(post), b[17]&1 != 0)
 			b = b[19:]
 		}
 		for place, p := range g.streams.peers {

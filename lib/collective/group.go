@@ -21,6 +21,7 @@
 package collective
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -43,8 +44,15 @@ type Group struct {
 	streams streams
 
 	number uint16
-	queue  []*Call // calls that are not over, in the order of starting
-	broken error   // why no call is possible any more
+	queue  []*Call   // calls that are not over, in the order of starting
+	last   wire.Call // the last one that is over
+	broken error     // why no call is possible any more
+
+	// For the errors of calls that do not match (whereabouts.go).
+	asked bool        // a peer asks
+	clash *mismatch   // that has broken the group
+	apart *wire.Where // the rank that the first call awaits is in a barrier of the job
+	early *wire.Where // a rank that awaits this one in a call that this one has not started
 
 	patience time.Duration // 0: the first call has done a step since Due looked
 	due      time.Duration // when the rank that the first call awaits is probed
@@ -96,12 +104,20 @@ func (g *Group) PlaceOf(rank int) (place int, ok bool) {
 // Busy reports whether calls are not over.
 func (g *Group) Busy() bool { return len(g.queue) > 0 }
 
-// Arrive takes a chunk or a credit of the group. The payload is copied. The sender may have written
+// Arrive takes a message of the group. After one of wire.CallProbe or wire.CallWhere, Answer must
+// follow. The payload is copied. The sender may have written
 // anything; the error wraps wire.ErrChunk.
 func (g *Group) Arrive(rank int, call wire.Call, payload []byte) error {
 	place, ok := g.PlaceOf(rank)
 	if !ok {
 		return fmt.Errorf("%w: rank %d is not in the group", wire.ErrChunk, rank)
+	}
+	switch call.Kind {
+	case wire.CallProbe:
+		g.ask(place, call.Number)
+		return nil
+	case wire.CallWhere:
+		return g.learn(place, payload)
 	}
 	return g.streams.arrive(place, call, payload)
 }
@@ -135,6 +151,7 @@ func (g *Group) Advance(s Sender) (some bool) {
 		case !c.over:
 			return some
 		}
+		g.last, g.apart = c.header, nil
 		g.queue[0] = nil
 		g.queue = g.queue[1:]
 	}
@@ -208,6 +225,10 @@ func (g *Group) Awaited() int { return g.Rank(g.queue[0].step.place) }
 func (g *Group) Break(err error) {
 	if g.broken == nil {
 		g.broken = err
+		errors.As(err, &g.clash)
+	}
+	if len(g.queue) > 0 {
+		g.last = g.queue[0].header
 	}
 	for _, c := range g.queue {
 		c.over, c.err, c.spec, c.scratch, c.step = true, err, Spec{}, nil, step{}
@@ -229,7 +250,7 @@ func (g *Group) Due(now time.Duration, s Sender) (next time.Duration, err error)
 		return g.due, nil
 	default:
 		g.patience = min(2*g.patience, time.Hour)
-		_, err = s.Post(g.Awaited(), wire.Call{Kind: wire.CallProbe}.Args(), nil)
+		_, err = s.Post(g.Awaited(), wire.Call{Group: g.id, Number: g.queue[0].header.Number, Kind: wire.CallProbe}.Args(), nil)
 	}
 	g.due = now + g.patience
 	return g.due, err

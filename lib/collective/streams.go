@@ -10,6 +10,18 @@ import (
 // ErrMismatch reports that two ranks do not make the same calls.
 var ErrMismatch = errors.New("the ranks of the job call different collective operations")
 
+// mismatch is an error about a call of another rank and one of this rank. It wraps ErrMismatch.
+type mismatch struct {
+	where wire.Where
+	own   wire.Call
+}
+
+func (m *mismatch) Error() string {
+	return fmt.Sprintf("%v: %s; this rank is in call %d, %s", ErrMismatch, m.where, m.own.Number, m.own)
+}
+
+func (m *mismatch) Unwrap() error { return ErrMismatch }
+
 // streams is what a rank has received from the others of a group and not used, and its credits.
 type streams struct {
 	peers []*peer // by place; nil: nothing was sent to it or came from it
@@ -21,6 +33,7 @@ type peer struct {
 	chunks []chunk // that came from it and were not taken
 	used   int     // bytes of the first one that were taken
 	taken  uint32  // chunks from it that were taken and not returned
+	asks   uint16  // the call in which it awaits this rank, and has got no answer; 0: none
 }
 
 type chunk struct {
@@ -73,8 +86,7 @@ func (p *peer) take(rank int, call wire.Call, buf []byte) (n int, err error) {
 	for n < len(buf) && len(p.chunks) > 0 {
 		first := &p.chunks[0]
 		if first.call != call {
-			return n, fmt.Errorf("%w: rank %d is in call %d, %s; this rank is in call %d, %s", ErrMismatch, rank,
-				first.call.Number, first.call, call.Number, call)
+			return n, &mismatch{wire.Where{Rank: uint32(rank), Call: first.call}, call}
 		}
 		moved := copy(buf[n:], first.payload[p.used:])
 		n += moved

@@ -73,6 +73,8 @@ func (j *Job) synchronise(ctx context.Context) error {
 // pass enters a barrier, on the boards if it can be completed there, and leaves it. The caller
 // holds Job.meeting.
 func (j *Job) pass(ctx context.Context) error {
+	j.meets.Store(true)
+	defer j.meets.Store(false)
 	if (j.Nodes() == 1 || j.header.Meets) && j.barriers.turns.Try() {
 		v, err := j.meet(ctx)
 		switch {
@@ -100,7 +102,7 @@ func (j *Job) passKernels(ctx context.Context) error {
 		j.ring()
 	}
 	if err := j.wait(ctx, func(int) bool { return j.area.Released().Load() >= number }); err != nil {
-		return overdue(ctx, err, "a rank has")
+		return j.overdue(ctx, err, "a rank has")
 	}
 	j.sending.Lock()
 	defer j.sending.Unlock()
@@ -137,13 +139,17 @@ func (j *Job) meet(ctx context.Context) (v wire.Outcome, err error) {
 	if j.barriers.exchange != nil {
 		j.abandonBarrier(number)
 	}
-	return v, overdue(ctx, err, missing)
+	return v, j.overdue(ctx, err, missing)
 }
 
-// overdue says which ranks are missing in a barrier that ctx has ended.
-func overdue(ctx context.Context, err error, missing string) error {
+// overdue says which ranks are missing in a barrier that ctx has ended, and which one is in a
+// collective operation instead.
+func (j *Job) overdue(ctx context.Context, err error, missing string) error {
 	if ctx.Err() == nil {
 		return err
+	}
+	if early := j.early(); early != "" {
+		return fmt.Errorf("margay: the barrier is not complete: %s not entered it, and %s: %w", missing, early, err)
 	}
 	return fmt.Errorf("margay: the barrier is not complete: %s not entered it: %w", missing, err)
 }

@@ -18,6 +18,7 @@ type calls struct {
 	vain   uint                               // looks at them, one after the other, that have advanced none
 	drawn  uint16                             // number that was drawn last for a new group
 	probed bool                               // another rank waits for this one
+	asked  bool                               // one wants to know where this one is
 }
 
 // looks is the number of vain looks at calls after which time is taken, to probe ranks that have
@@ -48,10 +49,11 @@ func (j *Job) collected(r *wire.Record) error {
 		return fmt.Errorf("%w: it is from rank %d of %d", wire.ErrChunk, r.Peer, j.Size())
 	}
 	c, err := wire.ParseCall(r.Args, len(r.Payload), j.Size())
-	if err != nil || c.Kind == wire.CallProbe {
-		j.calls.probed = true
+	if err != nil {
 		return err
 	}
+	j.calls.probed = j.calls.probed || c.Kind == wire.CallProbe
+	j.calls.asked = j.calls.asked || c.Kind == wire.CallProbe || c.Kind == wire.CallWhere
 	if g := j.calls.groups[c.Group]; g != nil {
 		return g.Arrive(int(r.Peer), c, r.Payload)
 	}
@@ -61,6 +63,9 @@ func (j *Job) collected(r *wire.Record) error {
 // advanceCalls advances operations of groups, and reports whether it has advanced any. The caller
 // holds Job.handling.
 func (j *Job) advanceCalls() (some bool) {
+	if j.calls.asked {
+		j.answerAll()
+	}
 	if len(j.calls.busy) == 0 && !j.desk.Busy() {
 		return false
 	}
@@ -76,6 +81,27 @@ func (j *Job) advanceCalls() (some bool) {
 		j.probe() // the rank that this one waits for
 	}
 	return some
+}
+
+// answerAll tells the ranks that have asked where this one is. The caller holds Job.handling.
+func (j *Job) answerAll() {
+	j.calls.asked = false
+	for _, g := range j.calls.groups {
+		j.calls.asked = g.Answer(courier{j}, j.meets.Load()) || j.calls.asked
+	}
+}
+
+// early describes a rank that is in a collective operation that this one has not started, "" if
+// none is known.
+func (j *Job) early() string {
+	j.handling.Lock()
+	defer j.handling.Unlock()
+	for _, g := range j.calls.groups {
+		if w, ok := g.Early(); ok {
+			return w.String()
+		}
+	}
+	return ""
 }
 
 // probe probes the ranks that operations of groups have awaited for long, and returns the time
@@ -173,7 +199,7 @@ func call(ctx context.Context, on Ranks, s collective.Spec) error {
 	defer j.handling.Unlock()
 	if err != nil && !c.Over() {
 		if ctx.Err() != nil {
-			err = fmt.Errorf("waiting for rank %d: %w", g.Awaited(), err)
+			err = fmt.Errorf("waiting for rank %d%s: %w", g.Awaited(), g.Apart(), err)
 		}
 		g.Break(err)
 	}

@@ -121,6 +121,7 @@ type Job struct {
 
 	interrupting sync.Once   // Upcalls has been called
 	abandoned    atomic.Bool // a barrier that this rank had entered
+	meets        atomic.Bool // this rank is in a barrier
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -280,12 +281,16 @@ func (j *Job) LocalRank() int { return int(j.header.LocalRank) }
 // LocalSize is the number of the job's ranks on this node.
 func (j *Job) LocalSize() int { return int(j.header.LocalSize) }
 
-// Handle sets the handler for messages of a number, 0 to 255; nil removes it. A message without a
-// handler panics.
-func (j *Job) Handle(number int, f func(Message)) {
+// Handle sets the handler for messages of a number, 0 to 255; nil removes it. It fails for any other
+// number. A message without a handler panics.
+func (j *Job) Handle(number int, f func(Message)) error {
+	if err := checkHandler(number); err != nil {
+		return err
+	}
 	j.handling.Lock()
 	defer j.handling.Unlock()
 	j.handlers[number] = f
+	return nil
 }
 
 // Poll runs the handlers of all messages that have arrived and returns their number, 0 after

@@ -99,7 +99,11 @@ func rank(mode []string) error {
 	case "calls":
 		return calls(ctx, job)
 	case "overdue":
-		ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
+		ms, err := strconv.Atoi(mode[1])
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, time.Duration(ms)*time.Millisecond)
 		defer cancel()
 		fmt.Println(margay.Broadcast(ctx, job, 0, make([]byte, 8)))
 	case "split":

@@ -98,6 +98,11 @@ func (j *Job) check(rank, handler int) error {
 	if rank < 0 || rank >= j.Size() {
 		return fmt.Errorf("margay: there is no rank %d, but ranks 0 to %d", rank, j.Size()-1)
 	}
+	return checkHandler(handler)
+}
+
+// checkHandler returns an error if the application has no such handler.
+func checkHandler(handler int) error {
 	if handler < 0 || handler >= wire.MaxHandlers {
 		return fmt.Errorf("margay: there is no handler %d, but handlers 0 to %d", handler, wire.MaxHandlers-1)
 	}

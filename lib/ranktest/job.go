@@ -216,14 +216,79 @@ func calls(t *testing.T, program Program) {
 
 // overdue: a rank that waits probes whether the other has ended, and gives up after its time-out.
 func overdue(t *testing.T, program Program) {
-	k := Start(t, program, "overdue")
+	k := Start(t, program, "overdue", "2000")
 	k.Greet()
-	probe := k.sleep()
-	if probe.Handler != wire.HandlerCollective || probe.Peer != 0 || probe.Args != (wire.Call{Kind: wire.CallProbe}).Args() || len(probe.Payload) != 0 {
-		t.Errorf("it sends %+v", probe)
-	}
+	k.probed()
 	if out, _ := k.Ended(0); !strings.Contains(out, "broadcast: waiting for rank 0: ") {
 		t.Errorf("it says %s", out)
+	}
+}
+
+// probed waits until the rank probes rank 0 in its first collective call.
+func (k *Kernel) probed() {
+	k.t.Helper()
+	probe := k.sleep()
+	if probe.Handler != wire.HandlerCollective || probe.Peer != 0 || probe.Args != (wire.Call{Number: 1, Kind: wire.CallProbe}).Args() || len(probe.Payload) != 0 {
+		k.t.Errorf("it sends %+v", probe)
+	}
+}
+
+// say sends the rank where rank 0 is.
+func (k *Kernel) say(c wire.Call) {
+	k.Push(wire.Record{
+		Handler: wire.HandlerCollective, Args: wire.Call{Kind: wire.CallWhere}.Args(), Payload: wire.WherePayload(wire.Where{Call: c}),
+	})
+}
+
+// hears waits until the rank has sent rank 0 where it is.
+func (k *Kernel) hears(want wire.Call) {
+	k.t.Helper()
+	var sent wire.Record
+	for sent.Args != (wire.Call{Kind: wire.CallWhere}).Args() {
+		k.Await("whereabouts", func() (came bool) { sent, came = k.Next(); return came })
+	}
+	if wheres, err := wire.ParseWheres(sent.Payload); err != nil || sent.Peer != 0 || wheres[0] != (wire.Where{Rank: 1, Call: want}) {
+		k.t.Errorf("it sends rank %d %v, %v", sent.Peer, wheres, err)
+	}
+}
+
+// differ: a rank whose call differs from the one of a rank that it awaits fails at once and names
+// both, and sends the other its own. It answers a probe.
+func differ(t *testing.T, program Program) {
+	k := Start(t, program, "overdue", "60000")
+	k.Greet()
+	k.probed()
+	own := wire.Call{Number: 1, Kind: wire.CallBroadcast, Length: 8}
+	k.Push(wire.Record{Handler: wire.HandlerCollective, Args: wire.Call{Number: 1, Kind: wire.CallProbe}.Args()})
+	k.hears(own)
+	k.say(own) // which differs in nothing
+	k.say(wire.Call{Number: 1, Kind: wire.CallGather, Length: 8})
+	k.hears(own)
+	const want = "rank 0 is in call 1, gather of 8 bytes with root 0; this rank is in call 1, broadcast of 8 bytes with root 0"
+	if out, _ := k.Ended(0); !strings.Contains(out, want) {
+		t.Errorf("it says %s", out)
+	}
+}
+
+// barrierAndCall: of a rank in a barrier of the job and one in a collective call, each one's
+// time-out names the other.
+func barrierAndCall(t *testing.T, program Program) {
+	calls, meets := Start(t, program, "overdue", "4000"), Start(t, program, "meet", "1", "4000")
+	calls.Greet()
+	meets.Greet()
+	calls.probed()
+	calls.say(wire.Call{Kind: wire.CallBarrier})
+	calls.hears(wire.Call{Number: 1, Kind: wire.CallBroadcast, Length: 8})
+	meets.Await("message", func() bool { _, came := meets.Next(); return came })
+	meets.Await("entry", func() bool { return meets.area.Entered().Load() == 1 })
+	meets.Push(wire.Record{Handler: wire.HandlerCollective, Args: wire.Call{Number: 1, Kind: wire.CallProbe}.Args()})
+	meets.hears(wire.Call{Kind: wire.CallBarrier})
+	meets.say(wire.Call{Number: 1, Kind: wire.CallGather, Length: 8})
+	if out, _ := calls.Ended(0); !strings.Contains(out, "waiting for rank 0 in call 1, broadcast of 8 bytes with root 0: rank 0 is in a barrier of the job: ") {
+		t.Errorf("it says %s", out)
+	}
+	if _, says := meets.Ended(1); !strings.Contains(says, "a rank has not entered it, and rank 0 is in call 1, gather of 8 bytes with root 0") {
+		t.Errorf("it says %s", says)
 	}
 }
 
@@ -234,7 +299,7 @@ func tests(t *testing.T, program Program) {
 	k.Greet()
 	var probe wire.Record
 	k.Await("probe", func() (came bool) { probe, came = k.Next(); return came })
-	if probe.Handler != wire.HandlerCollective || probe.Peer != 0 || probe.Args != (wire.Call{Kind: wire.CallProbe}).Args() {
+	if probe.Handler != wire.HandlerCollective || probe.Peer != 0 || probe.Args != (wire.Call{Number: 1, Kind: wire.CallProbe}).Args() {
 		t.Errorf("it sends %+v", probe)
 	}
 	other := wire.Call{Number: 1, Kind: wire.CallBroadcast, Length: 9}

@@ -392,7 +392,7 @@ func payload(i int) []byte {
 //	            finalize, region, fixed region, insert, stats, state, remove and broadcast
 //	calls       prints the error of a sum of int32 for rank 9, of "and" of 1 float64 in all ranks, of a broadcast of 8 bytes from
 //	            rank 0, and of gathering them in all ranks; and ends
-//	overdue     prints the error of a broadcast of 8 bytes from rank 0 with a time-out of 4 s, and ends
+//	overdue T   prints the error of a broadcast of 8 bytes from rank 0 with a time-out of T ms, and ends
 //	tests       starts a broadcast of 8 bytes from rank 0 and another one, tests the first until it is over, and prints its error and
 //	            that of the second; makes a broadcast, and prints its error; and ends
 //	split       splits the ranks of the job, with colour and key 0, prints the error, and ends
@@ -499,6 +499,8 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 	t.Run("finalized", func(t *testing.T) { finalized(t, program) })
 	t.Run("calls", func(t *testing.T) { calls(t, program) })
 	t.Run("overdue", func(t *testing.T) { overdue(t, program) })
+	t.Run("different calls", func(t *testing.T) { differ(t, program) })
+	t.Run("barrier and call", func(t *testing.T) { barrierAndCall(t, program) })
 	t.Run("nonsense", func(t *testing.T) { nonsense(t, program) })
 	t.Run("pending", func(t *testing.T) { pending(t, program) })
 	t.Run("refused", func(t *testing.T) { refused(t, program) })

@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 
+	"margay/internal/printable"
 	"margay/nimble/isa"
 	"margay/nimble/object"
 	"margay/nimble/verify"
@@ -133,18 +134,7 @@ func newFinding(p *verify.Program, slot int, access string) (f Finding, ok bool)
 // Summary says in one line that a program was accepted, and what it is.
 func (r *Report) Summary() string {
 	return fmt.Sprintf("%s: accepted: %s in %s and %s, %d of %s proved", OneLine(strings.TrimPrefix(r.Section+" "+r.Function, " ")),
-		count(r.Instructions, "instruction"), count(r.Blocks, "basic block"), count(len(r.Functions), "function"), r.Proved, count(r.Accesses, "memory access"))
-}
-
-// count writes a number of things.
-func count(n int, noun string) string {
-	switch {
-	case n == 1:
-		return "1 " + noun
-	case strings.HasSuffix(noun, "s"):
-		return fmt.Sprintf("%d %ses", n, noun)
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
+		printable.Count(r.Instructions, "instruction"), printable.Count(r.Blocks, "basic block"), printable.Count(len(r.Functions), "function"), r.Proved, printable.Count(r.Accesses, "memory access"))
 }
 
 // Explain writes what the verifier has found out about each function.

@@ -72,7 +72,12 @@ func (w *walk) first(paths iter.Seq[string], by *loaded) *loaded {
 			return nil
 		}
 		if !filepath.IsAbs(path) {
-			path = w.dir + "/" + path // not cleaned: the component before a ".." may be a symbolic link
+			dir, err := w.dir()
+			if err != nil {
+				w.lost = err
+				continue
+			}
+			path = dir + "/" + path // not cleaned: the component before a ".." may be a symbolic link
 		}
 		if o := w.object(path, w.needs.Machine); o != nil {
 			return &loaded{o, path, by}

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 )
 
 // Bounds of one search. Programs with some hundred libraries exist.
@@ -57,16 +58,21 @@ type Needs struct {
 type Missing struct {
 	Library string // its name, or its path
 	By      string // the path of a file that needs it
+	Lost    error  // why folders below the working directory were not searched
 }
 
 func (m *Missing) Error() string {
-	return fmt.Sprintf("library %s, which %s needs: not found; LD_LIBRARY_PATH adds folders with libraries", m.Library, m.By)
+	text := fmt.Sprintf("library %s, which %s needs: not found; ", m.Library, m.By)
+	if m.Lost != nil {
+		return text + fmt.Sprintf("a folder below the current one, which cannot be used (%v), was not searched", m.Lost)
+	}
+	return text + "LD_LIBRARY_PATH adds folders with libraries"
 }
 
 // Needs returns what the file at an absolute path needs. loader is for files that name none, as
 // libraries do; empty: they need nothing. The error says why the file cannot be loaded at all.
 func (s *Search) Needs(path, loader string) (Needs, error) {
-	w := &walk{Search: s}
+	w := &walk{Search: s, dir: sync.OnceValues(os.Getwd)}
 	main, err := readObject(path, elf.EM_NONE, &w.work)
 	if err != nil {
 		return Needs{}, err
@@ -86,9 +92,6 @@ func (s *Search) Needs(path, loader string) (Needs, error) {
 		return needs, nil
 	}
 	needs.Loader = loader
-	if w.dir, err = os.Getwd(); err != nil {
-		return needs, fmt.Errorf("working directory: %w", err)
-	}
 	w.needs, w.queue = needs, []*loaded{{object: main, path: path}}
 	w.seen = map[string]bool{loader: true, filepath.Base(loader): true, own.soname: true}
 	w.loader = w.newLoader()
@@ -148,7 +151,8 @@ func (l *loaded) origin() string { return l.path[:max(1, strings.LastIndexByte(l
 type walk struct {
 	*Search
 	loader loader
-	dir    string // the working directory
+	dir    func() (string, error) // the working directory
+	lost   error                  // why a relative path was not tried
 	needs  Needs
 	seen   map[string]bool // names, and the sonames of what was found
 	queue  []*loaded
@@ -165,8 +169,9 @@ func (w *walk) all() error {
 	for at := 0; at < len(w.queue); at++ {
 		by := w.queue[at]
 		for _, name := range by.needed {
+			w.lost = nil
 			if !w.take(name, by) {
-				w.needs.Missing = append(w.needs.Missing, &Missing{name, by.path})
+				w.needs.Missing = append(w.needs.Missing, &Missing{name, by.path, w.lost})
 				w.seen[name] = true
 			}
 			if len(w.queue) > maxLibraries {

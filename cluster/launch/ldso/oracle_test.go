@@ -286,3 +286,33 @@ func TestWorkingDirectory(t *testing.T) {
 		}
 	}
 }
+
+// Without a working directory a search does without it, and says so of a library that it has not
+// found.
+func TestNoWorkingDirectory(t *testing.T) {
+	loader, b := systemLoader(t), build(t)
+	one := b.library("lib/libone.so")
+	found := b.program(one, "-Wl,-rpath,"+filepath.Dir(one))
+	if err := os.Rename(found, found+" that finds"); err != nil {
+		t.Fatal(err)
+	}
+	found, lost := found+" that finds", b.program(one, "-Wl,-rpath,lib")
+	gone := filepath.Join(b.dir, "gone")
+	if err := os.Mkdir(gone, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(gone)
+	if err := os.Remove(gone); err != nil {
+		t.Fatal(err)
+	}
+	if libraries, missing := ask(t, loader, found); missing != "" {
+		t.Errorf("the loader has %q and lacks %s", libraries, missing)
+	}
+	if needs, err := new(Search).Needs(found, ""); err != nil || len(needs.Missing) != 0 {
+		t.Errorf("%+v, %v", needs, err)
+	}
+	needs, err := new(Search).Needs(lost, "")
+	if err != nil || len(needs.Missing) != 1 || !strings.Contains(needs.Missing[0].Error(), "the current one, which cannot be used (getwd: no such file or directory)") {
+		t.Errorf("%+v, %v", needs, err)
+	}
+}

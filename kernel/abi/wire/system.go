@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 )
 
@@ -42,17 +43,21 @@ const (
 	CallBarrier   CallKind = 8
 	CallSplit     CallKind = 9  // an all-gather of what ranks want of a new group
 	CallCredit    CallKind = 10 // Length: chunks that the sender has taken
-	CallProbe     CallKind = 11 // is ignored; if the target has ended, it ends the job
+	CallProbe     CallKind = 11 // asks where the target is (Where); if that has ended, it ends the job
+	CallWhere     CallKind = 12 // the payload says where ranks are
 )
 
 var callNames = [...]string{CallBroadcast: "broadcast", CallReduce: "reduce", CallAllReduce: "all-reduce", CallGather: "gather",
 	CallAllGather: "all-gather", CallAllToAll: "all-to-all", CallScan: "scan", CallBarrier: "barrier", CallSplit: "split", CallCredit: "credit",
-	CallProbe: "probe"}
+	CallProbe: "probe", CallWhere: "whereabouts"}
 
 func (k CallKind) String() string { return nameOf(callNames[:], uint8(k)) }
 
 // Rooted reports whether one rank has a part of its own in an operation of that kind.
 func (k CallKind) Rooted() bool { return k == CallBroadcast || k == CallReduce || k == CallGather }
+
+// carriesData reports whether a message of the kind is a chunk of a call.
+func (k CallKind) carriesData() bool { return k >= CallBroadcast && k <= CallSplit }
 
 // CallType is the type of the elements of a reduction; 0: bytes.
 type CallType uint8
@@ -122,7 +127,9 @@ func NewGroupID(rank uint32, drawn uint16) GroupID { return GroupID(rank)<<16 | 
 //	1 u64: bytes in bits 0 to 39, number of the call in the group in 40 to 51, counted from 1 and wrapping, kind in 52 to 55, type
 //	       in 56 to 59, operation in 60 to 63
 //
-// The payload is data, 1 to MaxPayload bytes; a credit and a probe have none.
+// The payload is data, 1 to MaxPayload bytes; a credit and a probe have none. Of a probe, Group and
+// Number are those of the call in which the sender awaits the target; one with Number 0 gets no
+// answer.
 type Call struct {
 	Group  GroupID
 	Root   uint32
@@ -156,15 +163,22 @@ func (c Call) Args() [2]uint64 {
 // ErrChunk reports a message of HandlerCollective that makes no sense.
 var ErrChunk = errors.New("message of a collective operation makes no sense")
 
-// ParseCall reads the arguments of a message of HandlerCollective with so much payload, in a job of
-// size ranks. The sender may have written anything. The error wraps ErrChunk.
-func ParseCall(args [2]uint64, payload, size int) (Call, error) {
-	c := Call{
+// callOf reads arguments, which may be anything.
+func callOf(args [2]uint64) Call {
+	return Call{
 		Group: GroupID(args[0] & (1<<40 - 1)), Root: uint32(args[0] >> 40), Length: args[1] & MaxCallLength, Number: uint16(args[1] >> 40 & MaxCallNumber),
 		Kind: CallKind(args[1] >> 52 & 15), Type: CallType(args[1] >> 56 & 15), Op: CallOp(args[1] >> 60),
 	}
-	data := c.Kind >= CallBroadcast && c.Kind <= CallSplit
+}
+
+// ParseCall reads the arguments of a message of HandlerCollective with so much payload, in a job of
+// size ranks. The sender may have written anything. The error wraps ErrChunk.
+func ParseCall(args [2]uint64, payload, size int) (Call, error) {
+	c := callOf(args)
+	data := c.Kind.carriesData()
 	switch {
+	case c.Kind == CallWhere && payload > 0 && payload <= MaxPayload && c.Root == 0:
+		return c, nil
 	case c.Kind < CallBroadcast || c.Kind > CallProbe || c.Type > TypeFloat64 || c.Op > OpUser:
 		return c, fmt.Errorf("%w: kind %d, type %d, operation %d", ErrChunk, c.Kind, c.Type, c.Op)
 	case uint64(c.Root) >= uint64(size):
@@ -173,6 +187,58 @@ func ParseCall(args [2]uint64, payload, size int) (Call, error) {
 		return c, fmt.Errorf("%w: %s with %d bytes of payload", ErrChunk, c, payload)
 	}
 	return c, nil
+}
+
+// Where says in which call a rank is, for one that waits for it in vain: the two may differ. A rank
+// sends it as the answer to a probe, of itself and of another rank whose call differs from its own,
+// and of itself to a rank whose call it has found to differ. Number 0 stands for a barrier of the
+// job (Note), which is no call of a group.
+type Where struct {
+	Rank uint32
+	Call Call
+}
+
+// whereSize is the number of bytes of a Where: 0 u32 rank, 4 u32 zero, 8 u64 and 16 u64 the
+// arguments of the call.
+const whereSize = 24
+
+// maxWheres is how many a message has at most.
+const maxWheres = 2
+
+// String describes where the rank is, for an error.
+func (w Where) String() string {
+	if w.Call.Number == 0 {
+		return fmt.Sprintf("rank %d is in a barrier of the job", w.Rank)
+	}
+	return fmt.Sprintf("rank %d is in call %d, %s", w.Rank, w.Call.Number, w.Call)
+}
+
+// WherePayload returns the payload of a message about some ranks, 1 or 2.
+func WherePayload(ranks ...Where) (b []byte) {
+	for _, w := range ranks {
+		args := w.Call.Args()
+		b = binary.LittleEndian.AppendUint64(b, uint64(w.Rank))
+		b = binary.LittleEndian.AppendUint64(b, args[0])
+		b = binary.LittleEndian.AppendUint64(b, args[1])
+	}
+	return b
+}
+
+// ParseWheres reads the payload of a message of CallWhere. The sender may have written anything; the
+// caller checks ranks and groups. The error wraps ErrChunk.
+func ParseWheres(b []byte) (ranks []Where, err error) {
+	if len(b) == 0 || len(b)%whereSize != 0 || len(b) > maxWheres*whereSize {
+		return nil, fmt.Errorf("%w: %d bytes say where ranks are", ErrChunk, len(b))
+	}
+	for ; len(b) > 0; b = b[whereSize:] {
+		rank := binary.LittleEndian.Uint64(b)
+		c := callOf([2]uint64{binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:])})
+		if rank > math.MaxInt32 || !c.Kind.carriesData() || c.Type > TypeFloat64 || c.Op > OpUser {
+			return nil, fmt.Errorf("%w: rank %d in %s", ErrChunk, rank, c)
+		}
+		ranks = append(ranks, Where{uint32(rank), c})
+	}
+	return ranks, nil
 }
 
 // Windows are regions by which other ranks reach a rank's memory. A rank makes one by a request for

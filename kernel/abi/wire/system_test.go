@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bytes"
 	"errors"
 	"strings"
 	"testing"
@@ -38,7 +39,9 @@ func TestParseCall(t *testing.T) {
 		payload int
 	}{
 		"kind 0":            {[2]uint64{0, 8}, 8},
-		"kind 12":           {[2]uint64{0, 8 | 12<<52}, 8},
+		"kind 13":           {[2]uint64{0, 8 | 13<<52}, 8},
+		"nothing said":      {[2]uint64{0, 12 << 52}, 0},
+		"said of a root":    {[2]uint64{1 << 40, 12 << 52}, 24},
 		"type 7":            {[2]uint64{0, 8 | 2<<52 | 7<<56}, 8},
 		"operation 8":       {[2]uint64{0, 8 | 2<<52 | 8<<60}, 8},
 		"root 3":            {[2]uint64{3 << 40, 8 | 2<<52}, 8},
@@ -51,6 +54,24 @@ func TestParseCall(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, c, err)
 		}
 	}
+}
+
+// What was read of where ranks are is what was written.
+func FuzzParseWheres(f *testing.F) {
+	f.Add(WherePayload(Where{1, Call{Number: 1, Kind: CallGather, Length: 8}}))
+	f.Add(WherePayload(Where{1, Call{Kind: CallBarrier}}, Where{2, Call{Number: MaxCallNumber, Kind: CallReduce, Type: TypeInt32, Op: OpSum}}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		wheres, err := ParseWheres(b)
+		if err != nil {
+			if !errors.Is(err, ErrChunk) {
+				t.Fatal(err)
+			}
+			return
+		}
+		if again := WherePayload(wheres...); !bytes.Equal(again, b) || len(wheres) > maxWheres {
+			t.Errorf("%v becomes %v", b, again)
+		}
+	})
 }
 
 // A request or an answer is read as it was written, and an access within a window ends in it.

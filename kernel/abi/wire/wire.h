@@ -125,6 +125,11 @@ struct wire_record {
 #define WIRE_CALL_SPLIT 9
 #define WIRE_CALL_CREDIT 10
 #define WIRE_CALL_PROBE 11
+#define WIRE_CALL_WHERE 12
+
+/* The same, Where. */
+#define WIRE_WHERE_SIZE 24
+#define WIRE_MAX_WHERES 2
 
 #define WIRE_OP_USER 7
 

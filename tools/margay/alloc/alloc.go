@@ -27,9 +27,9 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/launch"
 	"margay/internal/nodeset"
+	"margay/internal/printable"
 	"margay/tools/margay/command"
 	"margay/tools/margay/job"
-	"margay/tools/margay/show"
 )
 
 // commands make the commands of this group.
@@ -188,7 +188,7 @@ func (a commands) run(held *allocation.Allocation, path string, argv []string) e
 		return a.release(held, &control.ExitStatus{Code: launch.ExitMargay}, err)
 	}
 	defer hosts.Close()
-	a.Report("allocation %d: %s on %s", held.Job, show.Count(places.count(), "core"), nodeset.Condense(places.nodes()))
+	a.Report("allocation %d: %s on %s", held.Job, printable.Count(places.count(), "core"), nodeset.Condense(places.nodes()))
 	cmd := exec.Command(path, argv[1:]...)
 	cmd.Args[0] = argv[0]
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, below(a.Stdout), a.Stderr

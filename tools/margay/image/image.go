@@ -157,13 +157,13 @@ func (a commands) bootable(format provision.Format, b *build) (err error) {
 // printBootable prints a file that UEFI firmware boots, and the image if one was built for it.
 func (a commands) printBootable(made provision.Bootable, image *provision.Image) error {
 	switch {
-	case a.Quiet:
-		return nil
 	case a.JSON:
 		return show.Value(a.Stdout, struct {
 			provision.Bootable
 			Image *provision.Image `json:"image,omitempty"`
 		}{made, image})
+	case a.Quiet:
+		return nil
 	}
 	fmt.Fprintf(a.Stdout, "%s\n", made.Path)
 	fmt.Fprintf(a.Stdout, "%s, %.1f MB, sha256 %s\n", made.Format, float64(made.Size)/1e6, made.SHA256)
@@ -177,10 +177,10 @@ func (a commands) printBootable(made provision.Bootable, image *provision.Image)
 
 func (a commands) printImage(image provision.Image) error {
 	switch {
-	case a.Quiet:
-		return nil
 	case a.JSON:
 		return show.Value(a.Stdout, image)
+	case a.Quiet:
+		return nil
 	}
 	m := image.Manifest
 	fmt.Fprintf(a.Stdout, "%s\n", image.Path)

@@ -2,13 +2,26 @@ package image_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"margay/cluster/provision"
 	"margay/initramfs"
 	"margay/tools/margay/margaytest"
 )
+
+// What image build prints in JSON has keys in lower case.
+func TestKeys(t *testing.T) {
+	text, err := json.Marshal(provision.Image{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.ContainsAny(bytes.ReplaceAll(text, []byte("SHA256"), nil), "ABCDEFGHIJKLMNOPQRSTUVWXYZ") {
+		t.Errorf("%s", text)
+	}
+}
 
 // A command fails when a part of its output cannot be written.
 func TestNoteThatCannotBeWritten(t *testing.T) {

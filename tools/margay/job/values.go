@@ -153,7 +153,7 @@ func threads(env []string, cores int) []string {
 func workingDir(chdir string) (string, error) {
 	dir, err := filepath.Abs(chdir)
 	if err != nil {
-		return "", fmt.Errorf("working directory: %w", err)
+		return "", fmt.Errorf("the current folder cannot be used: %w; --chdir names another one, by an absolute path", err)
 	}
 	if chdir == "" {
 		return dir, nil

@@ -98,6 +98,19 @@ func TestWorkingDir(t *testing.T) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
+	gone := t.TempDir() + "/gone"
+	if err := os.Mkdir(gone, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(gone)
+	if err := os.Remove(gone); err != nil {
+		t.Fatal(err)
+	}
+	for chdir, want := range map[string]string{"": "getwd: no such file or directory; --chdir", "x": "getwd: no such file or directory; --chdir", "/": ""} {
+		if _, err := workingDir(chdir); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q without a current folder: %v", chdir, err)
+		}
+	}
 }
 
 func TestParsePast(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/machine"
 	"margay/internal/nodeset"
+	"margay/internal/printable"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )
@@ -85,7 +86,7 @@ func (a commands) statusCommand() *cobra.Command {
 				return show.Message(a.Stdout, status)
 			}
 			text := fmt.Sprintf("machine %s (%s): %d of %d nodes up%s, %d of %d application cores free, %s\n",
-				status.Machine, status.Substrate, status.Up, status.Nodes, out(status), status.FreeCores, status.Cores, show.Count(int(status.Jobs), "job"))
+				status.Machine, status.Substrate, status.Up, status.Nodes, out(status), status.FreeCores, status.Cores, printable.Count(int(status.Jobs), "job"))
 			if pid != 0 { // it is this user's machine
 				times := ""
 				if status.ServeStarts > 1 {

@@ -19,6 +19,7 @@ import (
 	"margay/cluster/follow"
 	"margay/cluster/launch"
 	"margay/cluster/trace"
+	"margay/internal/printable"
 	"margay/kernel/abi/id"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
@@ -133,7 +134,7 @@ func (a commands) traced(path string, summaries []trace.Summary, took time.Durat
 		lost += s.Lost
 	}
 	a.Report("margay: %s: %s of %s in %.1f s, %d were lost; https://ui.perfetto.dev opens it",
-		path, show.Count(int(events), "event"), show.Count(len(summaries), "node"), took.Seconds(), lost)
+		path, printable.Count(int(events), "event"), printable.Count(len(summaries), "node"), took.Seconds(), lost)
 }
 
 // recorded lists the nodes to record: the nodes of a job, or all that are up.

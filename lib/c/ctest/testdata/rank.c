@@ -306,7 +306,7 @@ int main(int argc, char **argv)
 		calls();
 	} else if (strcmp(argv[1], "overdue") == 0) {
 		char eight[8];
-		says(margay_broadcast(0, eight, sizeof eight, 4000) == -1);
+		says(margay_broadcast(0, eight, sizeof eight, atoi(argv[2])) == -1);
 	} else if (strcmp(argv[1], "split") == 0) {
 		margay_group group;
 		says(margay_group_split(MARGAY_WORLD, 0, 0, &group, 20000) == -1 && group == MARGAY_NO_GROUP);
