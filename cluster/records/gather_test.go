@@ -110,15 +110,13 @@ func TestRandomEnds(t *testing.T) {
 		for range 200 {
 			p.step()
 		}
-		for !p.relay.Complete(0) {
-			p.rewind()
-			for len(p.unsent) > 0 || p.gather.Waits() {
-				p.node()
-			}
-			for len(p.flight) > 0 {
+		p.rewind()
+		for len(p.unsent)+len(p.flight)+len(p.passed) > 0 || p.gather.Waits() {
+			p.node()
+			if len(p.flight) > 0 {
 				p.serve()
 			}
-			for len(p.passed) > 0 {
+			if len(p.passed) > 0 {
 				p.client()
 			}
 		}

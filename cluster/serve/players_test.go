@@ -30,10 +30,10 @@ type actor struct {
 	lines   int
 
 	journal *journal.Journal
-	told    []task.Record // sent by job init, not yet taken by the node kernel
+	told    []task.Record  // sent by job init, not yet taken by the node kernel
 	ends    records.Gather // of the node kernel
-	link    *link         // to serve; nil while there is none
-	acked   uint64        // records that serve has acknowledged
+	link    *link          // to serve; nil while there is none
+	acked   uint64         // records that serve has acknowledged
 }
 
 // input is the standard input that a rank has read.
