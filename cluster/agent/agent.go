@@ -9,12 +9,12 @@
 // Requests about one job are handled in order of arrival, also across two connections: a node that
 // has forgotten a job never prepares it afterwards.
 //
-// Ends of ranks that come within a short time travel to serve together, but none that serve or a user
-// may be waiting for (records.Gather). Those that wait here when the node kernel is killed are records
-// that are not acknowledged.
+// Ends of ranks that come within a short time travel to serve together, but none that serve or a
+// user may be waiting for (records.Gather). An end that waits here when the node kernel is killed
+// is an unacknowledged record.
 //
-// Locks: Agent.mu guards the connection and the tables of faults, of copies, of turns and of ends. It is
-// held while records are sent, so that they are sent in order.
+// Locks: Agent.mu guards the connection and the tables of faults, of copies, of turns and of ends.
+// It is held while records are sent, so that they are sent in order.
 package agent
 
 import (

@@ -9,8 +9,8 @@ import (
 	"margay/kernel/task"
 )
 
-// endsPause is how long an end waits for others at most. The starts of many ranks on a node, or on a busy
-// host, are as far apart.
+// endsPause is how long an end waits for others at most. The starts of many ranks on a node, or on
+// a busy host, are as far apart.
 const endsPause = 100 * time.Millisecond
 
 // ends are the ends of a job's ranks that wait for others. Agent.mu guards them.

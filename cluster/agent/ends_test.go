@@ -13,8 +13,8 @@ import (
 	"margay/kernel/task"
 )
 
-// The ends of a node's ranks reach serve in one message, each with its own status, without a wait for
-// the last one. Ends that others do not follow reach it a little later.
+// The ends of a node's ranks reach serve in one message, each with its own status, without a wait
+// for the last one. Ends that others do not follow reach it a little later.
 func TestEndsTravelTogether(t *testing.T) {
 	check.Leaks(t)
 	s := newServe(t)

@@ -16,8 +16,8 @@ type Gather struct {
 }
 
 // Add takes the next record of a job, with a single end at most, and returns the messages to send
-// now, in order. The caller calls Flush a little later if Waits says so. Records that are sent again
-// begin with an earlier number; the others follow each other.
+// now, in order. The caller calls Flush a little later if Waits says so. Records that are sent
+// again begin with an earlier number; the others follow each other.
 func (g *Gather) Add(m *control.Record) (send []*control.Record) {
 	if g.held != nil && m.Stream == control.Stream_STREAM_EXIT && m.Seq == Newest(g.held)+1 {
 		g.held.More = append(g.held.More, &control.RankEnd{Rank: m.Rank, Exit: m.Exit, Open: m.Open})
@@ -32,7 +32,7 @@ func (g *Gather) Add(m *control.Record) (send []*control.Record) {
 	return send
 }
 
-// mayWait reports whether a record may wait for others. Those that may are small, so that the ends of
+// mayWait reports whether a record may wait for others. Only small ones may, so that the ends of
 // all ranks of a node fit into a frame.
 func (g *Gather) mayWait(m *control.Record) bool {
 	if m.Stream != control.Stream_STREAM_EXIT {

@@ -157,7 +157,7 @@ func (p *play) fill() {
 	p.rewind()
 }
 
-// rewind has the node send again what is not acknowledged. Before, it may have ended.
+// rewind makes the node resend the unacknowledged records. Before, it may have been restarted.
 func (p *play) rewind() {
 	if p.rng.IntN(2) == 0 {
 		p.gather = Gather{}
@@ -185,7 +185,7 @@ func (p *play) step() {
 	}
 }
 
-// node takes the next record, or sends what has waited.
+// node takes the next record, or sends the ends that have waited.
 func (p *play) node() {
 	if len(p.unsent) == 0 || p.rng.IntN(4) == 0 {
 		p.flight = append(p.flight, p.gather.Flush()...)

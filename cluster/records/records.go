@@ -45,8 +45,8 @@ func (r *Relay) RestoreComplete(node uint32) { r.node(node).whole = true }
 // Take passes the records of a message on unless an earlier one is missing: that one was lost with
 // a connection, and all will be sent again. The node no longer has the records up to m.Acked,
 // because an earlier serve had handled them. No record follows the last one, and none has number 0.
-// Take reports whether the message passes, and returns those of its records that pass for the first
-// time, nil if none does.
+// Take reports whether the message passes, and returns its records that pass for the first time,
+// nil if none does.
 func (r *Relay) Take(m *control.Record) (passes bool, fresh *control.Record) {
 	p := r.node(m.Node)
 	acked, newest := min(m.Acked, max(m.Seq, 1)-1), Newest(m)

@@ -16,7 +16,7 @@ type told struct {
 
 func newTold() told { return told{exits: make(map[uint32]bool), last: make(map[uint32]bool)} }
 
-// take notes the records of a message, none of which has come before. It returns an error for an
+// take notes the records of a message, which have not come before. It returns an error for an
 // invalid record.
 func (t told) take(m *control.Record) error {
 	for r := range records.Each(m) {
