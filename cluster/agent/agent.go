@@ -9,7 +9,12 @@
 // Requests about one job are handled in order of arrival, also across two connections: a node that
 // has forgotten a job never prepares it afterwards.
 //
-// Locks: Agent.mu guards the connection and the tables of faults, of copies and of turns.
+// Ends of ranks that come within a short time travel to serve together, but none that serve or a
+// user may be waiting for (records.Gather). An end that waits here when the node kernel is killed
+// is an unacknowledged record.
+//
+// Locks: Agent.mu guards the connection and the tables of faults, of copies, of turns and of ends.
+// It is held while records are sent, so that they are sent in order.
 package agent
 
 import (
@@ -93,6 +98,7 @@ type Agent struct {
 	copies  map[id.Job]*copying
 	turns   map[id.Job]*turn           // by job: its last unfinished request
 	sharing map[id.Job]context.Context // by job: the connection to serve that keeps a stream of its shared files
+	ends    map[id.Job]*ends           // by job: ends of its ranks that wait for others
 }
 
 // Kernel is the node kernel as its agent sees it: a *kernel.Node.
@@ -146,7 +152,7 @@ func New(c Config) (*Agent, error) {
 	return &Agent{
 		config: c, key: key, serve: serve, peers: gate.NewLog(c.Log, 10, 1), bootID: bootID(),
 		faults: make(map[id.Job]*control.JobFault), copies: make(map[id.Job]*copying), turns: make(map[id.Job]*turn),
-		sharing: make(map[id.Job]context.Context),
+		sharing: make(map[id.Job]context.Context), ends: make(map[id.Job]*ends),
 	}, nil
 }
 
@@ -323,9 +329,11 @@ func (a *Agent) connect(conn *control.Conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.conn = conn
-	maps.DeleteFunc(a.faults, func(job id.Job, _ *control.JobFault) bool {
+	gone := func(job id.Job) bool {
 		return !slices.ContainsFunc(jobs, func(j kernel.JobInfo) bool { return j.Job == job })
-	})
+	}
+	maps.DeleteFunc(a.faults, func(job id.Job, _ *control.JobFault) bool { return gone(job) })
+	maps.DeleteFunc(a.ends, func(job id.Job, _ *ends) bool { return gone(job) })
 	for _, m := range a.faults {
 		_ = conn.Send(m)
 	}
@@ -478,29 +486,6 @@ func (a *Agent) report(m proto.Message) {
 	if conn != nil {
 		_ = conn.Send(m)
 	}
-}
-
-// Record implements kernel.Sink.
-func (a *Agent) Record(job id.Job, r task.Record) {
-	m := &control.Record{
-		Job: uint32(job), Node: a.self(), Seq: r.Seq, Rank: uint32(r.Rank), Stream: control.Stream(r.Stream), Data: r.Data,
-		Open: r.Open, Last: r.Last, Acked: r.Acked,
-	}
-	if r.Last {
-		m.Unkept = a.unkept(r.Unkept)
-	}
-	if r.Stream == task.Exit {
-		used := r.Status.Usage
-		m.Exit = &control.ExitStatus{
-			Code: int32(r.Status.Code), Signal: int32(r.Status.Signal), Reason: r.Status.Reason, TimeNs: int64(r.Status.Time),
-			Usage: &control.Usage{
-				UserNs: int64(used.User), SystemNs: int64(used.System), MajorFaults: used.MajorFaults, MinorFaults: used.MinorFaults,
-				Yields: used.Yields, Preemptions: used.Preemptions,
-			},
-			Fault: faultMessage(r.Status.Fault),
-		}
-	}
-	a.report(m)
 }
 
 // unkept is what a job leaves behind on this node, as a message.

@@ -163,6 +163,7 @@ func (a *Agent) forget(conn *control.Conn, f *control.Frame, m *control.Forget) 
 	}
 	a.mu.Lock()
 	delete(a.faults, job)
+	delete(a.ends, job)
 	a.mu.Unlock()
 	conn.Answer(f, &control.Forgotten{Unkept: a.unkept(unkept)}, nil)
 }

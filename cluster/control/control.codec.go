@@ -2321,6 +2321,7 @@ func (m *Record) size() (n int) {
 	n += sizeBool(9, m.Last)
 	n += sizeInt(10, m.Acked)
 	n += sizeMessage(11, m.Unkept)
+	n += sizeMessages(320, m.More)
 	return n + len(m.unknownFields)
 }
 
@@ -2339,6 +2340,7 @@ func (m *Record) encode(e *encoder) {
 	encodeBool(e, 9, m.Last)
 	encodeInt(e, 10, m.Acked)
 	encodeMessage(e, 11, m.Unkept)
+	encodeMessages(e, 320, m.More)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -2367,6 +2369,8 @@ func (m *Record) parse(p *parser) {
 			parseInt(p, &m.Acked)
 		case 11:
 			parseMessage(p, &m.Unkept)
+		case 320:
+			parseMessages(p, &m.More)
 		default:
 			p.unknown = true
 		}
@@ -2375,6 +2379,44 @@ func (m *Record) parse(p *parser) {
 }
 
 func (m *Record) String() string { return text(m) }
+
+func (m *RankEnd) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Rank)
+	n += sizeMessage(2, m.Exit)
+	n += sizeBool(3, m.Open)
+	return n + len(m.unknownFields)
+}
+
+func (m *RankEnd) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Rank)
+	encodeMessage(e, 2, m.Exit)
+	encodeBool(e, 3, m.Open)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *RankEnd) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Rank)
+		case 2:
+			parseMessage(p, &m.Exit)
+		case 3:
+			parseBool(p, &m.Open)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *RankEnd) String() string { return text(m) }
 
 func (m *ExitStatus) size() (n int) {
 	if m == nil {

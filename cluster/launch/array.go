@@ -349,18 +349,21 @@ func (a *arraySession) handle(conn *control.Conn, f *control.Frame) {
 	}
 }
 
-// record prints a record of a task, and acknowledges printed ones (session.record).
+// record prints the records of a message of a task, and acknowledges printed ones (session.record).
 func (a *arraySession) record(m *control.Record) {
 	t := a.jobs[m.Job]
 	if t == nil {
 		return
 	}
-	if t.printed.Next(m.Node, m.Seq) {
-		if err := t.printer.print(m); err != nil {
+	for r := range records.Each(m) {
+		if !t.printed.Next(r.Node, r.Seq) {
+			continue
+		}
+		if err := t.printer.print(r); err != nil {
 			a.giveUp(fmt.Errorf("write output: %w", err))
 			return
 		}
-		t.printed.Done(m.Node)
+		t.printed.Done(r.Node)
 	}
 	conn, ack := a.conn, &control.Ack{Job: m.Job, Node: m.Node, Seq: t.printed.Seen(m.Node)}
 	a.outlet.then(0, func() error {

@@ -635,34 +635,45 @@ func (s *session) runs() {
 	}
 }
 
-// record prints the next record of a node, and acknowledges printed records. A record that has been
-// printed is a duplicate; one that is not the next follows one that was lost with a connection, and
-// both will be sent again.
+// record prints the records of a message that are next of their node, and acknowledges printed
+// records. A record that has been printed is a duplicate; one that is not the next follows one that
+// was lost with a connection, and both will be sent again.
 func (s *session) record(m *control.Record) {
 	defer s.outlet.await(s.current())
 	s.printing.Lock()
 	defer s.printing.Unlock()
-	if s.printed.Next(m.Node, m.Seq) {
-		if s.Begins != nil && len(m.Data) > 0 {
-			s.begins.Do(s.Begins)
+	for r := range records.Each(m) {
+		if !s.printed.Next(r.Node, r.Seq) {
+			continue
 		}
-		if err := s.printer.print(m); err != nil {
+		if err := s.print(r); err != nil {
 			s.abandon(fmt.Errorf("write output: %w", err))
 			return
 		}
-		s.printed.Done(m.Node)
-		if m.Stream == control.Stream_STREAM_EXIT {
-			s.stdin.ended(m.Rank)
-			if s.Status.Verbose { // the place of a fault takes a while to name
-				s.Status.Logf("rank %d on node%d %s: %s", m.Rank, m.Node, Describe(m.Exit), usage(m.Exit.GetUsage()))
-			}
-		}
+		s.printed.Done(r.Node)
 	}
 	ack := &control.Ack{Job: m.Job, Node: m.Node, Seq: s.printed.Seen(m.Node)}
 	s.outlet.then(0, func() error {
 		s.send(ack)
 		return nil
 	})
+}
+
+// print prints a record. The caller holds printing.
+func (s *session) print(m *control.Record) error {
+	if s.Begins != nil && len(m.Data) > 0 {
+		s.begins.Do(s.Begins)
+	}
+	if err := s.printer.print(m); err != nil {
+		return err
+	}
+	if m.Stream == control.Stream_STREAM_EXIT {
+		s.stdin.ended(m.Rank)
+		if s.Status.Verbose { // the place of a fault takes a while to name
+			s.Status.Logf("rank %d on node%d %s: %s", m.Rank, m.Node, Describe(m.Exit), usage(m.Exit.GetUsage()))
+		}
+	}
+	return nil
 }
 
 // collapse prints the lines that have waited long enough for others that are equal, until ctx ends.

@@ -8,6 +8,7 @@ import (
 
 	"margay/cluster/client"
 	"margay/cluster/control"
+	"margay/cluster/records"
 )
 
 // ReplayOptions say which output Replay prints, and how.
@@ -69,13 +70,13 @@ func Replay(ctx context.Context, o ReplayOptions) error {
 type replay struct {
 	ReplayOptions
 	printer *printer // nil before the first answer
-	printed int      // records
-	come    int      // records over the connection of now: each brings all of them, in the same order
+	printed int      // messages
+	come    int      // messages over the connection of now: each brings all of them, in the same order
 	broken  bool     // the output cannot be written
 	failed  context.CancelCauseFunc
 }
 
-// handle prints a record that was not printed before.
+// handle prints the records of a message that was not printed before.
 func (r *replay) handle(f *control.Frame) {
 	m := f.GetRecord()
 	if m == nil || r.printer == nil || r.broken {
@@ -85,9 +86,12 @@ func (r *replay) handle(f *control.Frame) {
 		return
 	}
 	r.printed++
-	if err := r.printer.print(m); err != nil {
-		r.broken = true
-		r.failed(fmt.Errorf("write output: %w", err))
+	for one := range records.Each(m) {
+		if err := r.printer.print(one); err != nil {
+			r.broken = true
+			r.failed(fmt.Errorf("write output: %w", err))
+			return
+		}
 	}
 }
 

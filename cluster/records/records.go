@@ -2,10 +2,13 @@
 // in order.
 //
 // A node numbers the records of a job 1, 2, 3 ... and keeps each one until it is acknowledged. It
-// sends them again when serve requests a rewind. Relay is serve's side: it passes records on in
-// order only, and acknowledges only records that it has seen. Reader is the consumer's side.
-// Neither of them does any I/O, and neither is safe for concurrent use.
+// sends them again when serve requests a rewind. The ends of several ranks, which have consecutive
+// numbers, may travel in one message. Gather is the node's side: it decides which do. Relay is
+// serve's side: it passes records on in order only, and acknowledges only records that it has seen.
+// Reader is the consumer's side. None of them does any I/O, and none is safe for concurrent use.
 package records
+
+import "margay/cluster/control"
 
 // Relay is what serve knows of the records of one job.
 type Relay struct{ nodes map[uint32]*passed }
@@ -39,21 +42,24 @@ func (r *Relay) Restore(node uint32, seq uint64) {
 // RestoreComplete notes that the consumer has all records of a node, from an earlier serve.
 func (r *Relay) RestoreComplete(node uint32) { r.node(node).whole = true }
 
-// Take passes a record on unless an earlier one is missing: that one was lost with a connection,
-// and both will be sent again. The node no longer has the records up to acked, because an earlier
-// serve had handled them. No record follows last, and no record has number 0. Take reports whether
-// the record passes, and whether for the first time.
-func (r *Relay) Take(node uint32, seq, acked uint64, last bool) (passes, fresh bool) {
-	p := r.node(node)
-	acked = min(acked, max(seq, 1)-1)
+// Take passes the records of a message on unless an earlier one is missing: that one was lost with
+// a connection, and all will be sent again. The node no longer has the records up to m.Acked,
+// because an earlier serve had handled them. No record follows the last one, and none has number 0.
+// Take reports whether the message passes, and returns its records that pass for the first time,
+// nil if none does.
+func (r *Relay) Take(m *control.Record) (passes bool, fresh *control.Record) {
+	p := r.node(m.Node)
+	acked, newest := min(m.Acked, max(m.Seq, 1)-1), Newest(m)
 	p.seen, p.acked = max(p.seen, acked), max(p.acked, acked)
-	if seq == 0 || seq > p.seen+1 {
-		return false, false
+	if m.Seq == 0 || m.Seq > p.seen+1 || newest < m.Seq {
+		return false, nil
 	}
-	fresh = seq == p.seen+1
-	p.seen = max(p.seen, seq)
-	if last {
-		p.last = seq
+	if newest > p.seen {
+		fresh = from(m, p.seen+1)
+		p.seen = newest
+	}
+	if m.Last {
+		p.last = newest
 	}
 	return true, fresh
 }

@@ -313,11 +313,16 @@ func toFailure(err error) *control.Failure {
 	return &control.Failure{Code: m.Code, Text: m.Text, Node: int(m.Node), Rank: int(m.Rank)}
 }
 
-// record processes a record of a job: it notes the end of a rank and passes the record on. The
+// record processes the records of a message: it notes ends of ranks and passes the message on. The
 // caller holds Server.mu.
 func (s *Server) record(j *job, m *control.Record) {
-	if j.phase != control.JobPhase_JOB_RUNNING || !j.hasRank(m.Rank, m.Node) {
+	if j.phase != control.JobPhase_JOB_RUNNING {
 		return
+	}
+	for r := range records.Each(m) {
+		if !j.hasRank(r.Rank, r.Node) {
+			return
+		}
 	}
 	j.moved = time.Now()
 	if j.spool != nil && j.spool.cut == "" && m.Acked > j.records.Seen(m.Node) {
@@ -328,35 +333,35 @@ func (s *Server) record(j *job, m *control.Record) {
 		j.behind[m.Node] = true
 		return
 	}
-	passes, fresh := j.records.Take(m.Node, m.Seq, m.Acked, m.Last)
+	unkept := m.Unkept
+	m.Unkept = nil // it is neither kept nor sent with the output
+	passes, fresh := j.records.Take(m)
 	if !passes {
 		return
 	}
-	unkept := m.Unkept
-	m.Unkept = nil // it is neither kept nor sent with the output
-	if fresh {
-		if err := j.told.take(m); err != nil {
+	if fresh != nil {
+		if err := j.told.take(fresh); err != nil {
 			s.fail(j, control.Failf(control.Code_CODE_FAILED, "its output cannot be believed: %v", err).At(m.Node))
 			return
 		}
-		j.owed[m.Node] += len(m.Data)
+		j.owed[m.Node] += len(fresh.Data)
 		if m.Last && unkept != nil && len(j.spec.Out) == 0 { // files that travel back still exist
 			j.left[m.Node] = true
 			j.lose(m.Node, unkept)
 		}
-		if m.Exit != nil && j.ranks[m.Rank].exit == nil {
-			s.rankEnded(j, int(m.Rank), m.Exit)
+		if fresh.Exit != nil {
+			s.ranksEnded(j, fresh)
 		}
 	}
 	switch {
 	case j.spool != nil:
-		if fresh {
-			if err := j.spool.write(m); err != nil {
+		if fresh != nil {
+			if err := j.spool.write(fresh); err != nil {
 				s.fail(j, control.Failf(control.Code_CODE_NO_ROOM, "keep its output: %v", s.onDisk(err)))
 				return
 			}
 		}
-		s.ack(j, m.Node, m.Seq)
+		s.ack(j, m.Node, records.Newest(m))
 	case j.client != nil:
 		_ = j.client.Send(m) // the client knows what it has seen
 	}
@@ -423,20 +428,32 @@ func (s *Server) release(j *job, node uint32, seq uint64) {
 	}
 }
 
-// rankEnded notes the end of a rank. The first rank that fails determines the job's status, and
-// ends the others. With KeepGoing, the lowest rank that fails determines it. The caller holds
-// Server.mu.
-func (s *Server) rankEnded(j *job, number int, exit *control.ExitStatus) {
-	j.ends = true
-	boundFault(exit)
-	if j.exited(number, exit) {
-		s.endOthers(j)
-		s.saveRunning(j) // so that a later serve names the same rank
-	} else {
-		s.recordSoon(j)
+// ranksEnded notes the ends of ranks in a message. The first rank that fails determines the job's
+// status, and ends the others. With KeepGoing, the lowest rank that fails determines it. All are
+// recorded at once. The caller holds Server.mu.
+func (s *Server) ranksEnded(j *job, m *control.Record) {
+	news, failed := false, false
+	for r := range records.Each(m) {
+		if j.phase != control.JobPhase_JOB_RUNNING || j.ranks[r.Rank].exit != nil {
+			continue
+		}
+		news, j.ends = true, true
+		boundFault(r.Exit)
+		if j.exited(int(r.Rank), r.Exit) {
+			failed = true
+			s.endOthers(j)
+		}
+		if failure := j.doubted[int(r.Rank)]; failure != nil && j.killing == 0 {
+			s.fail(j, failure)
+		}
 	}
-	if failure := j.doubted[number]; failure != nil && j.killing == 0 {
-		s.fail(j, failure)
+	switch {
+	case !news:
+		return
+	case failed:
+		s.saveRunning(j) // so that a later serve names the same rank
+	default:
+		s.recordSoon(j)
 	}
 	if j.ended() {
 		for _, m := range j.members {

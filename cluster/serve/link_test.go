@@ -142,7 +142,7 @@ func brief(f *control.Frame) string {
 		text := fmt.Sprintf("record %d.%d", m.Node, m.Seq)
 		switch m.Stream {
 		case control.Stream_STREAM_EXIT:
-			text += fmt.Sprintf(" (exit of rank %d)", m.Rank)
+			text += fmt.Sprintf(" (exit of rank %d and %d more)", m.Rank, len(m.More))
 		case control.Stream_STREAM_END:
 			text += " (end)"
 		}

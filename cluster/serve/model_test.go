@@ -419,6 +419,12 @@ func (h *history) nodeHops(a *actor) (hops []func()) {
 	if len(a.told) > 0 || a.tell() {
 		hops = append(hops, a.forward)
 	}
+	if a.ends.Waits() {
+		hops = append(hops, func() {
+			h.note("node %d sends the ends that have waited", a.number)
+			a.send(a.ends.Flush())
+		})
+	}
 	if a.link != nil && len(a.link.sent) > 0 {
 		hops = append(hops, func() { h.deliver(a.link, fmt.Sprintf("node %d", a.number)) })
 	}
@@ -486,6 +492,7 @@ func (h *history) killKernel(a *actor) {
 		h.lose(a.link)
 	}
 	a.link.received = nil
+	a.ends = records.Gather{}
 	if h.rng.IntN(2) == 0 {
 		a.told = nil
 	}
@@ -696,8 +703,10 @@ func (h *history) replay(s *control.JobSummary) {
 	h.story.opened()
 	answers := h.ask(&control.Attach{Job: s.Job, Output: true})
 	for _, m := range answers {
-		if r, ok := m.(*control.Record); ok {
-			h.fatal(h.story.saw(r))
+		if m, ok := m.(*control.Record); ok {
+			for r := range records.Each(m) {
+				h.fatal(h.story.saw(r))
+			}
 		}
 	}
 	e, failed := answers[len(answers)-1].(*control.Error)

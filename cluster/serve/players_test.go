@@ -30,9 +30,10 @@ type actor struct {
 	lines   int
 
 	journal *journal.Journal
-	told    []task.Record // sent by job init, not yet taken by the node kernel
-	link    *link         // to serve; nil while there is none
-	acked   uint64        // records that serve has acknowledged
+	told    []task.Record  // sent by job init, not yet taken by the node kernel
+	ends    records.Gather // of the node kernel
+	link    *link          // to serve; nil while there is none
+	acked   uint64         // records that serve has acknowledged
 }
 
 // input is the standard input that a rank has read.
@@ -90,13 +91,11 @@ func (a *actor) tell() bool {
 	return ok
 }
 
-// forward sends the node kernel's next record to serve. Without a connection, the record is lost.
+// forward has the node kernel take its next record, and send serve what need not wait for others.
+// Without a connection, that is lost.
 func (a *actor) forward() {
 	r := a.told[0]
 	a.told = a.told[1:]
-	if a.link == nil || !a.link.open() {
-		return
-	}
 	m := &control.Record{
 		Job: a.job, Node: a.number, Seq: r.Seq, Rank: uint32(r.Rank), Stream: control.Stream(r.Stream), Data: r.Data, Open: r.Open, Last: r.Last,
 		Acked: r.Acked,
@@ -107,7 +106,15 @@ func (a *actor) forward() {
 	if r.Stream == task.Exit {
 		m.Exit = &control.ExitStatus{Code: int32(r.Status.Code), Signal: int32(r.Status.Signal)}
 	}
-	a.link.send(m)
+	a.send(a.ends.Add(m))
+}
+
+func (a *actor) send(list []*control.Record) {
+	for _, m := range list {
+		if a.link != nil && a.link.open() {
+			a.link.send(m)
+		}
+	}
 }
 
 // forge makes the node report that a running rank has ended, with the number of a record that
@@ -156,7 +163,7 @@ func (a *actor) take(f *control.Frame) {
 			a.childrenEnd(a.open[0])
 		}
 	case *control.Forget:
-		a.hosts, a.told, answer = false, nil, &control.Forgotten{}
+		a.hosts, a.told, a.ends, answer = false, nil, records.Gather{}, &control.Forgotten{}
 	}
 	if f.Call != 0 && a.link.open() {
 		reply := control.NewFrame(answer)
@@ -229,11 +236,14 @@ func (c *follower) take(f *control.Frame) error {
 			c.link().send(&control.FileChunk{Job: m.Job, Last: true})
 		}
 	case *control.Record:
-		if c.reader.Next(m.Node, m.Seq) {
-			if err := c.story.saw(m); err != nil {
+		for r := range records.Each(m) {
+			if !c.reader.Next(r.Node, r.Seq) {
+				continue
+			}
+			if err := c.story.saw(r); err != nil {
 				return err
 			}
-			c.reader.Done(m.Node)
+			c.reader.Done(r.Node)
 		}
 		if c.link().open() {
 			c.link().send(&control.Ack{Job: m.Job, Node: m.Node, Seq: c.reader.Seen(m.Node)})

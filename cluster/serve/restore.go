@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
+	"margay/cluster/records"
 )
 
 // restore loads the state that an earlier serve has left: member nodes, which get some time to
@@ -105,11 +106,13 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 	}
 	if j.spec.Detach {
 		seen := make(map[uint32]uint64)
-		spool, err := openSpool(s.config.Dir, j.number, func(r *control.Record) {
-			seen[r.Node] = max(seen[r.Node], r.Seq)
-			_ = j.told.take(r) // it was accepted before
-			if r.Exit != nil && j.hasRank(r.Rank, r.Node) && j.ranks[r.Rank].exit == nil {
-				j.exited(int(r.Rank), r.Exit) // there was no room to record that
+		spool, err := openSpool(s.config.Dir, j.number, func(m *control.Record) {
+			seen[m.Node] = max(seen[m.Node], records.Newest(m))
+			_ = j.told.take(m) // it was accepted before
+			for r := range records.Each(m) {
+				if r.Exit != nil && j.hasRank(r.Rank, r.Node) && j.ranks[r.Rank].exit == nil {
+					j.exited(int(r.Rank), r.Exit) // there was no room to record that
+				}
 			}
 		})
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"margay/cluster/control"
+	"margay/cluster/records"
 )
 
 // The ends in the records of a job so far. Each end is accepted only once. Otherwise a node could
@@ -15,8 +16,18 @@ type told struct {
 
 func newTold() told { return told{exits: make(map[uint32]bool), last: make(map[uint32]bool)} }
 
-// take notes a record that has not come before. It returns an error for an invalid record.
+// take notes the records of a message, which have not come before. It returns an error for an
+// invalid record.
 func (t told) take(m *control.Record) error {
+	for r := range records.Each(m) {
+		if err := t.takeOne(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t told) takeOne(m *control.Record) error {
 	if t.last[m.Node] {
 		return fmt.Errorf("record %d follows the last one", m.Seq)
 	}

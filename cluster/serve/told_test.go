@@ -36,6 +36,18 @@ func TestLyingNode(t *testing.T) {
 			"an end and more", []*control.Record{{Job: 1, Seq: 1, Stream: control.Stream_STREAM_END}},
 			"record 1 is the end and not the last one, or more",
 		},
+		{
+			"an end twice in a message", []*control.Record{together(exit(1, 0, false), &control.RankEnd{Rank: 1, Exit: new(control.ExitStatus)}, &control.RankEnd{Exit: new(control.ExitStatus)})},
+			"record 3 is another end of rank 0",
+		},
+		{
+			"no status in a message of ends", []*control.Record{together(exit(1, 0, false), &control.RankEnd{Rank: 1})},
+			"record 2 is the end of rank 1 and does not say how it ended, or more",
+		},
+		{
+			"output and ends", []*control.Record{together(&control.Record{Job: 1, Seq: 1, Stream: control.Stream_STREAM_STDOUT}, &control.RankEnd{Exit: new(control.ExitStatus)})},
+			"record 2 is output and an end",
+		},
 		{"no stream", []*control.Record{{Job: 1, Seq: 1, Stream: 9}}, "record 1 is of stream 9, which there is not"},
 	}
 	for _, k := range cases {
@@ -54,6 +66,12 @@ func TestLyingNode(t *testing.T) {
 			})
 		})
 	}
+}
+
+// together returns a record with more ends.
+func together(m *control.Record, more ...*control.RankEnd) *control.Record {
+	m.More = more
+	return m
 }
 
 // An end that is not a new record ends no rank: otherwise a detached job would have an end that its
