@@ -1,9 +1,9 @@
 // Package placement runs the extensions in slot place, which choose the nodes of jobs for the
 // machine's allocator.
 //
-// An extension is hostile until it is checked. It is verified on insertion, runs on the portable
-// engine, whose memory accesses are checked unless they are proved, with a bound on its
-// instructions, and has services that touch only its own maps. What it answers is a score for each
+// An extension is hostile until it is checked. It is verified on insertion and never trusted, so its
+// memory accesses are checked unless they are proved, has a bound on its instructions, and has
+// services that touch only its own maps. serve gives it the portable engine. What it answers is a score for each
 // candidate, and a number of ranks, which is bounded here: it orders candidates and can neither add
 // nor refuse one.
 //
@@ -22,7 +22,7 @@ import (
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/nimble"
-	"margay/nimble/engine/portable"
+	"margay/nimble/engine"
 	"margay/nimble/memory"
 )
 
@@ -34,9 +34,10 @@ type Chooser struct {
 	context *memory.Memory // of each run; nil after Close
 }
 
-// New makes a chooser without extensions. log is called for every note, also concurrently.
-func New(log func(format string, args ...any)) (*Chooser, error) {
-	manager, err := extension.NewAllocator(portable.New(), log)
+// New makes a chooser without extensions, which will run on e; if that is nil, none can be inserted.
+// log is called for every note, also concurrently.
+func New(e engine.Engine, log func(format string, args ...any)) (*Chooser, error) {
+	manager, err := extension.NewAllocator(e, log)
 	if err != nil {
 		return nil, err
 	}

@@ -13,12 +13,13 @@ import (
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
+	"margay/nimble/engine/portable"
 )
 
 // newChooser makes a chooser with the given objects, whose handles are 1, 2 and so on.
 func newChooser(t testing.TB, objects ...[]byte) *Chooser {
 	t.Helper()
-	c, err := New(t.Logf)
+	c, err := New(portable.New(), t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}

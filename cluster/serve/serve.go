@@ -33,6 +33,7 @@ import (
 	"margay/cluster/trust"
 	"margay/kernel/abi/id"
 	"margay/kernel/gate"
+	"margay/nimble/engine"
 )
 
 // Config is the configuration of a serve.
@@ -50,6 +51,8 @@ type Config struct {
 
 	// Console returns the last lines of a node's console, for messages; nil if there is none.
 	Console func(node id.Node, lines int) []string
+
+	Engine engine.Engine // runs the extensions in slot place; nil: none can be inserted
 
 	History History // gets a record of each job that ends; nil: no history
 
@@ -162,7 +165,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)
-	if s.chooser, err = placement.New(c.Log); err != nil {
+	if s.chooser, err = placement.New(c.Engine, c.Log); err != nil {
 		return nil, errors.Join(err, st.close())
 	}
 	if s.starts, err = st.countStart(); err == nil {
