@@ -10,7 +10,7 @@ import (
 // None is the node or rank of an error that is not about one.
 const None = -1
 
-// Allocator stands for a node in what is said of extensions: they are in the machine's allocator,
+// Allocator is the node of extensions in messages when they are in the machine's allocator,
 // which is in serve, and not on a node.
 const Allocator = 1<<32 - 1
 

@@ -1,14 +1,14 @@
 // Package placement runs the extensions in slot place, which choose the nodes of jobs for the
 // machine's allocator.
 //
-// An extension is hostile until it is checked. It is verified on insertion and never trusted, so its
-// memory accesses are checked unless they are proved, has a bound on its instructions, and has
-// services that touch only its own maps. serve gives it the portable engine. What it answers is a score for each
-// candidate, and a number of ranks, which is bounded here: it orders candidates and can neither add
-// nor refuse one.
+// An extension is hostile until it is checked. It is verified on insertion and never trusted, so
+// its memory accesses are checked unless they are proved, has a bound on its instructions, and has
+// services that touch only its own maps. serve gives it the portable engine. What it answers is a
+// score for each candidate, and a number of ranks, which is bounded here: it orders candidates and
+// can neither add nor refuse one.
 //
-// Locks: Chooser.mu is held during Choose, for the context, and is taken before the locks of package
-// kernel/extension.
+// Locks: Chooser.mu is held during Choose, for the context, and is taken before the locks of
+// package kernel/extension.
 package placement
 
 import (
@@ -34,8 +34,8 @@ type Chooser struct {
 	context *memory.Memory // of each run; nil after Close
 }
 
-// New makes a chooser without extensions, which will run on e; if that is nil, none can be inserted.
-// log is called for every note, also concurrently.
+// New makes a chooser without extensions, which will run on e; if that is nil, none can be
+// inserted. log is called for every note, also concurrently.
 func New(e engine.Engine, log func(format string, args ...any)) (*Chooser, error) {
 	manager, err := extension.NewAllocator(e, log)
 	if err != nil {
@@ -86,8 +86,8 @@ type Turn struct {
 
 // Choose asks the extensions, in the order of their insertion, until one has scored all candidates,
 // and returns the candidates in the order of their scores; nil if none has. The candidates must be
-// in the order of their numbers. spent are the handles of extensions that made their last fault: they
-// are removed.
+// in the order of their numbers. spent are the handles of extensions that made their last fault:
+// they are removed.
 func (c *Chooser) Choose(candidates []slot.PlaceContext) (turns []Turn, spent []id.Handle) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -108,7 +108,8 @@ func TestContext(t *testing.T) {
 	}
 }
 
-// An extension that makes a fault has not decided, and the next one does. The last fault removes it.
+// An extension that makes a fault has not decided, and the next one does. The last fault removes
+// it.
 func TestHostile(t *testing.T) {
 	for name, code := range map[string][]string{
 		"an endless loop":               {"ja -1"},

@@ -120,7 +120,7 @@ type part struct {
 // if there is not enough room.
 func allocate(offers []offer, s shape) []*control.Place { return s.places(s.parts(offers)) }
 
-// parts divides a job among offers, each of which takes its part in turn.
+// parts divides a job among offers. Each takes its part in turn.
 func (s shape) parts(offers []offer) (parts []part) {
 	left := s.ranks
 	large, small := s.shares()
@@ -140,7 +140,8 @@ func (s shape) parts(offers []offer) (parts []part) {
 	return parts
 }
 
-// places numbers the ranks of a job on its parts. It returns nil if the parts are not the whole job.
+// places numbers the ranks of a job on its parts. It returns nil if the parts are not the whole
+// job.
 func (s shape) places(parts []part) []*control.Place {
 	var places []*control.Place
 	for _, p := range parts {

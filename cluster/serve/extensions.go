@@ -349,8 +349,8 @@ func without(list []uint32, node uint32) []uint32 {
 	return slices.DeleteFunc(list, func(n uint32) bool { return n == node })
 }
 
-// listExtensions asks nodes for their extensions, and adds the extensions of nodes that are away and
-// those of the allocator.
+// listExtensions asks nodes for their extensions, and adds the extensions of the allocator and of
+// nodes that are away.
 func (s *Server) listExtensions(m *control.ListExtensions) (*control.Extensions, error) {
 	others := s.awayExtensions(m.Node)
 	if m.Node == control.None {

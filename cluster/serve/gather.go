@@ -104,7 +104,8 @@ func (s *Server) noise(m *control.Noise) (*control.NoiseReport, error) {
 	return report, err
 }
 
-// extensionNotes asks nodes for the events of their extensions, and adds those of the allocator's.
+// extensionNotes asks nodes for the events of their extensions, and adds the events of the
+// allocator's extensions.
 func (s *Server) extensionNotes(m *control.ExtensionLog) (*control.ExtensionNotes, error) {
 	all := new(control.ExtensionNotes)
 	if m.Node == control.None {

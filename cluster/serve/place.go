@@ -13,12 +13,12 @@ import (
 )
 
 // Extensions in slot place run in serve (cluster/placement). They choose among the nodes that can
-// take a part of a job, after the job is known to fit; whether it fits, and when it is its turn, does
-// not depend on them. serve records them, and a new serve inserts them again under their old handles.
-// One that is removed for its faults is forgotten at once.
+// take a part of a job, after the job is known to fit; whether it fits, and when it is its turn,
+// does not depend on them. serve records them, and a new serve inserts them again under their old
+// handles. One that is removed for its faults is forgotten at once.
 
-// choose returns the places of a job: the default ones, unless an extension chooses others. It returns
-// nil if there is not enough room. The caller holds Server.mu.
+// choose returns the places of a job: the default ones, unless an extension chooses others. It
+// returns nil if there is not enough room. The caller holds Server.mu.
 func (s *Server) choose(spec *control.JobSpec, offers []offer) []*control.Place {
 	shape := shapeOf(spec)
 	places := allocate(offers, shape)
@@ -68,8 +68,8 @@ func (s *Server) described(spec *control.JobSpec, candidates []candidate) []slot
 	return list
 }
 
-// room returns how many ranks of a job a node can take when it is the first to take some, or, of a job
-// with a number of ranks on each node, the last.
+// room returns how many ranks of a job a node can take when it is the first to take some, or, of a
+// job with a number of ranks on each node, the last.
 func (s shape) room(o offer) int {
 	if !s.mayUse(o.node) {
 		return 0
@@ -87,8 +87,8 @@ func (s shape) room(o offer) int {
 }
 
 // inTurn divides a job among candidates in the order of their turns. The parts are in the order of
-// nodes. They are not the whole job if no extension has decided, or if the nodes that come last lack
-// room for what is left.
+// nodes. They are not the whole job if no extension has decided, or if the nodes that come last
+// lack room for the rest.
 func (s shape) inTurn(candidates []candidate, turns []placement.Turn) (parts []part) {
 	if s.perNode > 0 || s.nodes > 0 { // the user has said how many ranks a node gets
 		ordered := make([]offer, len(turns))
@@ -124,8 +124,8 @@ func (s shape) rounds(candidates []candidate, turns []placement.Turn) []int {
 	return taken
 }
 
-// isPlacer reports whether a request to insert an extension is for slot place. It is not if nodes must
-// refuse its object.
+// isPlacer reports whether a request to insert an extension is for slot place. It is not if nodes
+// must refuse its object.
 func isPlacer(m *control.InsertExtension) bool {
 	name, err := extension.SlotOf(requestOf(m))
 	return m.Job == 0 && err == nil && name == slot.PlaceSlot
@@ -140,8 +140,8 @@ func requestOf(m *control.InsertExtension) extension.Request {
 	return r
 }
 
-// insertPlacer inserts an extension into slot place. It is recorded first: once it has run, its last
-// fault may remove it again.
+// insertPlacer inserts an extension into slot place. It is recorded first: once it has run, its
+// last fault may remove it again.
 func (s *Server) insertPlacer(m *control.InsertExtension) (*control.Extensions, error) {
 	if m.Node != control.None {
 		return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "slot place is the allocator's, not a node's: leave out --node")

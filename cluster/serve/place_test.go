@@ -18,8 +18,8 @@ import (
 	"margay/kernel/extension/extensiontest"
 )
 
-// An extension orders nodes. Whatever it says, every rank has a free core of a node that the job may
-// use, within the bounds that the user has set, and ranks are numbered in the order of nodes.
+// An extension orders nodes. Whatever it says, every rank has a free core of a node that the job
+// may use, within the bounds that the user has set, and ranks are numbered in the order of nodes.
 func TestInTurn(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

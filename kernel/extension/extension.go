@@ -101,8 +101,8 @@ func NewManager(e engine.Engine, cores int, log func(format string, args ...any)
 	return m, nil
 }
 
-// NewAllocator is NewManager for the machine's allocator. The manager takes extensions in the slots of
-// the allocator only, and the managers of nodes take none there.
+// NewAllocator is NewManager for the machine's allocator. The manager takes extensions in the slots
+// of the allocator only, and the managers of nodes take none there.
 func NewAllocator(e engine.Engine, log func(format string, args ...any)) (*Manager, error) {
 	m, err := NewManager(e, 1, log)
 	if err == nil {
@@ -441,7 +441,7 @@ func elsewhere(row slot.Row) string {
 	return fmt.Sprintf("slot %s is a node's, not the allocator's", row.Name)
 }
 
-// SlotOf returns the slot for which a request is meant, or an error about its object.
+// SlotOf returns the slot of a request, or an error about its object.
 func SlotOf(r Request) (slot.Name, error) {
 	spec, err := pick(r)
 	if err != nil {

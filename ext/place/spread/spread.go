@@ -1,5 +1,5 @@
-// Package spread is the extension spread (spread.c), which gives the ranks of a job to as many nodes
-// as have room.
+// Package spread is the extension spread (spread.c), which gives the ranks of a job to as many
+// nodes as have room.
 package spread
 
 import _ "embed"

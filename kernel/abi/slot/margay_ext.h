@@ -283,7 +283,7 @@ struct margay_place {
 	__u32 node;
 	__u32 index;       /* place of the node among the candidates, from 0 */
 	__u32 candidates;
-	__u32 cores;       /* its application cores; of a step, those of its allocation */
+	__u32 cores;       /* its application cores; for a step, the cores of its allocation */
 	__u32 free;        /* cores of these that the job can get */
 	__u32 room;        /* ranks of the job that it has room for, at least 1 */
 	__u32 turn;        /* in and out: ranks that it takes at its turn, at least 1; room when it comes in */

@@ -8,7 +8,7 @@ type PlaceContext struct {
 	Node       uint32 // number of the candidate
 	Index      uint32 // its place among the candidates, from 0
 	Candidates uint32 // number of candidates
-	Cores      uint32 // its application cores; of a step, those of its allocation
+	Cores      uint32 // its application cores; for a step, the cores of its allocation
 	Free       uint32 // cores of these that the job can get
 	Room       uint32 // ranks of the job that it has room for, at least 1
 	Turn       uint32 // in and out: ranks that it takes at its turn, at least 1; Room when it comes in

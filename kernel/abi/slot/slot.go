@@ -1,8 +1,8 @@
-// Package slot is the ABI between extensions and what runs them, the node kernels and, for slot
-// place, the machine's allocator: the places where an extension can be attached, what it gets there
-// and what it may answer. One table declares them; the node kernel, the allocator, the documentation
-// and the tests go by it. It is a leaf. The C side of it is kernel/abi/slot/margay_ext.h, which a
-// test holds against the types here.
+// Package slot is the ABI between extensions and the node kernel or, in slot place, the machine's
+// allocator: the places where an extension can be attached, what it gets there and what it may
+// answer. One table declares them; the node kernel, the allocator, the documentation and the tests
+// go by it. It is a leaf. The C side of it is kernel/abi/slot/margay_ext.h, which a test holds
+// against the types here.
 package slot
 
 import (
@@ -70,7 +70,7 @@ type Row struct {
 	Choices  uint64 // answers below this are choices; 0: there are none
 	Choice   string // what such an answer is
 	Verdicts map[Verdict]string
-	Default  Verdict  // what is done without an extension, or after a fault
+	Default  Verdict  // the verdict without an extension, or after a fault
 	Services []string // that an extension there may call; none of them needs trust
 	Fuel     uint64   // budget of one run, in instructions
 	Time     time.Duration
@@ -186,8 +186,8 @@ ranks a node gets, so the turn has no effect and the score decides alone. Ranks 
 order of turns was.
 
 An extension chooses among nodes and cannot refuse one: a job starts exactly when it would start without extensions. Drained
-nodes, those that -w and -x exclude, and cores of other jobs are no candidates. An extension that answers UNSCORED for a candidate
-is not run for the others, and leaves the job to the next extension, at last to the default: lowest-numbered first. So does one
+nodes, nodes that -w and -x exclude, and nodes without free cores are not among the candidates. An extension that answers UNSCORED for a candidate
+is not run for the others, and leaves the job to the next extension, finally to the default: lowest-numbered first. So does one
 that makes a fault.
 
 An extension may be run again for the same job, for example because a spare was missing. Its maps end with serve.

@@ -95,7 +95,7 @@ func Whose(job uint32) string {
 	return strconv.FormatUint(uint64(job), 10)
 }
 
-// Allocator is the name of what has the extensions that are on no node.
+// Allocator takes the place of the node in the names of the allocator's extensions.
 const Allocator = "serve"
 
 // ExtensionID names an extension by its node, or control.Allocator, and its handle.

@@ -66,7 +66,7 @@ func (f *fullAfter) Write(text []byte) (int, error) {
 	return f.Buffer.Write(text)
 }
 
-// The extensions of the allocator are those of serve, and not of a node.
+// The extensions of the allocator are named after serve, and not after a node.
 func TestAllocator(t *testing.T) {
 	margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) {
 		switch m := f.Message().(type) {

@@ -60,7 +60,7 @@ func TestCompletion(t *testing.T) {
 		"wait|5|":                  "6\t./b, ended (1)|7\t./c, ended (0)|8\t./d, ended (2)",
 		"top|--sort|":              "core|cpu|messages|switches|interrupts",
 		"nimble|run|--engine|":     "subroutine|direct|portable|linux|subroutine-calls",
-		"ext|insert|--slot|":       "boot|timer|sched|message|packet|fault|exit",
+		"ext|insert|--slot|":       "boot|timer|sched|message|packet|fault|exit|place",
 		"bench|sched|--substrate|": "hosted|qemu|qemu-isolated",
 		"help|ext|":                "insert\t|list\t|log\t|remove\t|slots\t|stats\t",
 	} {
