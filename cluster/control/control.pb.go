@@ -9024,7 +9024,7 @@ func (x *Extensions) GetExtensions() []*ExtensionState {
 
 type ExtensionState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"` // 2^32-1: none, it is the allocator's; so in ExtensionNote and RemoveExtension
 	Job           uint32                 `protobuf:"varint,2,opt,name=job,proto3" json:"job,omitempty"`
 	Handle        uint32                 `protobuf:"varint,3,opt,name=handle,proto3" json:"handle,omitempty"`
 	Slot          string                 `protobuf:"bytes,4,opt,name=slot,proto3" json:"slot,omitempty"`

@@ -10,6 +10,10 @@ import (
 // None is the node or rank of an error that is not about one.
 const None = -1
 
+// Allocator is the node of extensions in messages when they are in the machine's allocator,
+// which is in serve, and not on a node.
+const Allocator = 1<<32 - 1
+
 // Failure is an error that crosses connections: it keeps its code, node and rank.
 type Failure struct {
 	Code Code

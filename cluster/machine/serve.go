@@ -16,6 +16,7 @@ import (
 	"margay/cluster/trust"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
+	"margay/nimble/engine"
 	"margay/qemu/netstack"
 )
 
@@ -31,8 +32,8 @@ type Inherited struct {
 	Socket   *os.File  // that listens to nodes of other hosts
 }
 
-// Serve is the life of a serve of the machine in the folder.
-func Serve(ctx context.Context, d Dir, in Inherited, log func(format string, args ...any)) error {
+// Serve is the life of a serve of the machine in the folder. Extensions in slot place run on e.
+func Serve(ctx context.Context, d Dir, in Inherited, e engine.Engine, log func(format string, args ...any)) error {
 	spec, err := d.ReadSpec()
 	if err != nil {
 		return err
@@ -77,7 +78,7 @@ func Serve(ctx context.Context, d Dir, in Inherited, log func(format string, arg
 	server, err := serve.New(serve.Config{
 		Machine: spec.Name, Substrate: spec.Substrate, Roster: nodes, Authority: authority, Secret: spec.Secret,
 		Dir: string(d), Log: log, Timing: spec.timing(), Owner: uint32(os.Getuid()), Access: spec.Access, Audit: audit, History: spec.history(), Fitness: spec.Fitness,
-		Address: spec.addresses(),
+		Address: spec.addresses(), Engine: e,
 		Console: func(node id.Node, lines int) []string { return tail(d.ConsoleLog(node), lines) },
 	})
 	if err != nil {

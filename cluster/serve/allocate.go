@@ -109,26 +109,46 @@ func (s shape) on(o offer, left int) (ranks, cores int) {
 	return ranks, cores
 }
 
+// part is what one offer gives to a job.
+type part struct {
+	offer
+	ranks int
+	taken int // cores, the lowest ones
+}
+
 // allocate places a job's ranks on the lowest free cores of the lowest nodes that can take their
 // part of the job. Neighbouring ranks share a node, and a core if cores are shared. It returns nil
 // if there is not enough room.
-func allocate(offers []offer, s shape) []*control.Place {
-	var places []*control.Place
+func allocate(offers []offer, s shape) []*control.Place { return s.places(s.parts(offers)) }
+
+// parts divides a job among offers. Each takes its part in turn.
+func (s shape) parts(offers []offer) (parts []part) {
+	left := s.ranks
 	large, small := s.shares()
 	for _, o := range offers {
 		if !s.mayUse(o.node) {
 			continue
 		}
-		ranks, cores := s.on(o, s.ranks-len(places))
+		ranks, cores := s.on(o, left)
 		if s.spreads() {
 			ranks, cores = s.share(o, &large, &small)
 		}
-		if cores == 0 {
-			continue
+		if cores > 0 {
+			parts = append(parts, part{o, ranks, cores})
+			left -= ranks
 		}
-		for i := range ranks {
-			own := o.cores[i*cores/ranks:][:max(1, s.each)]
-			places = append(places, &control.Place{Rank: uint32(len(places)), Node: o.node, Core: own[0], More: own[1:]})
+	}
+	return parts
+}
+
+// places numbers the ranks of a job on its parts. It returns nil if the parts are not the whole
+// job.
+func (s shape) places(parts []part) []*control.Place {
+	var places []*control.Place
+	for _, p := range parts {
+		for i := range p.ranks {
+			own := p.cores[i*p.taken/p.ranks:][:max(1, s.each)]
+			places = append(places, &control.Place{Rank: uint32(len(places)), Node: p.node, Core: own[0], More: own[1:]})
 		}
 	}
 	if len(places) < s.ranks {

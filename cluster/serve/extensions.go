@@ -41,7 +41,10 @@ func placedOn(x *control.MachineExtension, node uint32) int {
 // insertExtension inserts an extension into a slot of a running job or of the machine, on all its
 // nodes or on the named one.
 func (s *Server) insertExtension(m *control.InsertExtension) (*control.Extensions, error) {
-	if m.Job == 0 {
+	switch {
+	case isPlacer(m):
+		return s.insertPlacer(m)
+	case m.Job == 0:
 		return s.insertIntoMachine(m)
 	}
 	var err error
@@ -160,6 +163,9 @@ func (s *Server) insertIntoMachine(m *control.InsertExtension) (*control.Extensi
 // removeExtension removes an extension from its slot. An extension of the machine is removed for
 // good, also from nodes that are away: they remove it when they are back.
 func (s *Server) removeExtension(m *control.RemoveExtension) error {
+	if m.Node == control.Allocator {
+		return s.removePlacer(m.Handle)
+	}
 	s.placing.Lock()
 	defer s.placing.Unlock()
 	s.mu.Lock()
@@ -343,15 +349,19 @@ func without(list []uint32, node uint32) []uint32 {
 	return slices.DeleteFunc(list, func(n uint32) bool { return n == node })
 }
 
-// listExtensions asks nodes for their extensions, and adds the extensions of nodes that are away.
+// listExtensions asks nodes for their extensions, and adds the extensions of the allocator and of
+// nodes that are away.
 func (s *Server) listExtensions(m *control.ListExtensions) (*control.Extensions, error) {
-	away := s.awayExtensions(m.Node)
+	others := s.awayExtensions(m.Node)
+	if m.Node == control.None {
+		others = append(others, s.placers()...)
+	}
 	nodes, err := s.upNodes(int64(m.Node))
-	if err != nil && len(away) == 0 {
+	if err != nil && len(others) == 0 {
 		return nil, err
 	}
 	list, err := s.gatherExtensions(nodes, m, s.answerTimeout())
-	list.Extensions = append(list.Extensions, away...)
+	list.Extensions = append(list.Extensions, others...)
 	sortExtensions(list)
 	return list, err
 }

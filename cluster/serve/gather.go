@@ -104,13 +104,17 @@ func (s *Server) noise(m *control.Noise) (*control.NoiseReport, error) {
 	return report, err
 }
 
-// extensionNotes asks nodes for the events of their extensions.
+// extensionNotes asks nodes for the events of their extensions, and adds the events of the
+// allocator's extensions.
 func (s *Server) extensionNotes(m *control.ExtensionLog) (*control.ExtensionNotes, error) {
+	all := new(control.ExtensionNotes)
+	if m.Node == control.None {
+		all.Notes = s.placerNotes(m.After[control.Allocator])
+	}
 	nodes, err := s.upNodes(int64(m.Node))
-	if err != nil {
+	if err != nil && len(all.Notes) == 0 {
 		return nil, err
 	}
-	all := new(control.ExtensionNotes)
 	err = s.gather(nodes, s.answerTimeout(), m, func(node uint32, answer proto.Message) {
 		if a, ok := answer.(*control.ExtensionNotes); ok {
 			for _, n := range a.Notes {

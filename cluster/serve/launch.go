@@ -120,7 +120,7 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 	}
 	phases := measure(time.Now())
 	offers := s.offersFor(spec)
-	places := allocate(offers, shapeOf(spec))
+	places := s.choose(spec, offers)
 	if places == nil {
 		w.limit(s, false)
 		return nil, s.noRoom(spec)

@@ -20,6 +20,7 @@ import (
 	"margay/cluster/trust"
 	"margay/internal/check"
 	"margay/kernel/abi/id"
+	"margay/nimble/engine/portable"
 )
 
 // bubble runs a test in a synctest bubble: its clock is fake and advances when all goroutines wait,
@@ -55,7 +56,7 @@ func newMachine(t *testing.T, nodes int, changes ...func(*Config)) *machine {
 	m.config = Config{
 		Machine: "m", Substrate: "played", Roster: roster.New(nodes), Authority: authority, Secret: trust.NewToken(), Dir: t.TempDir(),
 		Log: m.logf, Owner: uint32(os.Getuid()),
-		Peer: asOwner,
+		Peer: asOwner, Engine: portable.New(),
 	}
 	for _, change := range changes {
 		change(&m.config)

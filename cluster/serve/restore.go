@@ -22,6 +22,9 @@ func (s *Server) restore() error {
 	if s.extensions, err = s.store.extensions(); err != nil {
 		return err
 	}
+	if err := s.restorePlacers(); err != nil {
+		return err
+	}
 	if err := s.forgetLeft(last, s.roster); err != nil {
 		return err
 	}

@@ -28,10 +28,12 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/fitness"
 	"margay/cluster/permit"
+	"margay/cluster/placement"
 	"margay/cluster/roster"
 	"margay/cluster/trust"
 	"margay/kernel/abi/id"
 	"margay/kernel/gate"
+	"margay/nimble/engine"
 )
 
 // Config is the configuration of a serve.
@@ -49,6 +51,8 @@ type Config struct {
 
 	// Console returns the last lines of a node's console, for messages; nil if there is none.
 	Console func(node id.Node, lines int) []string
+
+	Engine engine.Engine // runs the extensions in slot place; nil: none can be inserted
 
 	History History // gets a record of each job that ends; nil: no history
 
@@ -122,6 +126,7 @@ type Server struct {
 	callers *gate.Room                // for connections of users that are let in
 	frames  map[uint32]*frames        // of these users
 	outputs *outputs
+	chooser *placement.Chooser // of nodes for jobs
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held, but with mu when a node leaves
@@ -160,11 +165,14 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)
+	if s.chooser, err = placement.New(c.Engine, c.Log); err != nil {
+		return nil, errors.Join(err, st.close())
+	}
 	if s.starts, err = st.countStart(); err == nil {
 		s.history, err = newChronicle(c, st)
 	}
 	if err != nil {
-		return nil, errors.Join(err, st.close())
+		return nil, errors.Join(err, s.chooser.Close(), st.close())
 	}
 	return s, nil
 }
@@ -178,7 +186,7 @@ func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
 	defer cancel(nil)
 	if err := s.begin(inner); err != nil {
 		s.history.close()
-		return errors.Join(err, s.store.close())
+		return errors.Join(err, s.chooser.Close(), s.store.close())
 	}
 	stop := context.AfterFunc(ctx, func() {
 		cancel(s.farewell(context.Cause(ctx)))
@@ -198,7 +206,7 @@ func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
 	s.running.Wait()
 	s.history.close()
 	s.closeLogs()
-	return s.store.close()
+	return errors.Join(s.chooser.Close(), s.store.close())
 }
 
 func (s *Server) closeLogs() {

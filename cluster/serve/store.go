@@ -28,6 +28,7 @@ var (
 	bucketJobs       = []byte("jobs")
 	bucketNodes      = []byte("nodes")
 	bucketExtensions = []byte("extensions")
+	bucketPlacers    = []byte("placers")
 	bucketDrains     = []byte("drains")
 	bucketUnwritten  = []byte("unwritten")
 	keyStarts        = []byte("starts")
@@ -54,7 +55,7 @@ func openStore(dir string) (*store, error) {
 		return nil, fmt.Errorf("serve: open store %s: %w", path, err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketNodes, bucketExtensions, bucketDrains, bucketUnwritten} {
+		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketNodes, bucketExtensions, bucketPlacers, bucketDrains, bucketUnwritten} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}
@@ -260,8 +261,13 @@ func (s *store) saveExtension(x *control.MachineExtension, wanted bool) error {
 	if err != nil {
 		return err
 	}
+	return s.putExtension(bucketExtensions, x.Request.Number, value, wanted)
+}
+
+// putExtension records an extension under its number, or deletes it.
+func (s *store) putExtension(bucket []byte, number uint64, value []byte, wanted bool) error {
 	return s.db.Update(func(tx *bbolt.Tx) error {
-		b, k := tx.Bucket(bucketExtensions), binary.BigEndian.AppendUint64(nil, x.Request.Number)
+		b, k := tx.Bucket(bucket), binary.BigEndian.AppendUint64(nil, number)
 		if !wanted {
 			return b.Delete(k)
 		}
@@ -276,6 +282,27 @@ func (s *store) extensions() (list []*control.MachineExtension, err error) {
 			x := new(control.MachineExtension)
 			list = append(list, x)
 			return proto.Unmarshal(v, x)
+		})
+	})
+	return list, err
+}
+
+// savePlacer records an extension in slot place, or deletes it.
+func (s *store) savePlacer(m *control.InsertExtension, wanted bool) error {
+	value, err := proto.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return s.putExtension(bucketPlacers, m.Number, value, wanted)
+}
+
+// placers returns the recorded extensions in slot place, in order of insertion.
+func (s *store) placers() (list []*control.InsertExtension, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketPlacers).ForEach(func(_, v []byte) error {
+			m := new(control.InsertExtension)
+			list = append(list, m)
+			return proto.Unmarshal(v, m)
 		})
 	})
 	return list, err

@@ -64,6 +64,7 @@ type Manager struct {
 	engine   engine.Engine
 	services map[slot.Name]*service.Table
 	cores    int
+	serve    bool // it takes extensions for the slots of the allocator, and no others
 	log      func(format string, args ...any)
 	machine  *Set
 	recorder *record.Recorder // nil: runs are not recorded
@@ -98,6 +99,16 @@ func NewManager(e engine.Engine, cores int, log func(format string, args ...any)
 	}
 	m.machine = m.Open(Machine, machineBudget)
 	return m, nil
+}
+
+// NewAllocator is NewManager for the machine's allocator. The manager takes extensions in the slots
+// of the allocator only, and the managers of nodes take none there.
+func NewAllocator(e engine.Engine, log func(format string, args ...any)) (*Manager, error) {
+	m, err := NewManager(e, 1, log)
+	if err == nil {
+		m.serve = true
+	}
+	return m, err
 }
 
 // RecordTo sets the recorder of runs and faults. It must be called before the first Insert.
@@ -365,6 +376,9 @@ func (s *Set) insert(r Request) (*Extension, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
 	}
+	if row.Serve != s.manager.serve {
+		return nil, fmt.Errorf("%w: %s", ErrRefused, elsewhere(row))
+	}
 	if row.Name == slot.Boot && !r.Trusted {
 		return nil, fmt.Errorf("%w: slot %s takes only what a node is to insert when it boots (margay machine up --extension)", ErrRefused, row.Name)
 	}
@@ -417,6 +431,23 @@ func (s *Set) insert(r Request) (*Extension, error) {
 	s.chains[row.Name].add(x)
 	s.manager.note(s, x.handle, x.name, "inserted into slot %s, engine %s", row.Name, x.Engine())
 	return x, nil
+}
+
+// elsewhere says where the extensions of a slot run that do not run here.
+func elsewhere(row slot.Row) string {
+	if row.Serve {
+		return fmt.Sprintf("slot %s is the allocator's, not a node's: an operator inserts it into the machine (margay ext insert OBJECT)", row.Name)
+	}
+	return fmt.Sprintf("slot %s is a node's, not the allocator's", row.Name)
+}
+
+// SlotOf returns the slot of a request, or an error about its object.
+func SlotOf(r Request) (slot.Name, error) {
+	spec, err := pick(r)
+	if err != nil {
+		return "", err
+	}
+	return slotOf(r, spec), nil
 }
 
 // pick finds the only program of the object, or the only one for the request's slot.

@@ -132,6 +132,7 @@ func TestRefused(t *testing.T) {
 		"slot not ready":     {Request{Slot: slot.Interrupt, Object: extensiontest.Object(t, deliver)}, "takes no extensions yet"},
 		"another slot":       {Request{Slot: slot.Exit, Object: extensiontest.Object(t, deliver)}, "program deliver is made for slot message, as its section says, and not for slot exit"},
 		"another to come":    {Request{Slot: slot.Message, Object: extensiontest.Object(t, trap2)}, "program tock is made for slot trap, as its section says, and not for slot message"},
+		"allocator's slot":   {Request{Object: extensiontest.Object(t, extensiontest.Program{Section: "place", Name: "p", Code: deliver.Code})}, "slot place is the allocator's"},
 		"machine's slot":     {Request{Slot: slot.Boot, Object: extensiontest.Object(t, deliver)}, "when it boots"},
 		"trust":              {Request{Trusted: true, Object: extensiontest.Object(t, deliver)}, "only the machine has trusted"},
 		"two programs":       {Request{Object: extensiontest.Object(t, two...)}, "several programs"},

@@ -106,7 +106,7 @@ func TestStray(t *testing.T) {
 // and is removed at the limit.
 func TestFaultsInEachSlot(t *testing.T) {
 	cases := map[string][]string{
-		"reads outside": {"ldxdw r0, [r1-8]", "exit"}, "never ends": {"ja -1"}, "gives no answer": {"mov r0, 4242", "exit"},
+		"reads outside": {"ldxdw r0, [r1-8]", "exit"}, "never ends": {"ja -1"}, "gives no answer": {"mov r0, -4242", "exit"},
 	}
 	for _, row := range slot.Table {
 		for what, code := range cases {
@@ -116,6 +116,7 @@ func TestFaultsInEachSlot(t *testing.T) {
 			}
 			t.Run(fmt.Sprint(row.Name, " ", what), func(t *testing.T) {
 				m := newManager(t)
+				m.serve = row.Serve
 				object := extensiontest.Object(t, extensiontest.Program{Section: string(row.Name), Name: "faulty", Code: code})
 				if _, err := m.Machine().Insert(Request{Object: object, Trusted: trusted}); err != nil {
 					t.Fatal(err)

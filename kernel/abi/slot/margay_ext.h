@@ -275,4 +275,25 @@ struct margay_packet {
 	__u32 hops;      /* times that it was forwarded */
 };
 
+/* The place slot chooses the nodes of a job. It runs in margay serve, once for each node that has
+ * room for a part of the job, in the order of their numbers. The verdict is a score below
+ * MARGAY_UNSCORED, and the node with the lowest one is first; equal scores leave the order of
+ * numbers. MARGAY_UNSCORED leaves the job to the next extension, finally to the allocator. */
+struct margay_place {
+	__u32 node;
+	__u32 index;       /* place of the node among the candidates, from 0 */
+	__u32 candidates;
+	__u32 cores;       /* its application cores; for a step, the cores of its allocation */
+	__u32 free;        /* cores of these that the job can get */
+	__u32 room;        /* ranks of the job that it has room for, at least 1 */
+	__u32 turn;        /* in and out: ranks that it takes at its turn, at least 1; room when it comes in */
+	__u32 ranks;       /* of the job */
+	__u32 each;        /* cores of each rank; 0: one, which ranks may share */
+	__u32 user;        /* number of the job's user */
+	__u64 memory;      /* bytes for jobs */
+	__u64 free_memory; /* bytes, as the node has last reported */
+};
+
+#define MARGAY_UNSCORED 1048576
+
 #endif

@@ -12,7 +12,7 @@ import (
 func (r *Row) Answers() string {
 	answers := []string{fmt.Sprintf("%s (%d)", r.Verdicts[r.Default], r.Default)}
 	if r.Choices > 0 {
-		answers = append(answers, fmt.Sprintf("an index (0 to %d)", r.Choices-1))
+		answers = append(answers, fmt.Sprintf("%s (0 to %d)", r.Choice, r.Choices-1))
 	}
 	for _, v := range slices.Sorted(maps.Keys(r.Verdicts)) {
 		if v != r.Default {
@@ -27,8 +27,8 @@ func Markdown() string {
 	var b strings.Builder
 	b.WriteString(`# Slots
 
-Where an extension can be attached. This page is made from the table in kernel/abi/slot (` + "`make generate`" + `), which the node kernel
-goes by; ` + "`margay ext slots`" + ` prints it. Contexts and verdicts in C are in [margay_ext.h](../kernel/abi/slot/margay_ext.h), where a verdict has
+Where an extension can be attached. This page is made from the table in kernel/abi/slot (` + "`make generate`" + `), which Margay goes
+by; ` + "`margay ext slots`" + ` prints it. Contexts and verdicts in C are in [margay_ext.h](../kernel/abi/slot/margay_ext.h), where a verdict has
 the prefix MARGAY_. A star marks the default, which applies without an extension and after a fault of one.
 
 `)

@@ -1,7 +1,8 @@
-// Package slot is the ABI between the node kernel and extensions: the places where an extension can
-// be attached, what it gets there and what it may answer. One table declares them; the node kernel,
-// the documentation and the tests go by it. It is a leaf. The C side of it is
-// kernel/abi/slot/margay_ext.h, which a test holds against the types here.
+// Package slot is the ABI between extensions and the node kernel or, in slot place, the machine's
+// allocator: the places where an extension can be attached, what it gets there and what it may
+// answer. One table declares them; the node kernel, the allocator, the documentation and the tests
+// go by it. It is a leaf. The C side of it is kernel/abi/slot/margay_ext.h, which a test holds
+// against the types here.
 package slot
 
 import (
@@ -62,12 +63,14 @@ type Row struct {
 	What     string // when an extension there is run
 	Owners   string // whose extensions it takes, and in which order they are asked
 	Ready    bool   // implemented; the others are declared for later
+	Serve    bool   // its extensions run in the machine's allocator; the others run on nodes
 	Context  int    // size of the context, in bytes; it is readable and writable
 	Notes    string // about the context and the verdicts, for people
 	Out      string // the fields whose changes by an extension take effect; empty: none
-	Choices  uint64 // answers below this are indices of what the context offers; 0: it offers nothing
+	Choices  uint64 // answers below this are choices; 0: there are none
+	Choice   string // what such an answer is
 	Verdicts map[Verdict]string
-	Default  Verdict  // what the node kernel does without an extension, or after a fault
+	Default  Verdict  // the verdict without an extension, or after a fault
 	Services []string // that an extension there may call; none of them needs trust
 	Fuel     uint64   // budget of one run, in instructions
 	Time     time.Duration
@@ -81,6 +84,7 @@ const (
 	machineFirst = "the machine's first, then the job's, each in the order of insertion; the first verdict that is not the default counts"
 	machineOnly  = "the machine's, in the order of insertion; the first verdict that is not the default counts"
 	eachAlone    = "the machine's and every job's; each is run for itself"
+	firstOfAll   = "the machine's, in the order of insertion; the first one that scores every candidate decides"
 )
 
 // plain are the services that touch nothing but the extension's own state.
@@ -124,6 +128,7 @@ var Table = []Row{
 		Context:  SchedSize,
 		Out:      "the quantum, the tasks to hold, and the data of tasks",
 		Choices:  MaxTasks,
+		Choice:   "an index",
 		Verdicts: map[Verdict]string{Default: "DEFAULT"},
 		Default:  Default,
 		Services: plain,
@@ -170,7 +175,35 @@ A message that was dropped or consumed returns its credit to the sender, and bar
 	{Name: Trap, What: "when a process enters the kernel"},
 	processEnds(Fault, "when a process has been ended by a fault of its own (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS, SIGABRT)"),
 	processEnds(Exit, "when a process has ended, after slot fault"),
-	{Name: PlaceSlot, What: "when a job is given its cores"},
+	{
+		Name: PlaceSlot, What: "for each candidate node, when a job is given its cores", Ready: true,
+		Notes: `These extensions run in margay serve and not on nodes. A candidate is a node that the job may use and that has room for a part of
+it now. serve runs an extension once for each of them, in the order of their numbers, and places the job when all have a score:
+the node with the lowest score is first, and of those with equal scores the one with the lowest number. At its turn a node takes
+as many ranks as turn says, at most those that it has room for. The turns go round until every rank has a node. The turn comes in
+as the whole room, which fills one node after the other, and must not become 0. With --ppn and -N the user has said how many
+ranks a node gets, so the turn has no effect and the score decides alone. Ranks are numbered in the order of nodes, whatever the
+order of turns was.
+
+An extension chooses among nodes and cannot refuse one: a job starts exactly when it would start without extensions. Drained
+nodes, nodes that -w and -x exclude, and nodes without free cores are not among the candidates. An extension that answers UNSCORED for a candidate
+is not run for the others, and leaves the job to the next extension, finally to the default: lowest-numbered first. So does one
+that makes a fault.
+
+An extension may be run again for the same job, for example because a spare was missing. Its maps end with serve.
+`,
+		Serve:    true,
+		Owners:   firstOfAll,
+		Context:  PlaceSize,
+		Out:      "the turn",
+		Choices:  Scores,
+		Choice:   "a score",
+		Verdicts: map[Verdict]string{Unscored: "UNSCORED"},
+		Default:  Unscored,
+		Services: plain,
+		Fuel:     1_000,
+		Time:     100 * time.Millisecond, // serve shares its CPUs with the host's other processes
+	},
 }
 
 // processEnds is the row of a slot for the end of processes.

@@ -2,6 +2,7 @@ package slot
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"os"
@@ -34,6 +35,7 @@ func TestContextsAgree(t *testing.T) {
 		{"sched/roundrobin", "margay_task", reflect.TypeFor[SchedTask](), (SchedSize - 40) / MaxTasks},
 		{"boot/minimum", "margay_boot", reflect.TypeFor[BootContext](), BootSize},
 		{"timer/heartbeat", "margay_timer", reflect.TypeFor[TimerContext](), TimerSize},
+		{"place/spread", "margay_place", reflect.TypeFor[PlaceContext](), PlaceSize},
 		{"fault/tolerate", "margay_exit", reflect.TypeFor[ExitContext](), ExitSize},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -85,7 +87,7 @@ func TestTable(t *testing.T) {
 		if (err == nil) != row.Ready || row.Ready && got.Context == 0 {
 			t.Errorf("Find(%s) = %+v, %v", row.Name, got, err)
 		}
-		if row.Ready && (len(row.Services) == 0 || !row.Allows(row.Default) || row.Allows(254)) {
+		if row.Ready && (len(row.Services) == 0 || !row.Allows(row.Default) || row.Allows(max(254, Verdict(row.Choices)+1))) {
 			t.Errorf("slot %s offers no service, or allows the wrong answers", row.Name)
 		}
 		if row.Ready && (row.Fuel == 0 || row.Time == 0 || row.Verdicts[row.Default] == "") {
@@ -136,5 +138,21 @@ func TestConstantsAgree(t *testing.T) {
 	}
 	if uint32(NoTask) != 0xffffffff || uint32(NoRank) != 0xffffffff || Infinite != ^uint64(0) {
 		t.Errorf("NoTask is %#x, Infinite %#x", uint32(NoTask), uint64(Infinite))
+	}
+}
+
+// Put writes what the compiler laid out.
+func TestPlacePut(t *testing.T) {
+	c := PlaceContext{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}
+	want, err := binary.Append(nil, binary.LittleEndian, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, PlaceSize)
+	if c.Put(got); !bytes.Equal(got, want) {
+		t.Errorf("% x, want % x", got, want)
+	}
+	if turn := PlaceTurn(got); turn != c.Turn {
+		t.Errorf("its turn is %d, want %d", turn, c.Turn)
 	}
 }

@@ -94,3 +94,32 @@ func Whose(job uint32) string {
 	}
 	return strconv.FormatUint(uint64(job), 10)
 }
+
+// Allocator takes the place of the node in the names of the allocator's extensions.
+const Allocator = "serve"
+
+// ExtensionID names an extension by its node, or control.Allocator, and its handle.
+func ExtensionID(node, handle uint32) string {
+	if node == control.Allocator {
+		return fmt.Sprintf("%s.%d", Allocator, handle)
+	}
+	return fmt.Sprintf("%d.%d", node, handle)
+}
+
+// ParseExtension reads the name of an extension. It accepts all names of a node.
+func ParseExtension(text string) (*control.RemoveExtension, error) {
+	name, number, _ := strings.Cut(text, ".")
+	m := &control.RemoveExtension{Node: control.Allocator}
+	if name != Allocator {
+		var err error
+		if m.Node, err = nodeset.ParseNode(name); err != nil {
+			return nil, err
+		}
+	}
+	handle, err := strconv.ParseUint(number, 10, 32)
+	if err != nil {
+		return nil, fmt.Errorf("%q is not an extension: extensions are called NODE.HANDLE, or %s.HANDLE (margay ext list)", text, Allocator)
+	}
+	m.Handle = uint32(handle)
+	return m, nil
+}

@@ -5,13 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"margay/cluster/control"
-	"margay/internal/nodeset"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )
@@ -59,10 +57,12 @@ func (a commands) extInsertCommand() *cobra.Command {
 		Short: "Insert an extension into a running job, or into the machine",
 		Long: `Insert an extension, an ELF object made by clang -target bpf, into the slot that its section names, of a running job, on all of
 its nodes. Without a job it is the machine's own: it acts on the events of all jobs, before their extensions, on all nodes, until it
-is removed. A node that is away, or boots again, gets it before it gets jobs; a boot loses its maps.`,
+is removed. A node that is away, or boots again, gets it before it gets jobs; a boot loses its maps. An extension in slot place is the
+allocator's, and runs in margay serve: it chooses the nodes of jobs.`,
 		Example: `  margay ext insert 7 accumulate.o
   margay ext insert 7 ext/sched/weighted/weighted.o --set weight0=5
-  margay ext insert roundrobin.o --node=2`,
+  margay ext insert roundrobin.o --node=2
+  margay ext insert ext/place/spread/spread.o`,
 		Args: command.Arguments(1, 2),
 		RunE: func(c *cobra.Command, args []string) error {
 			var err error
@@ -103,20 +103,15 @@ func (a commands) extRemoveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "remove NODE.HANDLE...",
 		Short:   "Take extensions out of their slots, also on nodes that are away",
-		Example: "  margay ext remove 0.3 1.3",
+		Example: "  margay ext remove 0.3 1.3\n  margay ext remove serve.4",
 		Args:    command.Arguments(1, -1),
 		RunE: func(c *cobra.Command, args []string) error {
 			for _, arg := range args {
-				name, number, _ := strings.Cut(arg, ".")
-				node, err := nodeset.ParseNode(name)
+				m, err := command.ParseExtension(arg)
 				if err != nil {
 					return err
 				}
-				handle, err := strconv.ParseUint(number, 10, 32)
-				if err != nil {
-					return fmt.Errorf("%q is not an extension: extensions are called NODE.HANDLE (margay ext list)", arg)
-				}
-				if _, err := command.AskWithin[*control.Done](c.Context(), a.App, &control.RemoveExtension{Node: node, Handle: uint32(handle)}, command.ChangeTimeout); err != nil {
+				if _, err := command.AskWithin[*control.Done](c.Context(), a.App, m, command.ChangeTimeout); err != nil {
 					return err
 				}
 			}
@@ -132,7 +127,7 @@ func (a commands) printExtensions(list *control.Extensions) error {
 	t := show.NewTable(a.Stdout, "ID", "JOB", "SLOT", "NAME", "ENGINE", "RUNS", "INSNS/RUN", "NS/RUN", "FAULTS", "DROPPED", "STATE")
 	var notes []string
 	for _, x := range list.Extensions {
-		id := fmt.Sprintf("%d.%d", x.Node, x.Handle)
+		id := command.ExtensionID(x.Node, x.Handle)
 		t.Row(id, command.Whose(x.Job), x.Slot, x.Name, x.Engine, x.Runs, perRun(x.Instructions, x.Runs), perRun(uint64(x.TimeNs), x.Runs), x.Faults, x.Dropped, x.State)
 		if x.Waits != "" {
 			notes = append(notes, fmt.Sprintf("%s: does not run yet: %s", id, x.Waits))

@@ -130,7 +130,7 @@ func (a commands) printRates(before, after *control.Extensions, took time.Durati
 		runs, ns := x.Runs-was.Runs, uint64(max(0, x.TimeNs-was.TimeNs))
 		rates = append(rates, extensionRate{x.Node, x.Handle, x.Job, x.Slot, x.Name, x.Engine, took.Seconds(), runs,
 			x.Instructions - was.Instructions, ns, x.Faults - was.Faults})
-		t.Row(fmt.Sprintf("%d.%d", x.Node, x.Handle), command.Whose(x.Job), x.Slot, x.Name, x.Engine, fmt.Sprintf("%.0f", float64(runs)/took.Seconds()),
+		t.Row(command.ExtensionID(x.Node, x.Handle), command.Whose(x.Job), x.Slot, x.Name, x.Engine, fmt.Sprintf("%.0f", float64(runs)/took.Seconds()),
 			perRun(x.Instructions-was.Instructions, runs), perRun(ns, runs),
 			fmt.Sprintf("%.1f", 100*float64(ns)/float64(took)), x.Faults-was.Faults)
 	}
@@ -221,8 +221,12 @@ func (a commands) printNotes(notes *control.ExtensionNotes) error {
 		if n.Job != 0 {
 			owner = "job " + owner
 		}
-		what := fmt.Sprintf("%d.%d (%s)", n.Node, n.Handle, n.Name)
-		if n.Name == "" {
+		what := fmt.Sprintf("%s (%s)", command.ExtensionID(n.Node, n.Handle), n.Name)
+		switch {
+		case n.Name != "":
+		case n.Node == control.Allocator:
+			what = command.Allocator
+		default:
 			what = fmt.Sprintf("node%d", n.Node)
 		}
 		_, err := fmt.Fprintf(a.Stdout, "%s %s %s: %s\n", time.Unix(0, n.TimeNs).Format("15:04:05.000"), owner, what, n.Text)

@@ -3,6 +3,7 @@ package ext_test
 import (
 	"bytes"
 	"fmt"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -63,4 +64,42 @@ func (f *fullAfter) Write(text []byte) (int, error) {
 		return margaytest.Full{}.Write(text)
 	}
 	return f.Buffer.Write(text)
+}
+
+// The extensions of the allocator are named after serve, and not after a node.
+func TestAllocator(t *testing.T) {
+	margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) {
+		switch m := f.Message().(type) {
+		case *control.ListExtensions:
+			c.Answer(f, &control.Extensions{Extensions: []*control.ExtensionState{
+				{Node: 1, Handle: 3, Slot: "sched", Name: "edf", State: "active", LastFault: "one"},
+				{Node: control.Allocator, Handle: 4, Slot: "place", Name: "pack", State: "active", LastFault: "another"},
+			}}, nil)
+		case *control.ExtensionLog:
+			c.Answer(f, &control.ExtensionNotes{Notes: []*control.ExtensionNote{
+				{Node: control.Allocator, Seq: 1, Handle: 4, Name: "pack", Text: "inserted"}, {Node: control.Allocator, Seq: 2, Text: "too many"}, {Node: 1, Seq: 3, Text: "too many"},
+			}}, nil)
+		case *control.RemoveExtension:
+			if m.Node != control.Allocator || m.Handle != 4 {
+				c.Answer(f, nil, control.Failf(control.Code_CODE_NOT_FOUND, "asked for %v", m))
+				return
+			}
+			c.Answer(f, &control.Done{}, nil)
+		}
+	})
+	for line, want := range map[string]string{
+		"ext list": "(?s)\n1.3 .*\nserve.4 +machine +place +pack .*\n1.3: last fault: one\nserve.4: last fault: another\n", "ext log": "machine serve.4 \\(pack\\): inserted\n.* machine serve: too many\n.* machine node1: too many\n$",
+		"ext remove serve.4": "^$",
+	} {
+		var stdout, stderr bytes.Buffer
+		if status := margaytest.Run(t.Context(), strings.Fields(line), strings.NewReader(""), &stdout, &stderr); status != 0 || !regexp.MustCompile(want).MatchString(stdout.String()) {
+			t.Errorf("%s: status %d, %s%s", line, status, stdout.String(), stderr.String())
+		}
+	}
+	for _, wrong := range []string{"serve", "serve.x", "serve.-1", "server.4"} {
+		var stderr bytes.Buffer
+		if status := margaytest.Run(t.Context(), []string{"ext", "remove", wrong}, strings.NewReader(""), &stderr, &stderr); status == 0 {
+			t.Errorf("ext remove %s: %s", wrong, stderr.String())
+		}
+	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"margay/cluster/machine"
 	"margay/internal/procname"
+	"margay/nimble/engine/portable"
 	"margay/tools/margay/command"
 )
 
@@ -36,7 +37,7 @@ func (a commands) serveCommand() *cobra.Command {
 			if socket > 0 {
 				in.Socket = os.NewFile(uintptr(socket), "socket")
 			}
-			return machine.Serve(ctx, d, in, logger(a.Stderr))
+			return machine.Serve(ctx, d, in, portable.New(), logger(a.Stderr))
 		},
 	}
 	c.Flags().IntVar(&lifeline, "lifeline", 0, "descriptor of a pipe whose end is the holder's end")

@@ -273,7 +273,7 @@ func (n named) extensionNames() (entries []string) {
 	all, _ := quickly[*control.Extensions](n.App, &control.ListExtensions{Node: control.None})
 	for _, x := range all.GetExtensions() {
 		if x.State == "active" {
-			entries = append(entries, cobra.CompletionWithDesc(fmt.Sprintf("%d.%d", x.Node, x.Handle), fmt.Sprintf("%s of %s", x.Name, x.Slot)))
+			entries = append(entries, cobra.CompletionWithDesc(command.ExtensionID(x.Node, x.Handle), fmt.Sprintf("%s of %s", x.Name, x.Slot)))
 		}
 	}
 	return entries

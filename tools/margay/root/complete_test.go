@@ -22,7 +22,8 @@ func answers(question proto.Message) (proto.Message, error) {
 		return &control.Nodes{Nodes: []*control.NodeState{{Node: 0, Health: control.NodeHealth_NODE_UP}, {Node: 1, Health: control.NodeHealth_NODE_DEAD},
 			{Node: 2, Health: control.NodeHealth_NODE_UP, Drain: &control.Drain{State: control.DrainState_DRAIN_DRAINED}}}}, nil
 	case *control.ListExtensions:
-		return &control.Extensions{Extensions: []*control.ExtensionState{{Node: 1, Handle: 3, Name: "edf", Slot: "sched", State: "active"}, {Node: 1, Handle: 2, State: "removed"}}}, nil
+		return &control.Extensions{Extensions: []*control.ExtensionState{{Node: 1, Handle: 3, Name: "edf", Slot: "sched", State: "active"}, {Node: 1, Handle: 2, State: "removed"},
+			{Node: control.Allocator, Handle: 7, Name: "pack", Slot: "place", State: "active"}}}, nil
 	}
 	return nil, nil
 }
@@ -47,7 +48,7 @@ func TestCompletion(t *testing.T) {
 		"node|drain|node0|":        "node1\tdead|node2\tdrained",
 		"node|resume|":             "node2\tdrained",
 		"ext|log|--node|":          "node0\tup|node1\tdead|node2\tdrained",
-		"ext|remove|":              "1.3\tedf of sched",
+		"ext|remove|":              "1.3\tedf of sched|serve.7\tpack of place",
 		"-m|":                      "m\thosted, 4 nodes, up",
 		"machine|up|--substrate|":  "qemu|hosted|hosts|metal",
 		"machine|up|--fabric|":     "auto|tcp|tcp-trusted|udp|udp-trusted",
@@ -59,7 +60,7 @@ func TestCompletion(t *testing.T) {
 		"wait|5|":                  "6\t./b, ended (1)|7\t./c, ended (0)|8\t./d, ended (2)",
 		"top|--sort|":              "core|cpu|messages|switches|interrupts",
 		"nimble|run|--engine|":     "subroutine|direct|portable|linux|subroutine-calls",
-		"ext|insert|--slot|":       "boot|timer|sched|message|packet|fault|exit",
+		"ext|insert|--slot|":       "boot|timer|sched|message|packet|fault|exit|place",
 		"bench|sched|--substrate|": "hosted|qemu|qemu-isolated",
 		"help|ext|":                "insert\t|list\t|log\t|remove\t|slots\t|stats\t",
 	} {
