@@ -721,6 +721,11 @@ type Frame struct {
 	//	*Frame_ReadAudit
 	//	*Frame_Audit
 	//	*Frame_EndAllocation
+	//	*Frame_CreateToken
+	//	*Frame_ListTokens
+	//	*Frame_RevokeTokens
+	//	*Frame_Token
+	//	*Frame_Tokens
 	Body          isFrame_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1557,6 +1562,51 @@ func (x *Frame) GetEndAllocation() *EndAllocation {
 	return nil
 }
 
+func (x *Frame) GetCreateToken() *CreateToken {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_CreateToken); ok {
+			return x.CreateToken
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetListTokens() *ListTokens {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ListTokens); ok {
+			return x.ListTokens
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetRevokeTokens() *RevokeTokens {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_RevokeTokens); ok {
+			return x.RevokeTokens
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetToken() *Token {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Token); ok {
+			return x.Token
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetTokens() *Tokens {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Tokens); ok {
+			return x.Tokens
+		}
+	}
+	return nil
+}
+
 type isFrame_Body interface {
 	isFrame_Body()
 }
@@ -1920,6 +1970,27 @@ type Frame_EndAllocation struct {
 	EndAllocation *EndAllocation `protobuf:"bytes,300,opt,name=end_allocation,json=endAllocation,proto3,oneof"`
 }
 
+type Frame_CreateToken struct {
+	// Tokens of clients on other hosts: clients ask serve.
+	CreateToken *CreateToken `protobuf:"bytes,310,opt,name=create_token,json=createToken,proto3,oneof"`
+}
+
+type Frame_ListTokens struct {
+	ListTokens *ListTokens `protobuf:"bytes,311,opt,name=list_tokens,json=listTokens,proto3,oneof"`
+}
+
+type Frame_RevokeTokens struct {
+	RevokeTokens *RevokeTokens `protobuf:"bytes,312,opt,name=revoke_tokens,json=revokeTokens,proto3,oneof"`
+}
+
+type Frame_Token struct {
+	Token *Token `protobuf:"bytes,313,opt,name=token,proto3,oneof"`
+}
+
+type Frame_Tokens struct {
+	Tokens *Tokens `protobuf:"bytes,314,opt,name=tokens,proto3,oneof"`
+}
+
 func (*Frame_Hello) isFrame_Body() {}
 
 func (*Frame_Welcome) isFrame_Body() {}
@@ -2093,6 +2164,16 @@ func (*Frame_ReadAudit) isFrame_Body() {}
 func (*Frame_Audit) isFrame_Body() {}
 
 func (*Frame_EndAllocation) isFrame_Body() {}
+
+func (*Frame_CreateToken) isFrame_Body() {}
+
+func (*Frame_ListTokens) isFrame_Body() {}
+
+func (*Frame_RevokeTokens) isFrame_Body() {}
+
+func (*Frame_Token) isFrame_Body() {}
+
+func (*Frame_Tokens) isFrame_Body() {}
 
 // Hello opens a connection.
 type Hello struct {
@@ -8545,6 +8626,7 @@ type MachineStatus struct {
 	LimitCores     uint32                 `protobuf:"varint,193,opt,name=limit_cores,json=limitCores,proto3" json:"limit_cores,omitempty"`    // that the jobs of one user may have at a time; 0: any number
 	LimitJobs      uint32                 `protobuf:"varint,194,opt,name=limit_jobs,json=limitJobs,proto3" json:"limit_jobs,omitempty"`       // that one user may have at a time; 0: any number
 	LimitOutput    uint32                 `protobuf:"varint,195,opt,name=limit_output,json=limitOutput,proto3" json:"limit_output,omitempty"` // MiB that are kept of the output of one user's detached jobs; 0: any number
+	Listen         string                 `protobuf:"bytes,196,opt,name=listen,proto3" json:"listen,omitempty"`                               // address and port for clients of other hosts; empty: there is none
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -8716,6 +8798,13 @@ func (x *MachineStatus) GetLimitOutput() uint32 {
 	return 0
 }
 
+func (x *MachineStatus) GetListen() string {
+	if x != nil {
+		return x.Listen
+	}
+	return ""
+}
+
 // ReadAudit asks which requests serve has refused. Answer: Audit.
 type ReadAudit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -8873,24 +8962,28 @@ func (x *AuditLine) GetOmitted() uint64 {
 	return 0
 }
 
-// ListExtensions asks for the extensions of a node, or of all. Answer: Extensions.
-type ListExtensions struct {
+// CreateToken makes a token, with which a user reaches serve from another host. Answer: Token.
+type CreateToken struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          int32                  `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"` // -1: all
+	Whom          string                 `protobuf:"bytes,1,opt,name=whom,proto3" json:"whom,omitempty"`                    // the name or number of the user; empty: who asks
+	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`                    // who asks
+	Uid           uint32                 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`                     // the same, on this host
+	Administrator bool                   `protobuf:"varint,4,opt,name=administrator,proto3" json:"administrator,omitempty"` // the token admits as an administrator where its user is one, or the owner; else as a user
+	LifeNs        int64                  `protobuf:"varint,5,opt,name=life_ns,json=lifeNs,proto3" json:"life_ns,omitempty"` // how long it is valid
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ListExtensions) Reset() {
-	*x = ListExtensions{}
+func (x *CreateToken) Reset() {
+	*x = CreateToken{}
 	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (*ListExtensions) ProtoMessage() {}
+func (*CreateToken) ProtoMessage() {}
 
-func (x *ListExtensions) ProtoReflect() protoreflect.Message {
+func (x *CreateToken) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
 	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
@@ -8903,9 +8996,353 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
+// Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
+func (*CreateToken) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{103}
+}
+
+func (x *CreateToken) GetWhom() string {
+	if x != nil {
+		return x.Whom
+	}
+	return ""
+}
+
+func (x *CreateToken) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *CreateToken) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *CreateToken) GetAdministrator() bool {
+	if x != nil {
+		return x.Administrator
+	}
+	return false
+}
+
+func (x *CreateToken) GetLifeNs() int64 {
+	if x != nil {
+		return x.LifeNs
+	}
+	return 0
+}
+
+// Token is a token without its secret.
+type Token struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint32                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`                        // on this machine
+	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`                             // of the token
+	Uid           uint32                 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`                              // the same
+	Owner         bool                   `protobuf:"varint,4,opt,name=owner,proto3" json:"owner,omitempty"`                          // the user is the owner of the machine
+	Administrator bool                   `protobuf:"varint,5,opt,name=administrator,proto3" json:"administrator,omitempty"`          // as in CreateToken
+	CreatedNs     int64                  `protobuf:"varint,6,opt,name=created_ns,json=createdNs,proto3" json:"created_ns,omitempty"` // since the epoch
+	ExpiresNs     int64                  `protobuf:"varint,7,opt,name=expires_ns,json=expiresNs,proto3" json:"expires_ns,omitempty"` // since the epoch
+	Creator       string                 `protobuf:"bytes,8,opt,name=creator,proto3" json:"creator,omitempty"`                       // who has made it
+	Text          string                 `protobuf:"bytes,9,opt,name=text,proto3" json:"text,omitempty"`                             // the whole token, in the answer to CreateToken alone
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Token) Reset() {
+	*x = Token{}
+	mi := &file_control_proto_msgTypes[104]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*Token) ProtoMessage() {}
+
+func (x *Token) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[104]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Token.ProtoReflect.Descriptor instead.
+func (*Token) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{104}
+}
+
+func (x *Token) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Token) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Token) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Token) GetOwner() bool {
+	if x != nil {
+		return x.Owner
+	}
+	return false
+}
+
+func (x *Token) GetAdministrator() bool {
+	if x != nil {
+		return x.Administrator
+	}
+	return false
+}
+
+func (x *Token) GetCreatedNs() int64 {
+	if x != nil {
+		return x.CreatedNs
+	}
+	return 0
+}
+
+func (x *Token) GetExpiresNs() int64 {
+	if x != nil {
+		return x.ExpiresNs
+	}
+	return 0
+}
+
+func (x *Token) GetCreator() string {
+	if x != nil {
+		return x.Creator
+	}
+	return ""
+}
+
+func (x *Token) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+// ListTokens asks for all tokens that are valid or have expired. Answer: Tokens.
+type ListTokens struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTokens) Reset() {
+	*x = ListTokens{}
+	mi := &file_control_proto_msgTypes[105]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*ListTokens) ProtoMessage() {}
+
+func (x *ListTokens) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[105]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTokens.ProtoReflect.Descriptor instead.
+func (*ListTokens) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{105}
+}
+
+type Tokens struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tokens        []*Token               `protobuf:"bytes,1,rep,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tokens) Reset() {
+	*x = Tokens{}
+	mi := &file_control_proto_msgTypes[106]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*Tokens) ProtoMessage() {}
+
+func (x *Tokens) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[106]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tokens.ProtoReflect.Descriptor instead.
+func (*Tokens) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{106}
+}
+
+func (x *Tokens) GetTokens() []*Token {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+// RevokeTokens deletes tokens, and ends the connections that they have admitted. Answer: Done, or Error if one does not exist; then none
+// is deleted.
+type RevokeTokens struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tokens        []uint32               `protobuf:"varint,1,rep,packed,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeTokens) Reset() {
+	*x = RevokeTokens{}
+	mi := &file_control_proto_msgTypes[107]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*RevokeTokens) ProtoMessage() {}
+
+func (x *RevokeTokens) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[107]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeTokens.ProtoReflect.Descriptor instead.
+func (*RevokeTokens) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{107}
+}
+
+func (x *RevokeTokens) GetTokens() []uint32 {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+// StoredToken is how serve's store keeps a token.
+type StoredToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         *Token                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	Hash          []byte                 `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"` // SHA-256 of its secret
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoredToken) Reset() {
+	*x = StoredToken{}
+	mi := &file_control_proto_msgTypes[108]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*StoredToken) ProtoMessage() {}
+
+func (x *StoredToken) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[108]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoredToken.ProtoReflect.Descriptor instead.
+func (*StoredToken) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{108}
+}
+
+func (x *StoredToken) GetToken() *Token {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *StoredToken) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
+// ListExtensions asks for the extensions of a node, or of all. Answer: Extensions.
+type ListExtensions struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          int32                  `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"` // -1: all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListExtensions) Reset() {
+	*x = ListExtensions{}
+	mi := &file_control_proto_msgTypes[109]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*ListExtensions) ProtoMessage() {}
+
+func (x *ListExtensions) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[109]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -8924,7 +9361,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8933,7 +9370,7 @@ func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8946,7 +9383,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -8981,7 +9418,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8990,7 +9427,7 @@ func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9003,7 +9440,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -9142,7 +9579,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9151,7 +9588,7 @@ func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9164,7 +9601,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -9227,7 +9664,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9236,7 +9673,7 @@ func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9249,7 +9686,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -9277,7 +9714,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9286,7 +9723,7 @@ func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9299,7 +9736,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -9325,7 +9762,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9334,7 +9771,7 @@ func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9347,7 +9784,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{109}
+	return file_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -9372,7 +9809,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9381,7 +9818,7 @@ func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9394,7 +9831,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{110}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -9459,7 +9896,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9468,7 +9905,7 @@ func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9481,7 +9918,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{111}
+	return file_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -9523,7 +9960,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9532,7 +9969,7 @@ func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9545,7 +9982,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{112}
+	return file_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -9577,7 +10014,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9586,7 +10023,7 @@ func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9599,7 +10036,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{113}
+	return file_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -9660,7 +10097,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9669,7 +10106,7 @@ func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9682,7 +10119,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{114}
+	return file_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -9751,7 +10188,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9760,7 +10197,7 @@ func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9773,7 +10210,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{115}
+	return file_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -9792,7 +10229,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9801,7 +10238,7 @@ func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9814,7 +10251,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{116}
+	return file_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -9834,7 +10271,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9843,7 +10280,7 @@ func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9856,7 +10293,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{117}
+	return file_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -9876,7 +10313,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9885,7 +10322,7 @@ func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9898,7 +10335,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{118}
+	return file_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -9930,7 +10367,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9939,7 +10376,7 @@ func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9952,7 +10389,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{119}
+	return file_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -10011,7 +10448,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10020,7 +10457,7 @@ func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10033,7 +10470,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{120}
+	return file_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -10099,7 +10536,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10108,7 +10545,7 @@ func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10121,7 +10558,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{121}
+	return file_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -10230,7 +10667,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10239,7 +10676,7 @@ func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10252,7 +10689,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{122}
+	return file_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -10309,7 +10746,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10318,7 +10755,7 @@ func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10331,7 +10768,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{123}
+	return file_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -10367,7 +10804,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10376,7 +10813,7 @@ func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10389,7 +10826,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{124}
+	return file_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -10423,7 +10860,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10432,7 +10869,7 @@ func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10445,7 +10882,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{125}
+	return file_control_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -10466,7 +10903,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10475,7 +10912,7 @@ func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10488,7 +10925,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{126}
+	return file_control_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -10518,7 +10955,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10527,7 +10964,7 @@ func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10540,7 +10977,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{127}
+	return file_control_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -10575,7 +11012,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10584,7 +11021,7 @@ func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10597,7 +11034,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{128}
+	return file_control_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -10620,7 +11057,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10629,7 +11066,7 @@ func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10642,7 +11079,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{129}
+	return file_control_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -10676,7 +11113,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[130]
+	mi := &file_control_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10685,7 +11122,7 @@ func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[130]
+	mi := &file_control_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10698,7 +11135,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{130}
+	return file_control_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -10712,7 +11149,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xa5(\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xd1*\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -10828,7 +11265,13 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"read_audit\x18\xbe\x01 \x01(\v2\x19.margay.control.ReadAuditH\x00R\treadAudit\x12.\n" +
 	"\x05audit\x18\xbf\x01 \x01(\v2\x15.margay.control.AuditH\x00R\x05audit\x12G\n" +
-	"\x0eend_allocation\x18\xac\x02 \x01(\v2\x1d.margay.control.EndAllocationH\x00R\rendAllocationB\x06\n" +
+	"\x0eend_allocation\x18\xac\x02 \x01(\v2\x1d.margay.control.EndAllocationH\x00R\rendAllocation\x12A\n" +
+	"\fcreate_token\x18\xb6\x02 \x01(\v2\x1b.margay.control.CreateTokenH\x00R\vcreateToken\x12>\n" +
+	"\vlist_tokens\x18\xb7\x02 \x01(\v2\x1a.margay.control.ListTokensH\x00R\n" +
+	"listTokens\x12D\n" +
+	"\rrevoke_tokens\x18\xb8\x02 \x01(\v2\x1c.margay.control.RevokeTokensH\x00R\frevokeTokens\x12.\n" +
+	"\x05token\x18\xb9\x02 \x01(\v2\x15.margay.control.TokenH\x00R\x05token\x121\n" +
+	"\x06tokens\x18\xba\x02 \x01(\v2\x16.margay.control.TokensH\x00R\x06tokensB\x06\n" +
 	"\x04body\"\xa1\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12(\n" +
@@ -11355,7 +11798,7 @@ const file_control_proto_rawDesc = "" +
 	"\fInterruptRow\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\"\b\n" +
-	"\x06Status\"\xb6\x04\n" +
+	"\x06Status\"\xcf\x04\n" +
 	"\rMachineStatus\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12\x1c\n" +
 	"\tsubstrate\x18\x02 \x01(\tR\tsubstrate\x12\x1b\n" +
@@ -11381,7 +11824,8 @@ const file_control_proto_rawDesc = "" +
 	"limitCores\x12\x1e\n" +
 	"\n" +
 	"limit_jobs\x18\xc2\x01 \x01(\rR\tlimitJobs\x12\"\n" +
-	"\flimit_output\x18\xc3\x01 \x01(\rR\vlimitOutput\"\v\n" +
+	"\flimit_output\x18\xc3\x01 \x01(\rR\vlimitOutput\x12\x17\n" +
+	"\x06listen\x18\xc4\x01 \x01(\tR\x06listen\"\v\n" +
 	"\tReadAudit\"8\n" +
 	"\x05Audit\x12/\n" +
 	"\x05lines\x18\x01 \x03(\v2\x19.margay.control.AuditLineR\x05lines\"\x96\x01\n" +
@@ -11391,7 +11835,34 @@ const file_control_proto_rawDesc = "" +
 	"\x04user\x18\x03 \x01(\tR\x04user\x12\x18\n" +
 	"\arequest\x18\x04 \x01(\tR\arequest\x12\x16\n" +
 	"\x06object\x18\x05 \x01(\tR\x06object\x12\x18\n" +
-	"\aomitted\x18\x06 \x01(\x04R\aomitted\"$\n" +
+	"\aomitted\x18\x06 \x01(\x04R\aomitted\"\x86\x01\n" +
+	"\vCreateToken\x12\x12\n" +
+	"\x04whom\x18\x01 \x01(\tR\x04whom\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\rR\x03uid\x12$\n" +
+	"\radministrator\x18\x04 \x01(\bR\radministrator\x12\x17\n" +
+	"\alife_ns\x18\x05 \x01(\x03R\x06lifeNs\"\xed\x01\n" +
+	"\x05Token\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\rR\x06number\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\rR\x03uid\x12\x14\n" +
+	"\x05owner\x18\x04 \x01(\bR\x05owner\x12$\n" +
+	"\radministrator\x18\x05 \x01(\bR\radministrator\x12\x1d\n" +
+	"\n" +
+	"created_ns\x18\x06 \x01(\x03R\tcreatedNs\x12\x1d\n" +
+	"\n" +
+	"expires_ns\x18\a \x01(\x03R\texpiresNs\x12\x18\n" +
+	"\acreator\x18\b \x01(\tR\acreator\x12\x12\n" +
+	"\x04text\x18\t \x01(\tR\x04text\"\f\n" +
+	"\n" +
+	"ListTokens\"7\n" +
+	"\x06Tokens\x12-\n" +
+	"\x06tokens\x18\x01 \x03(\v2\x15.margay.control.TokenR\x06tokens\"&\n" +
+	"\fRevokeTokens\x12\x16\n" +
+	"\x06tokens\x18\x01 \x03(\rR\x06tokens\"N\n" +
+	"\vStoredToken\x12+\n" +
+	"\x05token\x18\x01 \x01(\v2\x15.margay.control.TokenR\x05token\x12\x12\n" +
+	"\x04hash\x18\x02 \x01(\fR\x04hash\"$\n" +
 	"\x0eListExtensions\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x05R\x04node\"L\n" +
 	"\n" +
@@ -11648,7 +12119,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes [11]protoimpl.EnumInfo
-var file_control_proto_msgTypes [132]protoimpl.MessageInfo
+var file_control_proto_msgTypes [138]protoimpl.MessageInfo
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -11764,35 +12235,41 @@ var file_control_proto_goTypes = []any{
 	(*ReadAudit)(nil),        // 111: margay.control.ReadAudit
 	(*Audit)(nil),            // 112: margay.control.Audit
 	(*AuditLine)(nil),        // 113: margay.control.AuditLine
-	(*ListExtensions)(nil),   // 114: margay.control.ListExtensions
-	(*Extensions)(nil),       // 115: margay.control.Extensions
-	(*ExtensionState)(nil),   // 116: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 117: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 118: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 119: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 120: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 121: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 122: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 123: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 124: margay.control.ReadEvents
-	(*Events)(nil),           // 125: margay.control.Events
-	(*ReadClock)(nil),        // 126: margay.control.ReadClock
-	(*Clock)(nil),            // 127: margay.control.Clock
-	(*TakeSamples)(nil),      // 128: margay.control.TakeSamples
-	(*Samples)(nil),          // 129: margay.control.Samples
-	(*NodeSample)(nil),       // 130: margay.control.NodeSample
-	(*CoreSample)(nil),       // 131: margay.control.CoreSample
-	(*RankSample)(nil),       // 132: margay.control.RankSample
-	(*NodeExit)(nil),         // 133: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 134: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 135: margay.control.NodeStage
-	(*NodeUp)(nil),           // 136: margay.control.NodeUp
-	(*RebootNode)(nil),       // 137: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 138: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 139: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 140: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 141: margay.control.DutiesSet
-	nil,                      // 142: margay.control.ExtensionLog.AfterEntry
+	(*CreateToken)(nil),      // 114: margay.control.CreateToken
+	(*Token)(nil),            // 115: margay.control.Token
+	(*ListTokens)(nil),       // 116: margay.control.ListTokens
+	(*Tokens)(nil),           // 117: margay.control.Tokens
+	(*RevokeTokens)(nil),     // 118: margay.control.RevokeTokens
+	(*StoredToken)(nil),      // 119: margay.control.StoredToken
+	(*ListExtensions)(nil),   // 120: margay.control.ListExtensions
+	(*Extensions)(nil),       // 121: margay.control.Extensions
+	(*ExtensionState)(nil),   // 122: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 123: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 124: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 125: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 126: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 127: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 128: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 129: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 130: margay.control.ReadEvents
+	(*Events)(nil),           // 131: margay.control.Events
+	(*ReadClock)(nil),        // 132: margay.control.ReadClock
+	(*Clock)(nil),            // 133: margay.control.Clock
+	(*TakeSamples)(nil),      // 134: margay.control.TakeSamples
+	(*Samples)(nil),          // 135: margay.control.Samples
+	(*NodeSample)(nil),       // 136: margay.control.NodeSample
+	(*CoreSample)(nil),       // 137: margay.control.CoreSample
+	(*RankSample)(nil),       // 138: margay.control.RankSample
+	(*NodeExit)(nil),         // 139: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 140: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 141: margay.control.NodeStage
+	(*NodeUp)(nil),           // 142: margay.control.NodeUp
+	(*RebootNode)(nil),       // 143: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 144: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 145: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 146: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 147: margay.control.DutiesSet
+	nil,                      // 148: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	12,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -11841,28 +12318,28 @@ var file_control_proto_depIdxs = []int32{
 	88,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
 	89,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
 	27,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	114, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	115, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	117, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	123, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	119, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	120, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	124, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	125, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	126, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	127, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	128, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	129, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	120, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	121, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	123, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	129, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	125, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	126, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	130, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	131, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	132, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	133, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	134, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	135, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
 	59,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
 	61,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	133, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	134, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	136, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	135, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	137, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	139, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	140, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	141, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	139, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	140, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	142, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	141, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	143, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	145, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	146, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	147, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
 	93,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
 	94,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
 	95,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
@@ -11872,7 +12349,7 @@ var file_control_proto_depIdxs = []int32{
 	97,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
 	98,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
 	90,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	138, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	144, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
 	80,  // 78: margay.control.Frame.guests:type_name -> margay.control.Guests
 	82,  // 79: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
 	29,  // 80: margay.control.Frame.leave:type_name -> margay.control.Leave
@@ -11882,97 +12359,104 @@ var file_control_proto_depIdxs = []int32{
 	111, // 84: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
 	112, // 85: margay.control.Frame.audit:type_name -> margay.control.Audit
 	28,  // 86: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
-	0,   // 87: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 88: margay.control.Error.code:type_name -> margay.control.Code
-	18,  // 89: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	19,  // 90: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	21,  // 91: margay.control.Register.vitals:type_name -> margay.control.Vitals
-	2,   // 92: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	18,  // 93: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	21,  // 94: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	24,  // 95: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	35,  // 96: margay.control.Prepare.layout:type_name -> margay.control.Layout
-	35,  // 97: margay.control.Prepare.network:type_name -> margay.control.Layout
-	31,  // 98: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 99: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 100: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	30,  // 101: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	26,  // 102: margay.control.JobSpec.task:type_name -> margay.control.Task
-	25,  // 103: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	55,  // 104: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
-	32,  // 105: margay.control.Exec.parts:type_name -> margay.control.Part
-	36,  // 106: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
-	37,  // 107: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
-	38,  // 108: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
-	44,  // 109: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	14,  // 110: margay.control.Loaded.error:type_name -> margay.control.Error
-	14,  // 111: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 112: margay.control.Record.stream:type_name -> margay.control.Stream
-	55,  // 113: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	44,  // 114: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	64,  // 115: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	56,  // 116: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	57,  // 117: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	58,  // 118: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	60,  // 119: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	57,  // 120: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	57,  // 121: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	62,  // 122: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	63,  // 123: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	58,  // 124: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	30,  // 125: margay.control.Resize.size:type_name -> margay.control.Terminal
-	24,  // 126: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	31,  // 127: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	34,  // 128: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 129: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	14,  // 130: margay.control.JobState.error:type_name -> margay.control.Error
-	77,  // 131: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	44,  // 132: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	76,  // 133: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 134: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	55,  // 135: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	83,  // 136: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	80,  // 137: margay.control.Nodes.guests:type_name -> margay.control.Guests
-	81,  // 138: margay.control.Guests.guests:type_name -> margay.control.Guest
-	8,   // 139: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	18,  // 140: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	85,  // 141: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	84,  // 142: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	21,  // 143: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 144: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 145: margay.control.Drain.state:type_name -> margay.control.DrainState
-	102, // 146: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	101, // 147: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 148: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	77,  // 149: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	44,  // 150: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	26,  // 151: margay.control.JobSummary.task:type_name -> margay.control.Task
-	24,  // 152: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	34,  // 153: margay.control.StoredJob.places:type_name -> margay.control.Place
-	39,  // 154: margay.control.StoredJob.members:type_name -> margay.control.Member
-	102, // 155: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	75,  // 156: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	107, // 157: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	108, // 158: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	113, // 159: margay.control.Audit.lines:type_name -> margay.control.AuditLine
-	116, // 160: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	118, // 161: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	142, // 162: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	121, // 163: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	117, // 164: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	116, // 165: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	130, // 166: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	131, // 167: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	132, // 168: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	116, // 169: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 170: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 171: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	18,  // 172: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	173, // [173:173] is the sub-list for method output_type
-	173, // [173:173] is the sub-list for method input_type
-	173, // [173:173] is the sub-list for extension type_name
-	173, // [173:173] is the sub-list for extension extendee
-	0,   // [0:173] is the sub-list for field type_name
+	114, // 87: margay.control.Frame.create_token:type_name -> margay.control.CreateToken
+	116, // 88: margay.control.Frame.list_tokens:type_name -> margay.control.ListTokens
+	118, // 89: margay.control.Frame.revoke_tokens:type_name -> margay.control.RevokeTokens
+	115, // 90: margay.control.Frame.token:type_name -> margay.control.Token
+	117, // 91: margay.control.Frame.tokens:type_name -> margay.control.Tokens
+	0,   // 92: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 93: margay.control.Error.code:type_name -> margay.control.Code
+	18,  // 94: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	19,  // 95: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	21,  // 96: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 97: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	18,  // 98: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	21,  // 99: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	24,  // 100: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	35,  // 101: margay.control.Prepare.layout:type_name -> margay.control.Layout
+	35,  // 102: margay.control.Prepare.network:type_name -> margay.control.Layout
+	31,  // 103: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 104: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 105: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	30,  // 106: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	26,  // 107: margay.control.JobSpec.task:type_name -> margay.control.Task
+	25,  // 108: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	55,  // 109: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
+	32,  // 110: margay.control.Exec.parts:type_name -> margay.control.Part
+	36,  // 111: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
+	37,  // 112: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
+	38,  // 113: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
+	44,  // 114: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	14,  // 115: margay.control.Loaded.error:type_name -> margay.control.Error
+	14,  // 116: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 117: margay.control.Record.stream:type_name -> margay.control.Stream
+	55,  // 118: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	44,  // 119: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	64,  // 120: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	56,  // 121: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	57,  // 122: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	58,  // 123: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	60,  // 124: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	57,  // 125: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	57,  // 126: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	62,  // 127: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	63,  // 128: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	58,  // 129: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	30,  // 130: margay.control.Resize.size:type_name -> margay.control.Terminal
+	24,  // 131: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	31,  // 132: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	34,  // 133: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 134: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	14,  // 135: margay.control.JobState.error:type_name -> margay.control.Error
+	77,  // 136: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	44,  // 137: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	76,  // 138: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 139: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	55,  // 140: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	83,  // 141: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	80,  // 142: margay.control.Nodes.guests:type_name -> margay.control.Guests
+	81,  // 143: margay.control.Guests.guests:type_name -> margay.control.Guest
+	8,   // 144: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	18,  // 145: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	85,  // 146: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	84,  // 147: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	21,  // 148: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 149: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 150: margay.control.Drain.state:type_name -> margay.control.DrainState
+	102, // 151: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	101, // 152: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 153: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	77,  // 154: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	44,  // 155: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	26,  // 156: margay.control.JobSummary.task:type_name -> margay.control.Task
+	24,  // 157: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	34,  // 158: margay.control.StoredJob.places:type_name -> margay.control.Place
+	39,  // 159: margay.control.StoredJob.members:type_name -> margay.control.Member
+	102, // 160: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	75,  // 161: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	107, // 162: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	108, // 163: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	113, // 164: margay.control.Audit.lines:type_name -> margay.control.AuditLine
+	115, // 165: margay.control.Tokens.tokens:type_name -> margay.control.Token
+	115, // 166: margay.control.StoredToken.token:type_name -> margay.control.Token
+	122, // 167: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	124, // 168: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	148, // 169: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	127, // 170: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	123, // 171: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	122, // 172: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	136, // 173: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	137, // 174: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	138, // 175: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	122, // 176: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 177: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 178: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	18,  // 179: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	180, // [180:180] is the sub-list for method output_type
+	180, // [180:180] is the sub-list for method input_type
+	180, // [180:180] is the sub-list for extension type_name
+	180, // [180:180] is the sub-list for extension extendee
+	0,   // [0:180] is the sub-list for field type_name
 }
 
 var file_control_proto_init_once sync.Once
@@ -12067,6 +12551,11 @@ func file_control_proto_init_tables() {
 		(*Frame_ReadAudit)(nil),
 		(*Frame_Audit)(nil),
 		(*Frame_EndAllocation)(nil),
+		(*Frame_CreateToken)(nil),
+		(*Frame_ListTokens)(nil),
+		(*Frame_RevokeTokens)(nil),
+		(*Frame_Token)(nil),
+		(*Frame_Tokens)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -12074,7 +12563,7 @@ func file_control_proto_init_tables() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   132,
+			NumMessages:   138,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,10 +41,19 @@ func PeerOf(c net.Conn) (peer Peer, err error) {
 	return peer, nil
 }
 
+// Probes are the settings of a TCP connection between a user of another host and serve: a host that
+// is silent for 20 seconds is gone. While data are on their way, Linux's own bound holds instead,
+// some 15 minutes (tcp_retries2).
+var Probes = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}
+
 // HungUp reports whether the other side has closed a connection over a socket. Serve finds that out
 // only when it has read everything that was sent before.
 func (c *Conn) HungUp() (hungUp bool) {
-	s, ok := c.net.(syscall.Conn)
+	stream := c.net
+	if over, is := stream.(interface{ NetConn() net.Conn }); is { // TLS
+		stream = over.NetConn()
+	}
+	s, ok := stream.(syscall.Conn)
 	if !ok {
 		return c.Err() != nil
 	}

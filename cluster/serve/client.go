@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"errors"
 	"os"
 	"slices"
 	"time"
@@ -151,6 +152,15 @@ func (c *client) handle(f *control.Frame) {
 			audit, err := s.readAudit()
 			c.conn.Answer(f, audit, err)
 		})
+	case *control.CreateToken:
+		c.later(func() {
+			token, err := c.createToken(m, time.Now())
+			c.conn.Answer(f, token, err)
+		})
+	case *control.ListTokens:
+		c.conn.Answer(f, s.listTokens(), nil)
+	case *control.RevokeTokens:
+		c.conn.Answer(f, &control.Done{}, s.revokeTokens(m, c.caller.Name))
 	default:
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with %T from a client", m))
 	}
@@ -273,8 +283,13 @@ func (c *client) gone() {
 		return // serve itself is ending
 	}
 	c.left = true
+	lost := c.caller.Token != 0 && !errors.Is(c.conn.Err(), control.ErrClosed)
 	for _, j := range c.jobs {
-		if j.client == c.conn {
+		switch {
+		case j.client != c.conn:
+		case lost:
+			c.server.away(j)
+		default:
 			c.server.clientGone(j, "")
 		}
 	}
@@ -367,6 +382,7 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 		c.conn.Answer(f, fitState(state), err)
 		return
 	}
+	s.takeOver(j, c.caller)
 	if j.client != nil && j.phase == control.JobPhase_JOB_PREPARED {
 		// serve has not yet noticed the end of the old connection.
 		s.clientGone(j, "")
@@ -584,6 +600,9 @@ func (s *Server) status(caller permit.Caller) *control.MachineStatus {
 		Unwritten: s.history.unwritten(),
 		Users:     s.config.Access.Users.String(), Administrators: s.config.Access.Administrators.String(), Role: caller.Role.String(),
 		LimitCores: uint32(s.config.Access.Cores), LimitJobs: uint32(s.config.Access.Jobs), LimitOutput: uint32(s.config.Access.Output),
+	}
+	if s.config.Remote != nil {
+		m.Listen = s.config.Remote.Addr().String()
 	}
 	for _, j := range s.jobs {
 		if !j.announced {

@@ -15,7 +15,7 @@ import (
 
 // serveCommand is started by the holder, and on machines without one by their operator.
 func (a commands) serveCommand() *cobra.Command {
-	var lifeline, socket int
+	var lifeline, socket, users int
 	c := &cobra.Command{
 		Use:     "serve",
 		Short:   "Run the service node's daemon of a machine (its holder does this)",
@@ -36,6 +36,9 @@ func (a commands) serveCommand() *cobra.Command {
 			if socket > 0 {
 				in.Socket = os.NewFile(uintptr(socket), "socket")
 			}
+			if users > 0 {
+				in.Users = os.NewFile(uintptr(users), "users")
+			}
 			return machine.Serve(ctx, d, in, logger(a.Stderr))
 		},
 	}
@@ -43,12 +46,14 @@ func (a commands) serveCommand() *cobra.Command {
 	_ = c.Flags().MarkHidden("lifeline")
 	c.Flags().IntVar(&socket, "socket", 0, "descriptor of a socket that listens to nodes of other hosts")
 	_ = c.Flags().MarkHidden("socket")
+	c.Flags().IntVar(&users, "users", 0, "descriptor of a socket that listens to users of other hosts")
+	_ = c.Flags().MarkHidden("users")
 	return c
 }
 
 // holderCommand is started by machine up.
 func (a commands) holderCommand() *cobra.Command {
-	var until int
+	var until, users int
 	c := &cobra.Command{
 		Use:    "holder MACHINE",
 		Hidden: true,
@@ -62,14 +67,18 @@ func (a commands) holderCommand() *cobra.Command {
 			}
 			a.name("margay-holder")
 			serve := []string{"/proc/self/exe", "serve", "-m", args[0], "--lifeline", "3"}
-			var process *os.File
+			var in machine.HolderInherited
 			if until > 0 {
-				process = os.NewFile(uintptr(until), "process")
+				in.Until = os.NewFile(uintptr(until), "process")
 			}
-			return machine.Hold(ctx, d, serve, process, logger(a.Stderr))
+			if users > 0 {
+				in.Users = os.NewFile(uintptr(users), "users")
+			}
+			return machine.Hold(ctx, d, serve, in, logger(a.Stderr))
 		},
 	}
 	c.Flags().IntVar(&until, "until", 0, "descriptor of a process (pidfd) with which the machine ends")
+	c.Flags().IntVar(&users, "users", 0, "descriptor of a socket that listens to users of other hosts")
 	return c
 }
 
