@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"time"
 
@@ -32,15 +33,31 @@ func (s *Server) acceptRemote(ctx context.Context) {
 	s.accept(ctx, port, s.serveRemote, func(c *control.Conn) { dismiss(c, context.Cause(ctx)) })
 }
 
-// probed is a listener whose connections end when the other host does not answer any more.
+// probed is a listener whose connections end when the other host does not answer any more. The end
+// of the stream is the error errCut: one that the other side wants is announced by TLS before.
 type probed struct{ net.Listener }
+
+var errCut = errors.New("the connection was cut")
 
 func (p probed) Accept() (net.Conn, error) {
 	c, err := p.Listener.Accept()
 	if tcp, is := c.(*net.TCPConn); is {
-		err = errors.Join(err, tcp.SetKeepAliveConfig(control.Probes))
+		_ = tcp.SetKeepAliveConfig(control.Probes) // it may have ended already
 	}
-	return c, err
+	if err != nil {
+		return nil, err
+	}
+	return cuttable{c}, nil
+}
+
+type cuttable struct{ net.Conn }
+
+func (c cuttable) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err == io.EOF {
+		err = errCut
+	}
+	return n, err
 }
 
 // serveRemote serves a connection of another host.

@@ -38,7 +38,7 @@ type wire struct {
 	net.Conn
 	mu     sync.Mutex
 	sent   []byte // by its reader, the serve's side
-	broken bool   // its end is not that of a closed connection
+	broken bool   // its end is a reset
 }
 
 func (w *wire) Read(b []byte) (int, error) {
@@ -264,46 +264,60 @@ func TestTokenEnds(t *testing.T) {
 // The network breaks the connection of a client on another host. Its job waits for it, but not for
 // ever, and nobody else gets the job.
 func TestAway(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		m := up(t, 2, listens(t))
-		text := m.userToken(&control.CreateToken{Whom: "7001"})
-		c, far := m.far(text)
-		job, other := c.run(spec(1)), c.run(spec(1))
-		far.cut()
-		m.played[0].says(job, 1, 0, "meanwhile\n")
-		time.Sleep(20 * time.Second)
-		stranger, _ := m.far(m.userToken(&control.CreateToken{Whom: "7003"}))
-		_, err := stranger.ask(&control.Attach{Job: job})
-		isRefused(t, err, "job 1 is user7001's")
-		c, _ = m.far(text)
-		if state := must[*control.JobState](c, &control.Attach{Job: job}); state.Phase != control.JobPhase_JOB_RUNNING {
-			t.Errorf("the job is %v", state)
-		}
-		one[*control.Rewind](t, &m.played[0].recorder)
-		m.played[0].says(job, 1, 0, "meanwhile\n") // again
-		if r := c.ackAll(); len(r) != 1 || string(r[0].Data) != "meanwhile\n" {
-			t.Errorf("the client gets %v", r)
-		}
-		time.Sleep(20 * time.Second)
-		if got := c.summary(other); got.Phase == control.JobPhase_JOB_RUNNING {
-			t.Errorf("the job that nobody has come back for: %v", got)
-		}
-		// It connects again before serve has noticed anything.
-		again, _ := m.far(text)
-		must[*control.JobState](again, &control.Attach{Job: job})
-		<-c.conn.Done()
-		m.played[0].exits(job, 2, 0, 0, 0)
-		again.ackAll()
-		if state := again.ended(); state.ExitCode != 0 {
-			t.Errorf("it ended as %v", state)
-		}
-	})
+	for name, reset := range map[string]bool{"reset": true, "closed": false} {
+		t.Run(name, func(t *testing.T) { bubble(t, func(t *testing.T) { testAway(t, reset) }) })
+	}
 }
 
-// cut has the connection end as by a fault of the network.
-func (w *wire) cut() {
+func testAway(t *testing.T, reset bool) {
+	m := up(t, 2, listens(t))
+	text := m.userToken(&control.CreateToken{Whom: "7001"})
+	c, far := m.far(text)
+	job, other := c.run(spec(1)), c.run(spec(1))
+	far.cut(reset)
+	m.played[0].says(job, 1, 0, "meanwhile\n")
+	time.Sleep(20 * time.Second)
+	stranger, _ := m.far(m.userToken(&control.CreateToken{Whom: "7003"}))
+	_, err := stranger.ask(&control.Attach{Job: job})
+	isRefused(t, err, "job 1 is user7001's")
+	c, _ = m.far(text)
+	if state := must[*control.JobState](c, &control.Attach{Job: job}); state.Phase != control.JobPhase_JOB_RUNNING {
+		t.Errorf("the job is %v", state)
+	}
+	one[*control.Rewind](t, &m.played[0].recorder)
+	m.played[0].says(job, 1, 0, "meanwhile\n") // again
+	if r := c.ackAll(); len(r) != 1 || string(r[0].Data) != "meanwhile\n" {
+		t.Errorf("the client gets %v", r)
+	}
+	time.Sleep(20 * time.Second)
+	if got := c.summary(other); got.Phase == control.JobPhase_JOB_RUNNING {
+		t.Errorf("the job that nobody has come back for: %v", got)
+	}
+	// It connects again before serve has noticed anything.
+	again, _ := m.far(text)
+	must[*control.JobState](again, &control.Attach{Job: job})
+	<-c.conn.Done()
+	m.played[0].exits(job, 2, 0, 0, 0)
+	again.ackAll()
+	if state := again.ended(); state.ExitCode != 0 {
+		t.Errorf("it ended as %v", state)
+	}
+	// A client that ends on purpose says so.
+	last := again.run(spec(1))
+	again.conn.Close()
+	time.Sleep(time.Second)
+	m.played[0].exits(last, 1, 0, 0, 9)
+	time.Sleep(3 * time.Second)
+	if got := stranger.summary(last); got.Phase != control.JobPhase_JOB_DONE {
+		t.Errorf("the job whose client has left: %v", got)
+	}
+}
+
+// cut has the connection end as by a fault of the network: by a reset, or as if it was closed, but
+// without a farewell.
+func (w *wire) cut(reset bool) {
 	w.mu.Lock()
-	w.broken = true
+	w.broken = reset
 	w.mu.Unlock()
 	w.Conn.Close()
 	synctest.Wait()
