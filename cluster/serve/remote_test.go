@@ -28,7 +28,7 @@ func listens(t *testing.T) func(*Config) {
 	return func(c *Config) {
 		users(c)
 		c.Access.Users = append(c.Access.Users, c.Access.Administrators...)
-		c.Access.Users[0].ID, c.Access.Users[0].Group = 7001, false // the groups of a token's user are those of this host
+		c.Access.Users[0].ID, c.Access.Users[0].Group = 7001, false // no user of the test is in the tables of this host
 		c.Remote = check.NewPipes()
 	}
 }
@@ -192,8 +192,8 @@ func TestCreateToken(t *testing.T) {
 	})
 }
 
-// A token that is wrong, revoked or expired, or whose user is not let in any more, admits nothing, and
-// is in the audit log. Tokens survive a serve, and the store has no secret.
+// A token that is wrong, revoked or expired, or whose user is not let in any more, admits nothing,
+// and is in the audit log. Tokens survive a serve, and the store has no secret.
 func TestBadTokens(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1, listens(t))
@@ -262,7 +262,7 @@ func TestTokenEnds(t *testing.T) {
 }
 
 // The network breaks the connection of a client on another host. Its job waits for it, but not for
-// ever, and nobody else gets the job.
+// ever, and no other user gets the job.
 func TestAway(t *testing.T) {
 	for name, reset := range map[string]bool{"reset": true, "closed": false} {
 		t.Run(name, func(t *testing.T) { bubble(t, func(t *testing.T) { testAway(t, reset) }) })
@@ -333,8 +333,8 @@ func (m *machine) stored() []byte {
 	return text
 }
 
-// Strangers at the port for other hosts get no answer to anything, and keep out nobody for longer than
-// a while. What a user has sent admits no one who sends it again.
+// Strangers at the port for other hosts get no answer to anything, and keep users out for seconds
+// only. The recorded session of a user admits nothing when it is sent again.
 func TestStrangersFromOtherHosts(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1, listens(t))
@@ -358,7 +358,7 @@ func TestStrangersFromOtherHosts(t *testing.T) {
 				answers <- got
 			}()
 			_, _ = c.Write(bytes)
-			if got := <-answers; len(got) > 4000 { // TLS answers a hello, whoever has sent it
+			if got := <-answers; len(got) > 4000 { // TLS answers every hello
 				t.Errorf("%s gets %d bytes", what, len(got))
 			}
 		}
@@ -388,7 +388,7 @@ func TestStrangersFromOtherHosts(t *testing.T) {
 		if stands > knockingEach {
 			t.Errorf("%d connections of a stranger are open", stands)
 		}
-		if got := must[*control.MachineStatus](m.client(), &control.Status{}); got.Up != 1 { // who is on this host notices nothing
+		if got := must[*control.MachineStatus](m.client(), &control.Status{}); got.Up != 1 { // users of this host notice nothing
 			t.Errorf("%v", got)
 		}
 		time.Sleep(2 * control.HelloTimeout)

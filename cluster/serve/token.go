@@ -130,8 +130,8 @@ func (s *Server) revokeTokens(m *control.RevokeTokens, by string) error {
 	return nil
 }
 
-// badToken reports a token that admits nothing. Its text is for the log and the audit log; strangers
-// do not get it.
+// badToken reports a token that admits nothing. Its text is for the log and the audit log;
+// strangers do not get it.
 type badToken struct {
 	caller permit.Caller // as far as it is known
 	why    string

@@ -12,9 +12,9 @@ import (
 	"strings"
 )
 
-// UserToken is what a user shows to the serve of a machine from another host. It names the machine
-// by its fingerprint, so the user's side can tell the machine from an impostor before it shows the
-// secret. serve keeps only a hash of the secret.
+// UserToken is the proof of a user of another host to the serve of a machine. It names the machine by
+// its fingerprint, so the user's side recognises an impostor before it shows the secret. serve keeps
+// only a hash of the secret.
 type UserToken struct {
 	Machine Fingerprint
 	Number  uint32 // of the token on this machine
@@ -30,13 +30,13 @@ func NewSecret() (s Secret) {
 	return s
 }
 
-// Hash returns what is kept of the secret.
+// Hash returns the hash by which serve recognises the secret.
 func (s Secret) Hash() []byte {
 	hash := sha256.Sum256(s[:])
 	return hash[:]
 }
 
-// Is reports whether a hash is that of the secret, in constant time.
+// Is reports whether the secret has a hash, in constant time.
 func (s Secret) Is(hash []byte) bool { return subtle.ConstantTimeCompare(s.Hash(), hash) == 1 }
 
 // The text of a token is this prefix, by which programs that look for secrets recognise it, and, in

@@ -39,7 +39,7 @@ func TestTokenText(t *testing.T) {
 	}
 }
 
-// Every text is either refused or that of the token which it becomes.
+// Every text is either refused or the very text of its token.
 func FuzzParseToken(f *testing.F) {
 	text := aToken().String()
 	f.Add(text)

@@ -199,8 +199,8 @@ func ToServe(machine []byte) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, CurvePreferences: curves, RootCAs: pool, ServerName: serveName}, nil
 }
 
-// ErrOtherMachine reports that the other side of a connection is not the serve of the machine with a
-// fingerprint.
+// ErrOtherMachine reports that the other side of a connection is not the serve of the machine with
+// a fingerprint.
 var ErrOtherMachine = errors.New("it is not the serve of the token's machine")
 
 // ToServeOf returns what a user connects with to the serve of the machine with a fingerprint.

@@ -342,7 +342,7 @@ func TestUserToServe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	forged.Certificates[0].Certificate[1] = a.Certificate() // which is no secret
+	forged.Certificates[0].Certificate[1] = a.Certificate()
 	another, err := other.UsersTLS()
 	if err != nil {
 		t.Fatal(err)

@@ -68,7 +68,7 @@ func (b *badRoad) breakAll() {
 	b.conns = nil
 }
 
-// A user with folders of its own, as on another host, uses a machine by TLS and a token: programs, files,
+// A user with folders of its own, as on another host, uses a machine by TLS and a token: programs,
 // input, output and exit status travel; a broken connection ends nothing; a revoked token does.
 func TestLogin(t *testing.T) {
 	ownMachine(t, "own")

@@ -36,7 +36,7 @@ The connection is encrypted, and the token names the machine: nothing is sent to
 machine has there, or that -m gives it. It is kept in a file that you alone can read, in the folder that MARGAY_STATE names, by default
 margay in XDG_STATE_HOME or in ~/.local/state, until margay logout.
 
-All commands take the name as that of a machine of this host; programs, libraries and files of margay run travel from here. What
+All commands take the name like the name of a machine of this host; programs, libraries and files of margay run travel from here. What
 needs the files or processes of the machine is done on its own host: up, down, logs, console, and margay history.`,
 		Example: `  margay login cluster.example.org:7118
   margay login cluster.example.org:7118 -m lab --token-file token
@@ -115,8 +115,8 @@ func (a commands) readToken(ctx context.Context, file string) (string, error) {
 	return token.String(), nil
 }
 
-// readHidden reads a line of a terminal that does not show it, and leaves the terminal as it was, also
-// when a signal ends this command.
+// readHidden reads a line of a terminal that does not show it, and leaves the terminal as it was,
+// also when a signal ends this command.
 func readHidden(ctx context.Context, terminal int) ([]byte, error) {
 	before, err := term.GetState(terminal)
 	if err != nil {
@@ -141,7 +141,7 @@ func readHidden(ctx context.Context, terminal int) ([]byte, error) {
 	}
 }
 
-// readLine reads what may be a token with blanks around it.
+// readLine reads as much as a token with blanks around it may have.
 func readLine(r io.Reader) ([]byte, error) { return io.ReadAll(io.LimitReader(r, 1024)) }
 
 func (a commands) logoutCommand() *cobra.Command {

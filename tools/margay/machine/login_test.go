@@ -43,8 +43,8 @@ func TestReachable(t *testing.T) {
 	}
 }
 
-// A token comes from a file or from standard input, with blanks around it. What is no token is not
-// repeated.
+// A token comes from a file or from standard input, with blanks around it. Errors do not repeat
+// other texts.
 func TestReadToken(t *testing.T) {
 	want := trust.UserToken{Number: 3, Secret: trust.NewSecret()}.String()
 	file := filepath.Join(t.TempDir(), "token")

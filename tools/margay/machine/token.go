@@ -45,8 +45,8 @@ func (a commands) tokenCreateCommand() *cobra.Command {
 	c := a.QuietFlag(&cobra.Command{
 		Use:   "create [USER]",
 		Short: "Create a token for yourself or another user, and print it",
-		Long: `Create a token for a user of the machine, by default for yourself, and print it. It cannot be printed again. Give it to the user by a way
-that nobody else reads, as you would a password: on the other host, margay login takes it.
+		Long: `Create a token for a user of the machine, by default for yourself, and print it. It cannot be printed again. Give it to the user as
+secretly as a password: on the other host, margay login takes it.
 
 The owner and administrators create tokens, on the host of the machine.`,
 		Example: `  margay machine token create

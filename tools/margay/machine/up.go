@@ -111,7 +111,7 @@ and nodes. margay machine audit lists what was refused.
 	where.define(f)
 	metal.define(f)
 	users.define(f)
-	f.StringVar(&spec.Listen, "listen", "", "accept users of other hosts, who have a token, at this `HOST:PORT` of this host; :7118 is port 7118 of all its addresses (default: at none)")
+	f.StringVar(&spec.Listen, "listen", "", "accept users of other hosts, with a token, at this `HOST:PORT` of this host; :7118 is port 7118 of all its addresses (default: at none)")
 	f.StringVar(&spec.Fabric, "fabric", machine.FabricAuto, "how messages travel between nodes: auto, tcp, tcp-trusted, udp or udp-trusted")
 	f.IntVar(&spec.MemoryMiB, "memory", 512, "memory of each node, in MiB")
 	f.IntVar(&spec.HistoryMiB, "history", ledger.DefaultSize>>20, "size of the history of its jobs (margay history), in MiB, 4 to 1024; 0: none is kept")
