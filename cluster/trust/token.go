@@ -12,9 +12,9 @@ import (
 	"strings"
 )
 
-// UserToken is the proof of a user of another host to the serve of a machine. It names the machine by
-// its fingerprint, so the user's side recognises an impostor before it shows the secret. serve keeps
-// only a hash of the secret.
+// UserToken is the proof of a user of another host to the serve of a machine. It names the machine
+// by its fingerprint, so the user's side recognises an impostor before it shows the secret. serve
+// keeps only a hash of the secret.
 type UserToken struct {
 	Machine Fingerprint
 	Number  uint32 // of the token on this machine
