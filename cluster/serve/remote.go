@@ -17,8 +17,8 @@ import (
 
 // Users of other hosts connect by TLS to a port of their own (Config.Remote). The connection begins
 // with the number and the secret of a token, in a fixed number of bytes, so that nothing that a
-// stranger sends is decoded. From then on the user of the token has the same rights and bounds there
-// as over a connection on this host.
+// stranger sends is decoded. From then on the user of the token has the same rights and bounds
+// there as over a connection on this host.
 
 // How many connections without a valid token may be open at a time: in all, and from one address.
 const (
