@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,12 +22,16 @@ func dialLogin(ctx context.Context, l login.Login) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	raw, err := (&net.Dialer{KeepAliveConfig: control.Probes}).DialContext(ctx, "tcp", l.Address)
+	raw, err := new(net.Dialer).DialContext(ctx, "tcp", l.Address)
 	if errors.Is(err, unix.ECONNREFUSED) { // the port stays open between two serves of a machine
 		return nil, control.Failf(control.Code_CODE_DOWN, "no machine listens on %s: it is down, or listens elsewhere now", l.Address)
 	}
 	if err != nil {
 		return nil, err
+	}
+	if err := control.Probe(raw.(*net.TCPConn)); err != nil {
+		raw.Close()
+		return nil, fmt.Errorf("%s: %w", l.Address, err)
 	}
 	c := tls.Client(raw, trust.ToServeOf(token.Machine))
 	err = c.HandshakeContext(ctx)
@@ -43,8 +48,26 @@ func dialLogin(ctx context.Context, l login.Login) (net.Conn, error) {
 	return c, nil
 }
 
-// Login tries a login, and returns the name of the machine on its own host.
+// Login tries a login, and returns the name of the machine on its own host. When serve ends the
+// connection without a reason, because it has no room for strangers or is just starting, Login
+// tries again until ctx ends.
 func Login(ctx context.Context, l login.Login) (machine string, err error) {
+	for {
+		machine, err = loginOnce(ctx, l)
+		refused, dialed := new(control.Failure), new(net.OpError)
+		if err == nil || errors.As(err, &refused) || errors.As(err, &dialed) && dialed.Op == "dial" {
+			return machine, err
+		}
+		select {
+		case <-time.After(remotePause):
+		case <-ctx.Done():
+			return "", err
+		}
+	}
+}
+
+// loginOnce is Login without another try.
+func loginOnce(ctx context.Context, l login.Login) (machine string, err error) {
 	raw, err := dialLogin(ctx, l)
 	if err != nil {
 		return "", err

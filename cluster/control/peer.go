@@ -41,10 +41,23 @@ func PeerOf(c net.Conn) (peer Peer, err error) {
 	return peer, nil
 }
 
-// Probes are the settings of a TCP connection between a user of another host and serve: a host that
-// is silent for 20 seconds is gone. While data are on their way, Linux's own bound holds instead,
-// some 15 minutes (tcp_retries2).
-var Probes = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}
+// silence is how long the other host of a connection may be silent.
+const silence = 20 * time.Second
+
+// Probe has a TCP connection between a user of another host and serve end when the other host has
+// been silent for 20 seconds, also while data are on their way.
+func Probe(c *net.TCPConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var set error
+	err = raw.Control(func(fd uintptr) {
+		set = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silence.Milliseconds()))
+	})
+	probes := net.KeepAliveConfig{Enable: true, Idle: silence / 4, Interval: silence / 4, Count: 3}
+	return errors.Join(err, set, c.SetKeepAliveConfig(probes))
+}
 
 // HungUp reports whether the other side has closed a connection over a socket. Serve finds that out
 // only when it has read everything that was sent before.

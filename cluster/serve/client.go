@@ -31,6 +31,9 @@ type client struct {
 // handle processes a frame from the client, if its user may ask for that.
 func (c *client) handle(f *control.Frame) {
 	s := c.server
+	if c.caller.Token != 0 && !s.valid(c.caller.Token, time.Now()) { // the connection is about to end
+		return
+	}
 	if c.caller.Role == permit.User && f.Call != 0 && c.conn.Drained(s.context) != nil { // a user must take answers before there are more
 		return
 	}
@@ -391,7 +394,7 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_REFUSED, "job %d has a client", m.Job))
 		return
 	}
-	j.client, j.moved = c.conn, time.Now()
+	j.client, j.moved, j.confirmed = c.conn, time.Now(), true
 	clear(j.behind) // the Rewind below makes all nodes send again
 	c.follow(j)
 	state := j.state()
@@ -415,7 +418,8 @@ func (c *client) replay(f *control.Frame, job uint32) {
 }
 
 // fileChunk passes a chunk of a job's files to the job's first node. When no node needs files, the
-// last chunk means that the client knows of this.
+// last chunk means that the client knows of this. For an allocation it means that the client knows
+// its number.
 func (c *client) fileChunk(m *control.FileChunk) {
 	s := c.server
 	c.pace(m.Job)
@@ -424,6 +428,8 @@ func (c *client) fileChunk(m *control.FileChunk) {
 	j := s.jobs[m.Job]
 	switch {
 	case j == nil || j.client != c.conn || j.finishing:
+	case j.spec.Allocation:
+		j.confirmed = true
 	case !j.present:
 		s.nodes[j.members[0].Node].send(m)
 	case m.Last && j.phase == control.JobPhase_JOB_PREPARED:

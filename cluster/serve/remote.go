@@ -20,15 +20,17 @@ import (
 // stranger sends is decoded. From then on the user of the token has the same rights and bounds
 // there as over a connection on this host.
 
-// How many connections without a valid token may be open at a time: in all, and from one address.
+// How many connections without a valid token may be open at a time, in all and from one address
+// (gate.Config), and for how long. Users that find no room because of others try again.
 const (
 	knocking     = 64
 	knockingEach = 16
+	knockTimeout = 5 * time.Second
 )
 
 // acceptRemote serves users of other hosts until ctx ends.
 func (s *Server) acceptRemote(ctx context.Context) {
-	waiting := gate.New(gate.Config{Most: knocking, MostEach: knockingEach, Wait: 2 * control.HelloTimeout, Log: s.log})
+	waiting := gate.New(gate.Config{Most: knocking, MostEach: knockingEach, Networks: true, Wait: knockTimeout, Log: s.log})
 	port := tls.NewListener(waiting.Listener(probed{s.config.Remote}), s.users)
 	s.accept(ctx, port, s.serveRemote, func(c *control.Conn) { dismiss(c, context.Cause(ctx)) })
 }
@@ -42,7 +44,7 @@ var errCut = errors.New("the connection was cut")
 func (p probed) Accept() (net.Conn, error) {
 	c, err := p.Listener.Accept()
 	if tcp, is := c.(*net.TCPConn); is {
-		_ = tcp.SetKeepAliveConfig(control.Probes) // it may have ended already
+		_ = control.Probe(tcp) // it may have ended already
 	}
 	if err != nil {
 		return nil, err
@@ -81,16 +83,16 @@ var errToken = control.Failf(control.Code_CODE_REFUSED, "the token is not valid:
 // connection has ended. The connection ends when the token expires or is revoked.
 func (s *Server) enterRemote(conn *control.Conn, now time.Time) (caller permit.Caller, leave func(), err error) {
 	c := conn.NetConn()
-	_ = c.SetDeadline(now.Add(control.HelloTimeout))
-	number, secret, err := trust.ReadOpening(c)
+	number, secret, err := trust.ReadOpening(c) // the gate bounds the time
 	if err != nil {
 		return caller, nil, fmt.Errorf("token: %w", err)
 	}
-	_ = c.SetDeadline(time.Time{})
 	token, caller, err := s.enroll(conn, number, secret, now)
 	if bad := new(badToken); errors.As(err, &bad) {
-		s.refused(bad.caller, "connect", fmt.Sprintf("%v, from %s", bad, host(c)))
-		return caller, nil, errToken
+		if bad.caller != permit.Unknown { // a stranger must not fill the audit log
+			s.refused(bad.caller, "connect", fmt.Sprintf("%v, from %s", bad, host(c)))
+		}
+		return caller, nil, fmt.Errorf("%w: %w", bad, errToken)
 	}
 	if err != nil {
 		return caller, nil, err
@@ -144,7 +146,8 @@ func host(c net.Conn) string {
 // away keeps a job whose client has lost its connection from another host: the network may have
 // broken it, and the client then connects again. The caller holds Server.mu.
 func (s *Server) away(j *job) {
-	if j.phase != control.JobPhase_JOB_RUNNING || j.collecting || len(j.spec.Out) > 0 && j.complete() {
+	unknown := j.spec.Allocation && !j.confirmed // its client asks for another one, and would wait for its cores
+	if j.phase != control.JobPhase_JOB_RUNNING || j.collecting || len(j.spec.Out) > 0 && j.complete() || unknown {
 		s.clientGone(j, "")
 		return
 	}
@@ -153,18 +156,35 @@ func (s *Server) away(j *job) {
 		return
 	}
 	s.config.Log("job %d: the connection of its client is lost", j.number)
-	s.laterAwake(j, s.config.Timing.Away, func() {
-		if j.client == nil {
+	s.awaitClient(j, s.config.Timing.Away)
+}
+
+// awaitClient ends a job that has lost its client, unless it has one after a time. The caller holds
+// Server.mu.
+func (s *Server) awaitClient(j *job, wait time.Duration) {
+	j.losses++
+	loss := j.losses
+	s.laterAwake(j, wait, func() {
+		if j.client == nil && j.losses == loss {
 			s.clientGone(j, "")
 		}
 	})
 }
 
 // takeOver ends the connection of a job's client, which has connected again from another host
-// before serve has noticed that. The caller holds Server.mu.
+// before serve has noticed that. The other jobs of the connection have lost it, too. The caller
+// holds Server.mu.
 func (s *Server) takeOver(j *job, caller permit.Caller) {
-	if token, is := s.remotes[j.client]; is && caller.Token != 0 && token == caller.Token {
-		go j.client.Close()
-		j.client = nil
+	old := j.client
+	token, is := s.remotes[old]
+	if !is || caller.Token == 0 || token != caller.Token || j.phase == control.JobPhase_JOB_PREPARED {
+		return // attach fails one that is being launched: its files may be lost
 	}
+	j.client = nil
+	for _, other := range s.jobs {
+		if other.client == old {
+			s.away(other) // its client attaches to it next
+		}
+	}
+	go old.Close()
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -39,6 +40,9 @@ func (c *client) createToken(m *control.CreateToken, now time.Time) (*control.To
 	if err := c.nameUser(t, m); err != nil {
 		return nil, err
 	}
+	if t.Owner && c.caller.Role != permit.Owner {
+		return nil, control.Failf(control.Code_CODE_REFUSED, "%s is an owner of machine %s: only an owner creates tokens of owners", t.User, s.config.Machine)
+	}
 	if s.roleOf(t) == permit.Stranger {
 		return nil, control.Failf(control.Code_CODE_REFUSED, "machine %s does not let %s in (margay machine up --users), so a token would admit nothing", s.config.Machine, t.User)
 	}
@@ -67,7 +71,8 @@ func (c *client) createToken(m *control.CreateToken, now time.Time) (*control.To
 // nameUser enters the user of a token. What the owner says of itself is taken as it is, as in sign.
 func (c *client) nameUser(t *control.Token, m *control.CreateToken) error {
 	owner := c.server.config.Owner
-	if m.Whom == "" {
+	self := c.caller.UID == owner && (m.Whom == m.User || m.Whom == strconv.FormatUint(uint64(m.Uid), 10))
+	if m.Whom == "" || self {
 		t.User, t.Uid, t.Owner = c.caller.Name, c.caller.UID, c.caller.Role == permit.Owner
 		if c.caller.UID == owner {
 			t.User, t.Uid = m.User, m.Uid
@@ -144,6 +149,12 @@ func (s *Server) tokenOf(number uint32) *control.StoredToken {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.tokens[number]
+}
+
+// valid reports whether a token has neither been revoked nor expired.
+func (s *Server) valid(number uint32, now time.Time) bool {
+	stored := s.tokenOf(number)
+	return stored != nil && now.UnixNano() < stored.Token.ExpiresNs
 }
 
 // admits returns the caller that a token admits at a time, if the secret is right; stored may be
