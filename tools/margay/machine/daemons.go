@@ -10,6 +10,7 @@ import (
 
 	"margay/cluster/machine"
 	"margay/internal/procname"
+	"margay/kernel/descriptor"
 	"margay/tools/margay/command"
 )
 
@@ -61,6 +62,9 @@ func (a commands) holderCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
+			if err := descriptor.CloseOnExec(3); err != nil { // they are not for what the holder starts
+				return err
+			}
 			d, err := machine.DirOf(args[0])
 			if err != nil {
 				return err
