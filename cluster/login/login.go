@@ -73,8 +73,8 @@ func Exists(dir string) bool {
 	return err == nil
 }
 
-// Read reads the login in a folder. The error is fs.ErrNotExist if there is none. A file that another
-// user could have read or changed is refused.
+// Read reads the login in a folder. The error is fs.ErrNotExist if there is none. A file that
+// another user could have read or changed is refused.
 func Read(dir string) (l Login, err error) {
 	path := filepath.Join(dir, fileName)
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
@@ -169,7 +169,7 @@ func Remove(name string) error {
 	if err := os.Remove(filepath.Join(dir, fileName)); err != nil {
 		return err
 	}
-	if err := os.Remove(dir); err != nil {
+	if err := os.Remove(dir); err != nil && !errors.Is(err, unix.ENOTEMPTY) { // other files are the user's own
 		return err
 	}
 	_ = os.Remove(filepath.Dir(dir)) // it stays if there are others

@@ -50,11 +50,18 @@ func TestSave(t *testing.T) {
 	if of, is := Of(site.Socket(dir)); of != dir || !is {
 		t.Errorf("its socket is of %s, %v", of, is)
 	}
+	foreign := filepath.Join(dir, "foreign")
+	if err := os.WriteFile(foreign, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if err := Remove("b"); err != nil || Exists(dir) {
 		t.Errorf("%v, and it is still there: %v", err, Exists(dir))
 	}
 	if err := Remove("b"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("again: %v", err)
+	}
+	if err := os.RemoveAll(dir); err != nil { // with the other file
+		t.Error(err)
 	}
 	if err := Remove("a"); err != nil {
 		t.Error(err)

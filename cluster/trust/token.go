@@ -82,6 +82,9 @@ func ParseToken(text string) (t UserToken, err error) {
 	return t, nil
 }
 
+// MayBeToken reports whether a text may be a token, whole or not.
+func MayBeToken(text string) bool { return strings.HasPrefix(strings.TrimSpace(text), tokenPrefix) }
+
 // openingSize is the length of the opening of a user's connection, in bytes: the number and the
 // secret of the token. It has this length whatever it says, so before it is read nothing that a
 // stranger sends is parsed, save by TLS.

@@ -42,7 +42,7 @@ needs the files or processes of the machine is done on its own host: up, down, l
   margay login cluster.example.org:7118 -m lab --token-file token
   margay run -m lab -n 8 ./app`,
 		Args: func(c *cobra.Command, args []string) error {
-			if len(args) > 1 { // it may be a token
+			if len(args) > 1 || len(args) == 1 && trust.MayBeToken(args[0]) { // of two, one may be a part of a token
 				return errors.New("login takes HOST:PORT only; a token given as an argument could be read by other users: revoke it (margay machine token revoke), and give the next one by --token-file or standard input")
 			}
 			return command.Arguments(1, 1)(c, args)

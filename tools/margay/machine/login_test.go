@@ -43,6 +43,20 @@ func TestReachable(t *testing.T) {
 	}
 }
 
+// A token that is given as an argument is not repeated.
+func TestTokenAsArgument(t *testing.T) {
+	c := commands{new(command.App)}.loginCommand()
+	secret := trust.UserToken{Secret: trust.NewSecret()}.String()
+	for _, args := range [][]string{{secret}, {secret[:20]}, {"here:7118", secret}} {
+		if err := c.Args(c, args); err == nil || strings.Contains(err.Error(), secret[:20]) {
+			t.Errorf("%v", err)
+		}
+	}
+	if err := c.Args(c, []string{"here:7118"}); err != nil {
+		t.Error(err)
+	}
+}
+
 // A token comes from a file or from standard input, with blanks around it. Errors do not repeat
 // other texts.
 func TestReadToken(t *testing.T) {
