@@ -130,7 +130,8 @@ func (a *Authority) ServeTLS() (*tls.Config, error) {
 
 // UsersTLS returns what serve accepts users of other hosts with. The machine's certificate goes
 // along, since they know no more than its fingerprint. A session is not resumed: each connection
-// shows its token.
+// shows its token. The key exchange is the default, and not curves: neither end is an emulated
+// node, and what users send over other networks may be worth something for long.
 func (a *Authority) UsersTLS() (*tls.Config, error) {
 	own, err := a.serveCertificate()
 	if err != nil {
