@@ -17,6 +17,7 @@ type badRoad struct {
 	net.Listener
 	mu    sync.Mutex
 	conns []*net.TCPConn
+	over  bool // no connection is passed on any more
 }
 
 func newBadRoad(t *testing.T, to string) *badRoad {
@@ -39,8 +40,13 @@ func newBadRoad(t *testing.T, to string) *badRoad {
 				continue
 			}
 			b.mu.Lock()
+			over := b.over
 			b.conns = append(b.conns, near.(*net.TCPConn), far.(*net.TCPConn))
 			b.mu.Unlock()
+			if over {
+				b.breakAll()
+				return
+			}
 			for _, way := range [][2]net.Conn{{near, far}, {far, near}} {
 				passing.Go(func() {
 					io.Copy(way[0], way[1])
@@ -51,6 +57,9 @@ func newBadRoad(t *testing.T, to string) *badRoad {
 	})
 	t.Cleanup(func() {
 		l.Close()
+		b.mu.Lock()
+		b.over = true
+		b.mu.Unlock()
 		b.breakAll()
 		passing.Wait()
 	})
@@ -128,7 +137,7 @@ func TestLogin(t *testing.T) {
 	if r := do(125, "", "run", "/bin/true"); !strings.Contains(r.stderr, "the token is not valid") {
 		t.Error(r)
 	}
-	if r := m.margay("machine", "audit"); !strings.Contains(r.stdout, "wrong token 1, from 127.0.0.1") {
+	if r := m.margay("machine", "logs", "serve"); !strings.Contains(r.stdout, "wrong token 1: ") {
 		t.Error(r)
 	}
 	do(0, "", "logout")
