@@ -106,3 +106,47 @@ func TestSilentThere(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A login finds its place taken by strangers at first.
+func TestLoginTriesAgain(t *testing.T) {
+	authority, err := trust.NewAuthority("m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := authority.UsersTLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := listenTCP(t)
+	served := make(chan error, 1)
+	go func() {
+		if raw, err := l.Accept(); err == nil {
+			raw.Close()
+		}
+		raw, err := l.Accept()
+		if err != nil {
+			served <- err
+			return
+		}
+		over := tls.Server(raw, config)
+		defer raw.Close()
+		if _, _, err = trust.ReadOpening(over); err == nil {
+			conn := control.NewConn(over)
+			defer conn.Close()
+			if _, err = conn.Meet(); err == nil {
+				err = conn.Send(&control.Welcome{Version: control.Version, Machine: "m"})
+				conn.Flush(patience)
+			}
+		}
+		served <- err
+	}()
+	token := trust.UserToken{Machine: authority.Fingerprint(), Number: 3, Secret: trust.NewSecret()}
+	machine, err := Login(within(t, patience), login.Login{Address: l.Addr().String(), Token: token.String()})
+	if machine != "m" || err != nil {
+		t.Errorf("%q, %v", machine, err)
+	}
+	l.Close()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
