@@ -88,7 +88,8 @@ func TestOtherMachineThere(t *testing.T) {
 	}
 }
 
-// A serve that does not answer is waited for as long as the context lasts, and named by its address.
+// A serve that does not answer is waited for as long as the context lasts, and named by its
+// address.
 func TestSilentThere(t *testing.T) {
 	l := listenTCP(t)
 	socket := remote(t, l)

@@ -1,8 +1,8 @@
 // Package login keeps what a user needs to reach machines of other hosts: for each the address of
 // its serve and a token.
 //
-// A login is a folder with one file that only the user can read. Its folder is named like that of a
-// machine, so the path of the socket that serve would have there stands for it: every command names
+// A login is a folder with one file that only the user can read. It is named like a machine's
+// folder, so the path of the socket that serve would have there stands for it: every command names
 // a machine by such a path, and package client connects by TLS instead. Nothing listens there.
 package login
 

@@ -116,7 +116,7 @@ func TestAddress(t *testing.T) {
 	}
 }
 
-// The paths of machines' sockets are not those of logins.
+// The paths of the sockets of machines are not paths of logins.
 func TestOf(t *testing.T) {
 	for _, path := range []string{"/run/user/0/margay/m/serve.sock", "/x/margay-logins/serve.sock", "/x/margay-logins/m/other", "serve.sock", ""} {
 		if dir, is := Of(path); is {
@@ -128,7 +128,7 @@ func TestOf(t *testing.T) {
 	}
 }
 
-// What is read of a file can be used, or is refused.
+// A file is refused, or the login in it can be used.
 func FuzzParse(f *testing.F) {
 	good, _ := json.Marshal(example())
 	f.Add(good)
