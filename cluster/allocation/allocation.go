@@ -99,6 +99,7 @@ func (a *Allocation) ask(ctx context.Context) (spoilt bool, err error) {
 	switch {
 	case err == nil && ok:
 		a.Job, a.Places = reply.Job, reply.Places
+		_ = conn.Send(&control.FileChunk{Job: a.Job, Last: true}) // serve keeps it from now on when the connection breaks
 		return false, nil
 	case err == nil:
 		err = fmt.Errorf("serve answered RunRequest with %T", answer)

@@ -16,19 +16,23 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/cluster/login"
 )
 
 // ErrNoServe reports that no process listens on the machine's socket.
 var ErrNoServe = errors.New("serve does not answer")
 
-// retryPause is how often Dial tries again.
-const retryPause = 50 * time.Millisecond
+// How often Dial tries again: on this host, and on another one.
+const (
+	retryPause  = 50 * time.Millisecond
+	remotePause = 500 * time.Millisecond
+)
 
 // Dial connects to the serve that listens on a unix socket. While the socket is dead it tries again
 // until ctx ends: serve may just be starting. When the socket's folder is gone, so is the machine:
 // then it fails at once with an error that Gone knows. It refuses a serve that is neither root's
 // nor this user's, and sends it nothing. Behind a door (Door), serve may be the door's owner's
-// instead.
+// instead. The socket of a login (package login) stands for the serve of another host.
 func Dial(ctx context.Context, socket string) (*control.Conn, error) {
 	return retry(ctx, socket, &control.Hello{Role: control.Role_ROLE_CLIENT})
 }
@@ -45,6 +49,10 @@ func DialFiles(ctx context.Context, socket string, job, node uint32) (net.Conn, 
 
 // retry is Dial with any opening.
 func retry(ctx context.Context, socket string, hello *control.Hello) (*control.Conn, error) {
+	pause := retryPause
+	if _, is := login.Of(socket); is {
+		pause = remotePause
+	}
 	for {
 		conn, err := dial(ctx, socket, hello)
 		if err == nil {
@@ -58,7 +66,7 @@ func retry(ctx context.Context, socket string, hello *control.Hello) (*control.C
 			return nil, control.Failf(control.Code_CODE_DOWN, "the machine is gone")
 		}
 		select {
-		case <-time.After(retryPause):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return nil, noServe(socket, err)
 		}
@@ -69,6 +77,13 @@ func retry(ctx context.Context, socket string, hello *control.Hello) (*control.C
 // that.
 func noServe(socket string, err error) error {
 	if _, is := doorOwner(socket); is {
+		return fmt.Errorf("%w on %s: %w", ErrNoServe, socket, err)
+	}
+	if dir, is := login.Of(socket); is {
+		socket = dir
+		if l, err := login.Read(dir); err == nil {
+			socket = l.Address
+		}
 		return fmt.Errorf("%w on %s: %w", ErrNoServe, socket, err)
 	}
 	return fmt.Errorf("%w on %s: %w; its log is in %s", ErrNoServe, socket, err, filepath.Join(filepath.Dir(socket), "log"))
@@ -82,6 +97,36 @@ func Gone(err error) bool {
 }
 
 func dial(ctx context.Context, socket string, hello *control.Hello) (*control.Conn, error) {
+	raw, err := connect(ctx, socket)
+	if err != nil {
+		return nil, err
+	}
+	conn := control.NewConn(raw)
+	stop := context.AfterFunc(ctx, conn.Close)
+	defer stop()
+	hello.Program = program
+	if _, err := conn.Greet(hello); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// program is what clients call themselves.
+const program = "this margay"
+
+// connect returns a stream to a trusted serve.
+func connect(ctx context.Context, socket string) (net.Conn, error) {
+	if dir, is := login.Of(socket); is {
+		l, err := login.Read(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if err != nil { // it stays so
+			return nil, control.Failf(control.Code_CODE_REFUSED, "%v", err)
+		}
+		return dialLogin(ctx, l)
+	}
 	raw, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return nil, err
@@ -90,15 +135,7 @@ func dial(ctx context.Context, socket string, hello *control.Hello) (*control.Co
 		raw.Close()
 		return nil, err
 	}
-	conn := control.NewConn(raw)
-	stop := context.AfterFunc(ctx, conn.Close)
-	defer stop()
-	hello.Program = "this margay"
-	if _, err := conn.Greet(hello); err != nil {
-		conn.Close()
-		return nil, err
-	}
-	return conn, nil
+	return raw, nil
 }
 
 // checkServe reports whether a process of an untrusted user listens on a socket.

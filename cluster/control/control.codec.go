@@ -186,6 +186,16 @@ func frameOf(body proto.Message) *Frame {
 		return &Frame{Body: &Frame_Audit{m}}
 	case *EndAllocation:
 		return &Frame{Body: &Frame_EndAllocation{m}}
+	case *CreateToken:
+		return &Frame{Body: &Frame_CreateToken{m}}
+	case *ListTokens:
+		return &Frame{Body: &Frame_ListTokens{m}}
+	case *RevokeTokens:
+		return &Frame{Body: &Frame_RevokeTokens{m}}
+	case *Token:
+		return &Frame{Body: &Frame_Token{m}}
+	case *Tokens:
+		return &Frame{Body: &Frame_Tokens{m}}
 	}
 	return nil
 }
@@ -367,6 +377,16 @@ func (f *Frame) body() (protowire.Number, coded) {
 		return 191, b.Audit
 	case *Frame_EndAllocation:
 		return 300, b.EndAllocation
+	case *Frame_CreateToken:
+		return 310, b.CreateToken
+	case *Frame_ListTokens:
+		return 311, b.ListTokens
+	case *Frame_RevokeTokens:
+		return 312, b.RevokeTokens
+	case *Frame_Token:
+		return 313, b.Token
+	case *Frame_Tokens:
+		return 314, b.Tokens
 	}
 	return 0, nil
 }
@@ -548,6 +568,16 @@ func emptyBody(field protowire.Number) coded {
 		return new(Audit)
 	case 300:
 		return new(EndAllocation)
+	case 310:
+		return new(CreateToken)
+	case 311:
+		return new(ListTokens)
+	case 312:
+		return new(RevokeTokens)
+	case 313:
+		return new(Token)
+	case 314:
+		return new(Tokens)
 	}
 	return nil
 }
@@ -4704,6 +4734,7 @@ func (m *MachineStatus) size() (n int) {
 	n += sizeInt(193, m.LimitCores)
 	n += sizeInt(194, m.LimitJobs)
 	n += sizeInt(195, m.LimitOutput)
+	n += sizeText(196, m.Listen)
 	return n + len(m.unknownFields)
 }
 
@@ -4731,6 +4762,7 @@ func (m *MachineStatus) encode(e *encoder) {
 	encodeInt(e, 193, m.LimitCores)
 	encodeInt(e, 194, m.LimitJobs)
 	encodeInt(e, 195, m.LimitOutput)
+	encodeText(e, 196, m.Listen)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -4777,6 +4809,8 @@ func (m *MachineStatus) parse(p *parser) {
 			parseInt(p, &m.LimitJobs)
 		case 195:
 			parseInt(p, &m.LimitOutput)
+		case 196:
+			parseText(p, &m.Listen)
 		default:
 			p.unknown = true
 		}
@@ -4883,6 +4917,226 @@ func (m *AuditLine) parse(p *parser) {
 }
 
 func (m *AuditLine) String() string { return text(m) }
+
+func (m *CreateToken) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeText(1, m.Whom)
+	n += sizeText(2, m.User)
+	n += sizeInt(3, m.Uid)
+	n += sizeBool(4, m.Administrator)
+	n += sizeInt(5, m.LifeNs)
+	return n + len(m.unknownFields)
+}
+
+func (m *CreateToken) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeText(e, 1, m.Whom)
+	encodeText(e, 2, m.User)
+	encodeInt(e, 3, m.Uid)
+	encodeBool(e, 4, m.Administrator)
+	encodeInt(e, 5, m.LifeNs)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *CreateToken) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseText(p, &m.Whom)
+		case 2:
+			parseText(p, &m.User)
+		case 3:
+			parseInt(p, &m.Uid)
+		case 4:
+			parseBool(p, &m.Administrator)
+		case 5:
+			parseInt(p, &m.LifeNs)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *CreateToken) String() string { return text(m) }
+
+func (m *Token) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Number)
+	n += sizeText(2, m.User)
+	n += sizeInt(3, m.Uid)
+	n += sizeBool(4, m.Owner)
+	n += sizeBool(5, m.Administrator)
+	n += sizeInt(6, m.CreatedNs)
+	n += sizeInt(7, m.ExpiresNs)
+	n += sizeText(8, m.Creator)
+	n += sizeText(9, m.Text)
+	return n + len(m.unknownFields)
+}
+
+func (m *Token) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Number)
+	encodeText(e, 2, m.User)
+	encodeInt(e, 3, m.Uid)
+	encodeBool(e, 4, m.Owner)
+	encodeBool(e, 5, m.Administrator)
+	encodeInt(e, 6, m.CreatedNs)
+	encodeInt(e, 7, m.ExpiresNs)
+	encodeText(e, 8, m.Creator)
+	encodeText(e, 9, m.Text)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Token) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Number)
+		case 2:
+			parseText(p, &m.User)
+		case 3:
+			parseInt(p, &m.Uid)
+		case 4:
+			parseBool(p, &m.Owner)
+		case 5:
+			parseBool(p, &m.Administrator)
+		case 6:
+			parseInt(p, &m.CreatedNs)
+		case 7:
+			parseInt(p, &m.ExpiresNs)
+		case 8:
+			parseText(p, &m.Creator)
+		case 9:
+			parseText(p, &m.Text)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Token) String() string { return text(m) }
+
+func (m *ListTokens) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	return n + len(m.unknownFields)
+}
+
+func (m *ListTokens) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ListTokens) parse(p *parser) { p.all(&m.unknownFields) }
+
+func (m *ListTokens) String() string { return text(m) }
+
+func (m *Tokens) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessages(1, m.Tokens)
+	return n + len(m.unknownFields)
+}
+
+func (m *Tokens) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessages(e, 1, m.Tokens)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Tokens) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessages(p, &m.Tokens)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Tokens) String() string { return text(m) }
+
+func (m *RevokeTokens) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Tokens)
+	return n + len(m.unknownFields)
+}
+
+func (m *RevokeTokens) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Tokens)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *RevokeTokens) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Tokens)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *RevokeTokens) String() string { return text(m) }
+
+func (m *StoredToken) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeMessage(1, m.Token)
+	n += sizeBlob(2, m.Hash)
+	return n + len(m.unknownFields)
+}
+
+func (m *StoredToken) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeMessage(e, 1, m.Token)
+	encodeBlob(e, 2, m.Hash)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *StoredToken) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseMessage(p, &m.Token)
+		case 2:
+			parseBlob(p, &m.Hash)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *StoredToken) String() string { return text(m) }
 
 func (m *ListExtensions) size() (n int) {
 	if m == nil {

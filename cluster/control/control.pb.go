@@ -721,6 +721,11 @@ type Frame struct {
 	//	*Frame_ReadAudit
 	//	*Frame_Audit
 	//	*Frame_EndAllocation
+	//	*Frame_CreateToken
+	//	*Frame_ListTokens
+	//	*Frame_RevokeTokens
+	//	*Frame_Token
+	//	*Frame_Tokens
 	Body          isFrame_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1557,6 +1562,51 @@ func (x *Frame) GetEndAllocation() *EndAllocation {
 	return nil
 }
 
+func (x *Frame) GetCreateToken() *CreateToken {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_CreateToken); ok {
+			return x.CreateToken
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetListTokens() *ListTokens {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ListTokens); ok {
+			return x.ListTokens
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetRevokeTokens() *RevokeTokens {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_RevokeTokens); ok {
+			return x.RevokeTokens
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetToken() *Token {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Token); ok {
+			return x.Token
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetTokens() *Tokens {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Tokens); ok {
+			return x.Tokens
+		}
+	}
+	return nil
+}
+
 type isFrame_Body interface {
 	isFrame_Body()
 }
@@ -1920,6 +1970,27 @@ type Frame_EndAllocation struct {
 	EndAllocation *EndAllocation `protobuf:"bytes,300,opt,name=end_allocation,json=endAllocation,proto3,oneof"`
 }
 
+type Frame_CreateToken struct {
+	// Tokens of clients on other hosts: clients ask serve.
+	CreateToken *CreateToken `protobuf:"bytes,310,opt,name=create_token,json=createToken,proto3,oneof"`
+}
+
+type Frame_ListTokens struct {
+	ListTokens *ListTokens `protobuf:"bytes,311,opt,name=list_tokens,json=listTokens,proto3,oneof"`
+}
+
+type Frame_RevokeTokens struct {
+	RevokeTokens *RevokeTokens `protobuf:"bytes,312,opt,name=revoke_tokens,json=revokeTokens,proto3,oneof"`
+}
+
+type Frame_Token struct {
+	Token *Token `protobuf:"bytes,313,opt,name=token,proto3,oneof"`
+}
+
+type Frame_Tokens struct {
+	Tokens *Tokens `protobuf:"bytes,314,opt,name=tokens,proto3,oneof"`
+}
+
 func (*Frame_Hello) isFrame_Body() {}
 
 func (*Frame_Welcome) isFrame_Body() {}
@@ -2093,6 +2164,16 @@ func (*Frame_ReadAudit) isFrame_Body() {}
 func (*Frame_Audit) isFrame_Body() {}
 
 func (*Frame_EndAllocation) isFrame_Body() {}
+
+func (*Frame_CreateToken) isFrame_Body() {}
+
+func (*Frame_ListTokens) isFrame_Body() {}
+
+func (*Frame_RevokeTokens) isFrame_Body() {}
+
+func (*Frame_Token) isFrame_Body() {}
+
+func (*Frame_Tokens) isFrame_Body() {}
 
 // Hello opens a connection.
 type Hello struct {
@@ -8611,6 +8692,7 @@ type MachineStatus struct {
 	LimitCores     uint32                 `protobuf:"varint,193,opt,name=limit_cores,json=limitCores,proto3" json:"limit_cores,omitempty"`    // that the jobs of one user may have at a time; 0: any number
 	LimitJobs      uint32                 `protobuf:"varint,194,opt,name=limit_jobs,json=limitJobs,proto3" json:"limit_jobs,omitempty"`       // that one user may have at a time; 0: any number
 	LimitOutput    uint32                 `protobuf:"varint,195,opt,name=limit_output,json=limitOutput,proto3" json:"limit_output,omitempty"` // MiB that are kept of the output of one user's detached jobs; 0: any number
+	Listen         string                 `protobuf:"bytes,196,opt,name=listen,proto3" json:"listen,omitempty"`                               // address and port for clients of other hosts; empty: there is none
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -8782,6 +8864,13 @@ func (x *MachineStatus) GetLimitOutput() uint32 {
 	return 0
 }
 
+func (x *MachineStatus) GetListen() string {
+	if x != nil {
+		return x.Listen
+	}
+	return ""
+}
+
 // ReadAudit asks which requests serve has refused. Answer: Audit.
 type ReadAudit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -8939,24 +9028,28 @@ func (x *AuditLine) GetOmitted() uint64 {
 	return 0
 }
 
-// ListExtensions asks for the extensions of a node, or of all. Answer: Extensions.
-type ListExtensions struct {
+// CreateToken makes a token, with which a user reaches serve from another host. Answer: Token.
+type CreateToken struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          int32                  `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"` // -1: all
+	Whom          string                 `protobuf:"bytes,1,opt,name=whom,proto3" json:"whom,omitempty"`                    // the name or number of the user; empty: who asks
+	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`                    // who asks
+	Uid           uint32                 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`                     // the same, on this host
+	Administrator bool                   `protobuf:"varint,4,opt,name=administrator,proto3" json:"administrator,omitempty"` // the token admits as an administrator where its user is one, or the owner; else as a user
+	LifeNs        int64                  `protobuf:"varint,5,opt,name=life_ns,json=lifeNs,proto3" json:"life_ns,omitempty"` // how long it is valid
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ListExtensions) Reset() {
-	*x = ListExtensions{}
+func (x *CreateToken) Reset() {
+	*x = CreateToken{}
 	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (*ListExtensions) ProtoMessage() {}
+func (*CreateToken) ProtoMessage() {}
 
-func (x *ListExtensions) ProtoReflect() protoreflect.Message {
+func (x *CreateToken) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
 	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
@@ -8969,9 +9062,353 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
+// Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
+func (*CreateToken) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{104}
+}
+
+func (x *CreateToken) GetWhom() string {
+	if x != nil {
+		return x.Whom
+	}
+	return ""
+}
+
+func (x *CreateToken) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *CreateToken) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *CreateToken) GetAdministrator() bool {
+	if x != nil {
+		return x.Administrator
+	}
+	return false
+}
+
+func (x *CreateToken) GetLifeNs() int64 {
+	if x != nil {
+		return x.LifeNs
+	}
+	return 0
+}
+
+// Token is a token without its secret.
+type Token struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint32                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`                        // on this machine
+	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`                             // of the token
+	Uid           uint32                 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`                              // the same
+	Owner         bool                   `protobuf:"varint,4,opt,name=owner,proto3" json:"owner,omitempty"`                          // the user is the owner of the machine
+	Administrator bool                   `protobuf:"varint,5,opt,name=administrator,proto3" json:"administrator,omitempty"`          // as in CreateToken
+	CreatedNs     int64                  `protobuf:"varint,6,opt,name=created_ns,json=createdNs,proto3" json:"created_ns,omitempty"` // since the epoch
+	ExpiresNs     int64                  `protobuf:"varint,7,opt,name=expires_ns,json=expiresNs,proto3" json:"expires_ns,omitempty"` // since the epoch
+	Creator       string                 `protobuf:"bytes,8,opt,name=creator,proto3" json:"creator,omitempty"`                       // who has made it
+	Text          string                 `protobuf:"bytes,9,opt,name=text,proto3" json:"text,omitempty"`                             // the whole token, in the answer to CreateToken alone
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Token) Reset() {
+	*x = Token{}
+	mi := &file_control_proto_msgTypes[105]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*Token) ProtoMessage() {}
+
+func (x *Token) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[105]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Token.ProtoReflect.Descriptor instead.
+func (*Token) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{105}
+}
+
+func (x *Token) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Token) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Token) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Token) GetOwner() bool {
+	if x != nil {
+		return x.Owner
+	}
+	return false
+}
+
+func (x *Token) GetAdministrator() bool {
+	if x != nil {
+		return x.Administrator
+	}
+	return false
+}
+
+func (x *Token) GetCreatedNs() int64 {
+	if x != nil {
+		return x.CreatedNs
+	}
+	return 0
+}
+
+func (x *Token) GetExpiresNs() int64 {
+	if x != nil {
+		return x.ExpiresNs
+	}
+	return 0
+}
+
+func (x *Token) GetCreator() string {
+	if x != nil {
+		return x.Creator
+	}
+	return ""
+}
+
+func (x *Token) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+// ListTokens asks for all tokens that are valid or have expired. Answer: Tokens.
+type ListTokens struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTokens) Reset() {
+	*x = ListTokens{}
+	mi := &file_control_proto_msgTypes[106]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*ListTokens) ProtoMessage() {}
+
+func (x *ListTokens) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[106]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTokens.ProtoReflect.Descriptor instead.
+func (*ListTokens) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{106}
+}
+
+type Tokens struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tokens        []*Token               `protobuf:"bytes,1,rep,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tokens) Reset() {
+	*x = Tokens{}
+	mi := &file_control_proto_msgTypes[107]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*Tokens) ProtoMessage() {}
+
+func (x *Tokens) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[107]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tokens.ProtoReflect.Descriptor instead.
+func (*Tokens) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{107}
+}
+
+func (x *Tokens) GetTokens() []*Token {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+// RevokeTokens deletes tokens, and ends the connections that they have admitted. Answer: Done, or Error if one does not exist; then none
+// is deleted.
+type RevokeTokens struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tokens        []uint32               `protobuf:"varint,1,rep,packed,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeTokens) Reset() {
+	*x = RevokeTokens{}
+	mi := &file_control_proto_msgTypes[108]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*RevokeTokens) ProtoMessage() {}
+
+func (x *RevokeTokens) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[108]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeTokens.ProtoReflect.Descriptor instead.
+func (*RevokeTokens) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{108}
+}
+
+func (x *RevokeTokens) GetTokens() []uint32 {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+// StoredToken is how serve's store keeps a token.
+type StoredToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         *Token                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	Hash          []byte                 `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"` // SHA-256 of its secret
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoredToken) Reset() {
+	*x = StoredToken{}
+	mi := &file_control_proto_msgTypes[109]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*StoredToken) ProtoMessage() {}
+
+func (x *StoredToken) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[109]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoredToken.ProtoReflect.Descriptor instead.
+func (*StoredToken) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{109}
+}
+
+func (x *StoredToken) GetToken() *Token {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *StoredToken) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
+// ListExtensions asks for the extensions of a node, or of all. Answer: Extensions.
+type ListExtensions struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          int32                  `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"` // -1: all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListExtensions) Reset() {
+	*x = ListExtensions{}
+	mi := &file_control_proto_msgTypes[110]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*ListExtensions) ProtoMessage() {}
+
+func (x *ListExtensions) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[110]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -8990,7 +9427,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8999,7 +9436,7 @@ func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9012,7 +9449,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -9047,7 +9484,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9056,7 +9493,7 @@ func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9069,7 +9506,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -9208,7 +9645,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9217,7 +9654,7 @@ func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9230,7 +9667,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -9293,7 +9730,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9302,7 +9739,7 @@ func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9315,7 +9752,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -9343,7 +9780,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9352,7 +9789,7 @@ func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9365,7 +9802,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{109}
+	return file_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -9391,7 +9828,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9400,7 +9837,7 @@ func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9413,7 +9850,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{110}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -9438,7 +9875,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9447,7 +9884,7 @@ func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9460,7 +9897,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{111}
+	return file_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -9525,7 +9962,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9534,7 +9971,7 @@ func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9547,7 +9984,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{112}
+	return file_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -9589,7 +10026,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9598,7 +10035,7 @@ func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9611,7 +10048,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{113}
+	return file_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -9643,7 +10080,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9652,7 +10089,7 @@ func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9665,7 +10102,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{114}
+	return file_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -9726,7 +10163,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9735,7 +10172,7 @@ func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9748,7 +10185,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{115}
+	return file_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -9817,7 +10254,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9826,7 +10263,7 @@ func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9839,7 +10276,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{116}
+	return file_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -9858,7 +10295,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9867,7 +10304,7 @@ func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9880,7 +10317,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{117}
+	return file_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -9900,7 +10337,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9909,7 +10346,7 @@ func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9922,7 +10359,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{118}
+	return file_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -9942,7 +10379,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9951,7 +10388,7 @@ func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9964,7 +10401,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{119}
+	return file_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -9996,7 +10433,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10005,7 +10442,7 @@ func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10018,7 +10455,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{120}
+	return file_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -10077,7 +10514,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10086,7 +10523,7 @@ func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10099,7 +10536,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{121}
+	return file_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -10165,7 +10602,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10174,7 +10611,7 @@ func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10187,7 +10624,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{122}
+	return file_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -10296,7 +10733,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10305,7 +10742,7 @@ func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10318,7 +10755,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{123}
+	return file_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -10375,7 +10812,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10384,7 +10821,7 @@ func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10397,7 +10834,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{124}
+	return file_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -10433,7 +10870,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10442,7 +10879,7 @@ func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10455,7 +10892,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{125}
+	return file_control_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -10489,7 +10926,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10498,7 +10935,7 @@ func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10511,7 +10948,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{126}
+	return file_control_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -10532,7 +10969,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10541,7 +10978,7 @@ func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10554,7 +10991,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{127}
+	return file_control_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -10584,7 +11021,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10593,7 +11030,7 @@ func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10606,7 +11043,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{128}
+	return file_control_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -10641,7 +11078,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10650,7 +11087,7 @@ func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10663,7 +11100,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{129}
+	return file_control_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -10686,7 +11123,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[130]
+	mi := &file_control_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10695,7 +11132,7 @@ func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[130]
+	mi := &file_control_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10708,7 +11145,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{130}
+	return file_control_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -10742,7 +11179,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[131]
+	mi := &file_control_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10751,7 +11188,7 @@ func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[131]
+	mi := &file_control_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10764,7 +11201,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{131}
+	return file_control_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -10778,7 +11215,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xa5(\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xd1*\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -10894,7 +11331,13 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"read_audit\x18\xbe\x01 \x01(\v2\x19.margay.control.ReadAuditH\x00R\treadAudit\x12.\n" +
 	"\x05audit\x18\xbf\x01 \x01(\v2\x15.margay.control.AuditH\x00R\x05audit\x12G\n" +
-	"\x0eend_allocation\x18\xac\x02 \x01(\v2\x1d.margay.control.EndAllocationH\x00R\rendAllocationB\x06\n" +
+	"\x0eend_allocation\x18\xac\x02 \x01(\v2\x1d.margay.control.EndAllocationH\x00R\rendAllocation\x12A\n" +
+	"\fcreate_token\x18\xb6\x02 \x01(\v2\x1b.margay.control.CreateTokenH\x00R\vcreateToken\x12>\n" +
+	"\vlist_tokens\x18\xb7\x02 \x01(\v2\x1a.margay.control.ListTokensH\x00R\n" +
+	"listTokens\x12D\n" +
+	"\rrevoke_tokens\x18\xb8\x02 \x01(\v2\x1c.margay.control.RevokeTokensH\x00R\frevokeTokens\x12.\n" +
+	"\x05token\x18\xb9\x02 \x01(\v2\x15.margay.control.TokenH\x00R\x05token\x121\n" +
+	"\x06tokens\x18\xba\x02 \x01(\v2\x16.margay.control.TokensH\x00R\x06tokensB\x06\n" +
 	"\x04body\"\xa1\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12(\n" +
@@ -11426,7 +11869,7 @@ const file_control_proto_rawDesc = "" +
 	"\fInterruptRow\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\"\b\n" +
-	"\x06Status\"\xb6\x04\n" +
+	"\x06Status\"\xcf\x04\n" +
 	"\rMachineStatus\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12\x1c\n" +
 	"\tsubstrate\x18\x02 \x01(\tR\tsubstrate\x12\x1b\n" +
@@ -11452,7 +11895,8 @@ const file_control_proto_rawDesc = "" +
 	"limitCores\x12\x1e\n" +
 	"\n" +
 	"limit_jobs\x18\xc2\x01 \x01(\rR\tlimitJobs\x12\"\n" +
-	"\flimit_output\x18\xc3\x01 \x01(\rR\vlimitOutput\"\v\n" +
+	"\flimit_output\x18\xc3\x01 \x01(\rR\vlimitOutput\x12\x17\n" +
+	"\x06listen\x18\xc4\x01 \x01(\tR\x06listen\"\v\n" +
 	"\tReadAudit\"8\n" +
 	"\x05Audit\x12/\n" +
 	"\x05lines\x18\x01 \x03(\v2\x19.margay.control.AuditLineR\x05lines\"\x96\x01\n" +
@@ -11462,7 +11906,34 @@ const file_control_proto_rawDesc = "" +
 	"\x04user\x18\x03 \x01(\tR\x04user\x12\x18\n" +
 	"\arequest\x18\x04 \x01(\tR\arequest\x12\x16\n" +
 	"\x06object\x18\x05 \x01(\tR\x06object\x12\x18\n" +
-	"\aomitted\x18\x06 \x01(\x04R\aomitted\"$\n" +
+	"\aomitted\x18\x06 \x01(\x04R\aomitted\"\x86\x01\n" +
+	"\vCreateToken\x12\x12\n" +
+	"\x04whom\x18\x01 \x01(\tR\x04whom\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\rR\x03uid\x12$\n" +
+	"\radministrator\x18\x04 \x01(\bR\radministrator\x12\x17\n" +
+	"\alife_ns\x18\x05 \x01(\x03R\x06lifeNs\"\xed\x01\n" +
+	"\x05Token\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\rR\x06number\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\rR\x03uid\x12\x14\n" +
+	"\x05owner\x18\x04 \x01(\bR\x05owner\x12$\n" +
+	"\radministrator\x18\x05 \x01(\bR\radministrator\x12\x1d\n" +
+	"\n" +
+	"created_ns\x18\x06 \x01(\x03R\tcreatedNs\x12\x1d\n" +
+	"\n" +
+	"expires_ns\x18\a \x01(\x03R\texpiresNs\x12\x18\n" +
+	"\acreator\x18\b \x01(\tR\acreator\x12\x12\n" +
+	"\x04text\x18\t \x01(\tR\x04text\"\f\n" +
+	"\n" +
+	"ListTokens\"7\n" +
+	"\x06Tokens\x12-\n" +
+	"\x06tokens\x18\x01 \x03(\v2\x15.margay.control.TokenR\x06tokens\"&\n" +
+	"\fRevokeTokens\x12\x16\n" +
+	"\x06tokens\x18\x01 \x03(\rR\x06tokens\"N\n" +
+	"\vStoredToken\x12+\n" +
+	"\x05token\x18\x01 \x01(\v2\x15.margay.control.TokenR\x05token\x12\x12\n" +
+	"\x04hash\x18\x02 \x01(\fR\x04hash\"$\n" +
 	"\x0eListExtensions\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x05R\x04node\"L\n" +
 	"\n" +
@@ -11719,7 +12190,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes [11]protoimpl.EnumInfo
-var file_control_proto_msgTypes [133]protoimpl.MessageInfo
+var file_control_proto_msgTypes [139]protoimpl.MessageInfo
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -11836,35 +12307,41 @@ var file_control_proto_goTypes = []any{
 	(*ReadAudit)(nil),        // 112: margay.control.ReadAudit
 	(*Audit)(nil),            // 113: margay.control.Audit
 	(*AuditLine)(nil),        // 114: margay.control.AuditLine
-	(*ListExtensions)(nil),   // 115: margay.control.ListExtensions
-	(*Extensions)(nil),       // 116: margay.control.Extensions
-	(*ExtensionState)(nil),   // 117: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 118: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 119: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 120: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 121: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 122: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 123: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 124: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 125: margay.control.ReadEvents
-	(*Events)(nil),           // 126: margay.control.Events
-	(*ReadClock)(nil),        // 127: margay.control.ReadClock
-	(*Clock)(nil),            // 128: margay.control.Clock
-	(*TakeSamples)(nil),      // 129: margay.control.TakeSamples
-	(*Samples)(nil),          // 130: margay.control.Samples
-	(*NodeSample)(nil),       // 131: margay.control.NodeSample
-	(*CoreSample)(nil),       // 132: margay.control.CoreSample
-	(*RankSample)(nil),       // 133: margay.control.RankSample
-	(*NodeExit)(nil),         // 134: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 135: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 136: margay.control.NodeStage
-	(*NodeUp)(nil),           // 137: margay.control.NodeUp
-	(*RebootNode)(nil),       // 138: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 139: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 140: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 141: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 142: margay.control.DutiesSet
-	nil,                      // 143: margay.control.ExtensionLog.AfterEntry
+	(*CreateToken)(nil),      // 115: margay.control.CreateToken
+	(*Token)(nil),            // 116: margay.control.Token
+	(*ListTokens)(nil),       // 117: margay.control.ListTokens
+	(*Tokens)(nil),           // 118: margay.control.Tokens
+	(*RevokeTokens)(nil),     // 119: margay.control.RevokeTokens
+	(*StoredToken)(nil),      // 120: margay.control.StoredToken
+	(*ListExtensions)(nil),   // 121: margay.control.ListExtensions
+	(*Extensions)(nil),       // 122: margay.control.Extensions
+	(*ExtensionState)(nil),   // 123: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 124: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 125: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 126: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 127: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 128: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 129: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 130: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 131: margay.control.ReadEvents
+	(*Events)(nil),           // 132: margay.control.Events
+	(*ReadClock)(nil),        // 133: margay.control.ReadClock
+	(*Clock)(nil),            // 134: margay.control.Clock
+	(*TakeSamples)(nil),      // 135: margay.control.TakeSamples
+	(*Samples)(nil),          // 136: margay.control.Samples
+	(*NodeSample)(nil),       // 137: margay.control.NodeSample
+	(*CoreSample)(nil),       // 138: margay.control.CoreSample
+	(*RankSample)(nil),       // 139: margay.control.RankSample
+	(*NodeExit)(nil),         // 140: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 141: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 142: margay.control.NodeStage
+	(*NodeUp)(nil),           // 143: margay.control.NodeUp
+	(*RebootNode)(nil),       // 144: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 145: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 146: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 147: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 148: margay.control.DutiesSet
+	nil,                      // 149: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	12,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -11913,28 +12390,28 @@ var file_control_proto_depIdxs = []int32{
 	89,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
 	90,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
 	27,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	115, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	116, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	118, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	124, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	120, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	121, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	125, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	126, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	127, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	128, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	129, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	130, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	121, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	122, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	124, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	130, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	126, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	127, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	131, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	132, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	133, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	134, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	135, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	136, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
 	60,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
 	62,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	134, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	135, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	137, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	136, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	138, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	140, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	141, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	142, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	140, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	141, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	143, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	142, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	144, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	146, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	147, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	148, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
 	94,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
 	95,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
 	96,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
@@ -11944,7 +12421,7 @@ var file_control_proto_depIdxs = []int32{
 	98,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
 	99,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
 	91,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	139, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	145, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
 	81,  // 78: margay.control.Frame.guests:type_name -> margay.control.Guests
 	83,  // 79: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
 	29,  // 80: margay.control.Frame.leave:type_name -> margay.control.Leave
@@ -11954,99 +12431,106 @@ var file_control_proto_depIdxs = []int32{
 	112, // 84: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
 	113, // 85: margay.control.Frame.audit:type_name -> margay.control.Audit
 	28,  // 86: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
-	0,   // 87: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 88: margay.control.Error.code:type_name -> margay.control.Code
-	18,  // 89: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	19,  // 90: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	21,  // 91: margay.control.Register.vitals:type_name -> margay.control.Vitals
-	2,   // 92: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	18,  // 93: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	21,  // 94: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	24,  // 95: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	35,  // 96: margay.control.Prepare.layout:type_name -> margay.control.Layout
-	35,  // 97: margay.control.Prepare.network:type_name -> margay.control.Layout
-	31,  // 98: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 99: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 100: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	30,  // 101: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	26,  // 102: margay.control.JobSpec.task:type_name -> margay.control.Task
-	25,  // 103: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	56,  // 104: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
-	32,  // 105: margay.control.Exec.parts:type_name -> margay.control.Part
-	36,  // 106: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
-	37,  // 107: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
-	38,  // 108: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
-	44,  // 109: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	14,  // 110: margay.control.Loaded.error:type_name -> margay.control.Error
-	14,  // 111: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 112: margay.control.Record.stream:type_name -> margay.control.Stream
-	56,  // 113: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	44,  // 114: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	55,  // 115: margay.control.Record.more:type_name -> margay.control.RankEnd
-	56,  // 116: margay.control.RankEnd.exit:type_name -> margay.control.ExitStatus
-	65,  // 117: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	57,  // 118: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	58,  // 119: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	59,  // 120: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	61,  // 121: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	58,  // 122: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	58,  // 123: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	63,  // 124: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	64,  // 125: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	59,  // 126: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	30,  // 127: margay.control.Resize.size:type_name -> margay.control.Terminal
-	24,  // 128: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	31,  // 129: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	34,  // 130: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 131: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	14,  // 132: margay.control.JobState.error:type_name -> margay.control.Error
-	78,  // 133: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	44,  // 134: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	77,  // 135: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 136: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	56,  // 137: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	84,  // 138: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	81,  // 139: margay.control.Nodes.guests:type_name -> margay.control.Guests
-	82,  // 140: margay.control.Guests.guests:type_name -> margay.control.Guest
-	8,   // 141: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	18,  // 142: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	86,  // 143: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	85,  // 144: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	21,  // 145: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 146: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 147: margay.control.Drain.state:type_name -> margay.control.DrainState
-	103, // 148: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	102, // 149: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 150: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	78,  // 151: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	44,  // 152: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	26,  // 153: margay.control.JobSummary.task:type_name -> margay.control.Task
-	24,  // 154: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	34,  // 155: margay.control.StoredJob.places:type_name -> margay.control.Place
-	39,  // 156: margay.control.StoredJob.members:type_name -> margay.control.Member
-	103, // 157: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	76,  // 158: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	108, // 159: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	109, // 160: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	114, // 161: margay.control.Audit.lines:type_name -> margay.control.AuditLine
-	117, // 162: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	119, // 163: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	143, // 164: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	122, // 165: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	118, // 166: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	117, // 167: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	131, // 168: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	132, // 169: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	133, // 170: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	117, // 171: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 172: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 173: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	18,  // 174: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	175, // [175:175] is the sub-list for method output_type
-	175, // [175:175] is the sub-list for method input_type
-	175, // [175:175] is the sub-list for extension type_name
-	175, // [175:175] is the sub-list for extension extendee
-	0,   // [0:175] is the sub-list for field type_name
+	115, // 87: margay.control.Frame.create_token:type_name -> margay.control.CreateToken
+	117, // 88: margay.control.Frame.list_tokens:type_name -> margay.control.ListTokens
+	119, // 89: margay.control.Frame.revoke_tokens:type_name -> margay.control.RevokeTokens
+	116, // 90: margay.control.Frame.token:type_name -> margay.control.Token
+	118, // 91: margay.control.Frame.tokens:type_name -> margay.control.Tokens
+	0,   // 92: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 93: margay.control.Error.code:type_name -> margay.control.Code
+	18,  // 94: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	19,  // 95: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	21,  // 96: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 97: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	18,  // 98: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	21,  // 99: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	24,  // 100: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	35,  // 101: margay.control.Prepare.layout:type_name -> margay.control.Layout
+	35,  // 102: margay.control.Prepare.network:type_name -> margay.control.Layout
+	31,  // 103: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 104: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 105: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	30,  // 106: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	26,  // 107: margay.control.JobSpec.task:type_name -> margay.control.Task
+	25,  // 108: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	56,  // 109: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
+	32,  // 110: margay.control.Exec.parts:type_name -> margay.control.Part
+	36,  // 111: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
+	37,  // 112: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
+	38,  // 113: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
+	44,  // 114: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	14,  // 115: margay.control.Loaded.error:type_name -> margay.control.Error
+	14,  // 116: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 117: margay.control.Record.stream:type_name -> margay.control.Stream
+	56,  // 118: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	44,  // 119: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	55,  // 120: margay.control.Record.more:type_name -> margay.control.RankEnd
+	56,  // 121: margay.control.RankEnd.exit:type_name -> margay.control.ExitStatus
+	65,  // 122: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	57,  // 123: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	58,  // 124: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	59,  // 125: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	61,  // 126: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	58,  // 127: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	58,  // 128: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	63,  // 129: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	64,  // 130: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	59,  // 131: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	30,  // 132: margay.control.Resize.size:type_name -> margay.control.Terminal
+	24,  // 133: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	31,  // 134: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	34,  // 135: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 136: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	14,  // 137: margay.control.JobState.error:type_name -> margay.control.Error
+	78,  // 138: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	44,  // 139: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	77,  // 140: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 141: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	56,  // 142: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	84,  // 143: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	81,  // 144: margay.control.Nodes.guests:type_name -> margay.control.Guests
+	82,  // 145: margay.control.Guests.guests:type_name -> margay.control.Guest
+	8,   // 146: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	18,  // 147: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	86,  // 148: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	85,  // 149: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	21,  // 150: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 151: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 152: margay.control.Drain.state:type_name -> margay.control.DrainState
+	103, // 153: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	102, // 154: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 155: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	78,  // 156: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	44,  // 157: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	26,  // 158: margay.control.JobSummary.task:type_name -> margay.control.Task
+	24,  // 159: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	34,  // 160: margay.control.StoredJob.places:type_name -> margay.control.Place
+	39,  // 161: margay.control.StoredJob.members:type_name -> margay.control.Member
+	103, // 162: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	76,  // 163: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	108, // 164: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	109, // 165: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	114, // 166: margay.control.Audit.lines:type_name -> margay.control.AuditLine
+	116, // 167: margay.control.Tokens.tokens:type_name -> margay.control.Token
+	116, // 168: margay.control.StoredToken.token:type_name -> margay.control.Token
+	123, // 169: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	125, // 170: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	149, // 171: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	128, // 172: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	124, // 173: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	123, // 174: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	137, // 175: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	138, // 176: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	139, // 177: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	123, // 178: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 179: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 180: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	18,  // 181: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	182, // [182:182] is the sub-list for method output_type
+	182, // [182:182] is the sub-list for method input_type
+	182, // [182:182] is the sub-list for extension type_name
+	182, // [182:182] is the sub-list for extension extendee
+	0,   // [0:182] is the sub-list for field type_name
 }
 
 var file_control_proto_init_once sync.Once
@@ -12141,6 +12625,11 @@ func file_control_proto_init_tables() {
 		(*Frame_ReadAudit)(nil),
 		(*Frame_Audit)(nil),
 		(*Frame_EndAllocation)(nil),
+		(*Frame_CreateToken)(nil),
+		(*Frame_ListTokens)(nil),
+		(*Frame_RevokeTokens)(nil),
+		(*Frame_Token)(nil),
+		(*Frame_Tokens)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -12148,7 +12637,7 @@ func file_control_proto_init_tables() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   133,
+			NumMessages:   139,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,10 +41,32 @@ func PeerOf(c net.Conn) (peer Peer, err error) {
 	return peer, nil
 }
 
+// silence is how long the other host of a connection may be silent.
+const silence = 20 * time.Second
+
+// Probe has a TCP connection between a user of another host and serve end when the other host has
+// been silent for 20 seconds, also while data are on their way.
+func Probe(c *net.TCPConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var set error
+	err = raw.Control(func(fd uintptr) {
+		set = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silence.Milliseconds()))
+	})
+	probes := net.KeepAliveConfig{Enable: true, Idle: silence / 4, Interval: silence / 4, Count: 3}
+	return errors.Join(err, set, c.SetKeepAliveConfig(probes))
+}
+
 // HungUp reports whether the other side has closed a connection over a socket. Serve finds that out
 // only when it has read everything that was sent before.
 func (c *Conn) HungUp() (hungUp bool) {
-	s, ok := c.net.(syscall.Conn)
+	stream := c.net
+	if over, is := stream.(interface{ NetConn() net.Conn }); is { // TLS
+		stream = over.NetConn()
+	}
+	s, ok := stream.(syscall.Conn)
 	if !ok {
 		return c.Err() != nil
 	}

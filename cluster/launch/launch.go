@@ -706,12 +706,13 @@ func (s *session) giveUp(err error) (int, error) {
 const leaveTimeout = time.Second
 
 // leave closes the connection, so that serve ends a job that still runs. If an error of this side
-// is the reason, it sends that first.
+// is the reason, it sends that first. All that is queued goes first, too: TLS does not announce the
+// end while a message is being written.
 func (s *session) leave() {
 	if s.gaveUp != nil {
 		s.send(surrender(s.job, s.gaveUp))
-		s.current().Flush(leaveTimeout)
 	}
+	s.current().Flush(leaveTimeout)
 	s.current().Close()
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/cluster/site"
 	"margay/cluster/way"
 )
 
@@ -57,7 +58,7 @@ func (l *Log) Make() error {
 
 // folder checks the way to the folder, and returns its path without links.
 func (l *Log) folder(look way.Look) (string, error) {
-	return way.Folder{What: "history", Path: l.dir, Variable: Variable}.Follow(look)
+	return way.Folder{What: "history", Path: l.dir, Variable: site.StateVariable}.Follow(look)
 }
 
 // file returns the path of a file of the history; the newest one is 0.

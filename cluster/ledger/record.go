@@ -27,6 +27,7 @@ import (
 	"slices"
 	"time"
 
+	"margay/cluster/site"
 	"margay/internal/machinename"
 )
 
@@ -105,23 +106,14 @@ type Usage struct {
 	Preemptions int64  `json:"preemptions"`
 }
 
-// Variable is the variable of the environment that names the folder of states.
-const Variable = "MARGAY_STATE"
-
-// Base returns the absolute path of the folder of all histories of this user: history in the folder
-// that MARGAY_STATE names, else in margay in XDG_STATE_HOME or ~/.local/state. It need not exist.
+// Base returns the absolute path of the folder of all histories of this user (site.State). It need
+// not exist.
 func Base() (string, error) {
-	if dir := os.Getenv(Variable); dir != "" {
-		return filepath.Abs(filepath.Join(dir, "history"))
-	}
-	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) { // a relative one is invalid
-		return filepath.Join(dir, "margay", "history"), nil
-	}
-	home, err := os.UserHomeDir()
+	state, err := site.State()
 	if err != nil {
-		return "", fmt.Errorf("folder of histories: %w; set %s", err, Variable)
+		return "", fmt.Errorf("folder of histories: %w", err)
 	}
-	return filepath.Abs(filepath.Join(home, ".local", "state", "margay", "history"))
+	return filepath.Join(state, "history"), nil
 }
 
 // Machines returns the names of the machines that have a history below base, sorted.

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/cluster/site"
 	"margay/internal/check"
 )
 
@@ -172,20 +173,20 @@ func FuzzParsePlaces(f *testing.F) {
 func TestBase(t *testing.T) {
 	t.Setenv("HOME", "/h")
 	t.Setenv("XDG_STATE_HOME", "")
-	t.Setenv(Variable, "")
+	t.Setenv(site.StateVariable, "")
 	for _, k := range []struct{ state, xdg, want string }{
 		{"", "", "/h/.local/state/margay/history"}, {"", "relative", "/h/.local/state/margay/history"}, {"", "/x", "/x/margay/history"}, {"/s", "/x", "/s/history"},
 	} {
-		os.Setenv(Variable, k.state)
+		os.Setenv(site.StateVariable, k.state)
 		os.Setenv("XDG_STATE_HOME", k.xdg)
 		if got, err := Base(); err != nil || got != k.want {
 			t.Errorf("%+v: %s, %v", k, got, err)
 		}
 	}
-	os.Setenv(Variable, "")
+	os.Setenv(site.StateVariable, "")
 	os.Setenv("XDG_STATE_HOME", "")
 	os.Setenv("HOME", "")
-	if got, err := Base(); err == nil || !strings.Contains(err.Error(), "set "+Variable) {
+	if got, err := Base(); err == nil || !strings.Contains(err.Error(), "set "+site.StateVariable) {
 		t.Errorf("without a home: %s, %v", got, err)
 	}
 }

@@ -1,7 +1,6 @@
 package machine
 
 import (
-	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -54,7 +53,7 @@ func (d Dir) Fingerprint() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	hash := sha256.Sum256(authority.Certificate())
+	hash := authority.Fingerprint()
 	return hex.EncodeToString(hash[:]), nil
 }
 

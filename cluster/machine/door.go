@@ -29,9 +29,9 @@ const (
 	oldAuditName = auditName + ".old"
 )
 
-// openAudit opens the audit log of a machine that lets others in.
+// openAudit opens the audit log of a machine that other users or other hosts reach.
 func (d Dir) openAudit(s Spec) (*permit.Audit, error) {
-	if !s.Access.Open() {
+	if !s.Access.Open() && s.Listen == "" {
 		return nil, nil
 	}
 	return permit.OpenAudit(d.file(auditName))

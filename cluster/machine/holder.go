@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"strconv"
 	"sync"
 	"time"
 
@@ -42,6 +43,7 @@ type holder struct {
 	substrate substrate
 	lifeline  *os.File      // read end of a pipe whose write end only this process has
 	socket    *os.File      // on which each serve listens to nodes of other hosts; nil: they are here
+	users     *os.File      // the same, to users of other hosts; nil: there is none
 	patience  time.Duration // for the end of a node that was stopped; 0: stopWait
 	serve     []string      // command that becomes serve
 	log       func(format string, args ...any)
@@ -99,13 +101,25 @@ const (
 // when the rest of the machine has ended.
 var held *os.File
 
+// HolderInherited is what a holder has from margay machine up. Each may be nil.
+type HolderInherited struct {
+	Until *os.File // a pidfd of the process with which the machine ends
+	Users *os.File // the socket for users of other hosts
+}
+
+// give has a command inherit a file, and adds the flag that says which descriptor it is.
+func give(cmd *exec.Cmd, flag string, f *os.File) {
+	cmd.ExtraFiles = append(cmd.ExtraFiles, f)
+	cmd.Args = append(cmd.Args, flag, strconv.Itoa(2+len(cmd.ExtraFiles)))
+}
+
 // Hold is the life of a holder: it starts the machine in the folder, and holds it until ctx ends.
 // serve is the command that becomes the machine's serve; it gets the read end of the holder's
-// lifeline as descriptor 3, and with the flag --socket 4 the socket for nodes of other hosts. A
-// machine also ends, and Hold removes its folder, when it loses its hosts, or when the process of
-// the pidfd until ends, if that is not nil.
-func Hold(ctx context.Context, d Dir, serve []string, until *os.File, log func(format string, args ...any)) error {
-	vacated, err := holdMachine(ctx, d, serve, until, log)
+// lifeline as descriptor 3, and with the flags --socket and --users the sockets for nodes and users
+// of other hosts. A machine also ends, and Hold removes its folder, when it loses its hosts, or when
+// the process of in.Until ends.
+func Hold(ctx context.Context, d Dir, serve []string, in HolderInherited, log func(format string, args ...any)) error {
+	vacated, err := holdMachine(ctx, d, serve, in, log)
 	if vacated {
 		// All of the machine has ended.
 		err = errors.Join(err, held.Close(), Down(context.WithoutCancel(ctx), d, log))
@@ -114,7 +128,7 @@ func Hold(ctx context.Context, d Dir, serve []string, until *os.File, log func(f
 }
 
 // holdMachine holds the machine, and reports whether it has lost its hosts.
-func holdMachine(ctx context.Context, d Dir, serve []string, until *os.File, log func(format string, args ...any)) (vacated bool, err error) {
+func holdMachine(ctx context.Context, d Dir, serve []string, in HolderInherited, log func(format string, args ...any)) (vacated bool, err error) {
 	if held, err = d.lock(); err != nil {
 		return false, err
 	}
@@ -134,7 +148,7 @@ func holdMachine(ctx context.Context, d Dir, serve []string, until *os.File, log
 	}
 	defer w.Close()
 	defer r.Close()
-	h := &holder{dir: d, spec: spec, lifeline: r, serve: serve, log: log}
+	h := &holder{dir: d, spec: spec, lifeline: r, users: in.Users, serve: serve, log: log}
 	if h.roster, err = d.ReadRoster(spec); err != nil {
 		return false, err
 	}
@@ -144,8 +158,8 @@ func holdMachine(ctx context.Context, d Dir, serve []string, until *os.File, log
 	defer func() { err = errors.Join(err, h.substrate.close()) }()
 	ctx, h.over = context.WithCancel(ctx)
 	defer h.over()
-	if until != nil {
-		go h.watch(until)
+	if in.Until != nil {
+		go h.watch(in.Until)
 	}
 	h.run(ctx)
 	h.mu.Lock()
@@ -521,8 +535,10 @@ func (h *holder) runServe(ctx context.Context) error {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{h.lifeline}
 	if h.socket != nil {
-		cmd.Args = append(cmd.Args, "--socket", "4")
-		cmd.ExtraFiles = append(cmd.ExtraFiles, h.socket)
+		give(cmd, "--socket", h.socket)
+	}
+	if h.users != nil {
+		give(cmd, "--users", h.users)
 	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = stopWait

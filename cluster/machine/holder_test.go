@@ -205,7 +205,7 @@ func (h *holder) isUp(node id.Node) bool {
 func TestLockOutlivesHold(t *testing.T) {
 	base(t)
 	d := created(t, "m")
-	if err := Hold(t.Context(), d, nil, nil, t.Logf); !errors.Is(err, ErrNoMachine) {
+	if err := Hold(t.Context(), d, nil, HolderInherited{}, t.Logf); !errors.Is(err, ErrNoMachine) {
 		t.Fatalf("without a spec: %v", err)
 	}
 	defer held.Close()

@@ -25,6 +25,7 @@ import (
 	"margay/cluster/provision"
 	"margay/cluster/provision/firmware"
 	"margay/cluster/roster"
+	"margay/cluster/site"
 	"margay/cluster/trust"
 	"margay/cluster/way"
 	"margay/initramfs"
@@ -103,7 +104,7 @@ func (m *MetalSpec) firstCards(o *UpOptions) (*metal.Cards, error) {
 	if err != nil {
 		return nil, err
 	}
-	folder := way.Folder{What: "network cards", Path: filepath.Join(filepath.Dir(base), "cards"), Variable: ledger.Variable}
+	folder := way.Folder{What: "network cards", Path: filepath.Join(filepath.Dir(base), "cards"), Variable: site.StateVariable}
 	dir, err := folder.Follow(way.Made(0o700))
 	if err != nil {
 		return nil, err

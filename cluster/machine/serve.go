@@ -30,6 +30,7 @@ var ErrDown = errors.New("the machine goes down")
 type Inherited struct {
 	Lifeline io.Reader // the read end of the holder's pipe
 	Socket   *os.File  // that listens to nodes of other hosts
+	Users    *os.File  // that listens to users of other hosts
 }
 
 // Serve is the life of a serve of the machine in the folder. Extensions in slot place run on e.
@@ -75,11 +76,16 @@ func Serve(ctx context.Context, d Dir, in Inherited, e engine.Engine, log func(f
 			}
 		}()
 	}
+	users, err := listener(in.Users)
+	if err != nil {
+		return err
+	}
 	server, err := serve.New(serve.Config{
 		Machine: spec.Name, Substrate: spec.Substrate, Roster: nodes, Authority: authority, Secret: spec.Secret,
 		Dir: string(d), Log: log, Timing: spec.timing(), Owner: uint32(os.Getuid()), Access: spec.Access, Audit: audit, History: spec.history(), Fitness: spec.Fitness,
 		Address: spec.addresses(), Engine: e,
 		Console: func(node id.Node, lines int) []string { return tail(d.ConsoleLog(node), lines) },
+		Remote:  users,
 	})
 	if err != nil {
 		return err

@@ -85,8 +85,9 @@ type Spec struct {
 
 	Fitness fitness.Limits `json:"fitness,omitzero"` // that idle nodes must keep
 
-	Access permit.Policy `json:"access,omitzero"` // lets other users in
-	Door   string        `json:"door,omitempty"`  // the socket for them (client.Door); empty: the machine is its owner's alone
+	Access permit.Policy `json:"access,omitzero"`  // lets other users in
+	Door   string        `json:"door,omitempty"`   // the socket for them (client.Door); empty: the machine is its owner's alone
+	Listen string        `json:"listen,omitempty"` // address and port for users of other hosts; empty: there is none
 
 	Timing serve.Timing `json:"timing,omitzero"`
 }
@@ -184,7 +185,7 @@ func (s *Spec) complete() error {
 	case s.Timing.Boot < 0 || s.Timing.Dead < 0:
 		return fmt.Errorf("a boot time-out of %v and death after %v: neither can be negative", s.Timing.Boot, s.Timing.Dead)
 	}
-	return errors.Join(s.completeAccess(os.Getuid()), CheckFabric(s.Fabric))
+	return errors.Join(s.completeAccess(os.Getuid()), checkListen(s.Listen), CheckFabric(s.Fabric))
 }
 
 // mostCores bounds the application cores of a node.

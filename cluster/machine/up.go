@@ -33,6 +33,8 @@ type UpOptions struct {
 	Lost func(format string, args ...any)
 	// Progress receives the steps of lengthy operations.
 	Progress func(progress.Step)
+
+	users *os.File // the socket for users of other hosts; nil: there is none
 }
 
 // upPoll is how often Up polls the state of the nodes.
@@ -65,6 +67,11 @@ func Up(ctx context.Context, o UpOptions) (err error) {
 		return err
 	}
 	defer claim.Close()
+	defer func() {
+		if o.users != nil {
+			o.users.Close()
+		}
+	}()
 	if err := prepare(ctx, d, &o); err != nil {
 		return errors.Join(err, undo(ctx, d, claim, o.Told))
 	}
@@ -180,6 +187,9 @@ func prepare(ctx context.Context, d Dir, o *UpOptions) error {
 	if err := checkDoor(o.Spec.Door); err != nil {
 		return err
 	}
+	if err := o.listen(); err != nil {
+		return err
+	}
 	switch o.Spec.Substrate {
 	case node.Hosted:
 		err = checkRoot()
@@ -216,8 +226,10 @@ func startHolder(d Dir, o UpOptions) (*exec.Cmd, error) {
 			return nil, fmt.Errorf("start holder: %w", err)
 		}
 		defer leader.Close()
-		cmd.ExtraFiles = []*os.File{leader}
-		cmd.Args = append(cmd.Args, "--until", "3")
+		give(cmd, "--until", leader)
+	}
+	if o.users != nil {
+		give(cmd, "--users", o.users)
 	}
 	if o.Spec.Substrate == node.Hosted {
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNET

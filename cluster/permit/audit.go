@@ -49,6 +49,12 @@ type Audit struct {
 	failed error // the last line could not be written
 }
 
+// unknownUID stands for users that are not known. Linux gives it to no user.
+const unknownUID = 1<<32 - 1
+
+// Unknown is a caller that has shown nothing by which it is known.
+var Unknown = Caller{UID: unknownUID, Name: NameOf(unknownUID)}
+
 // teller counts the refusals of a user.
 type teller struct {
 	limit   *rate.Limiter
@@ -102,7 +108,7 @@ func short(text string) string { return strings.ToValidUTF8(text[:min(len(text),
 // teller returns the count of a user. The caller holds Audit.mu.
 func (a *Audit) teller(uid uint32) *teller {
 	if a.users[uid] == nil && len(a.users) >= auditUsers {
-		uid = 1<<32 - 1 // stands for all others
+		uid = unknownUID // stands for all others
 	}
 	if a.users[uid] == nil {
 		a.users[uid] = &teller{limit: rate.NewLimiter(auditRate, auditBurst)}

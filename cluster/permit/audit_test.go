@@ -35,7 +35,7 @@ var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 func TestAudit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	a := openAudit(t, path)
-	ann, bob := Caller{1001, "ann", User}, Caller{1002, "bob", User}
+	ann, bob := Caller{UID: 1001, Name: "ann", Role: User}, Caller{UID: 1002, Name: "bob", Role: User}
 	refuse := func(at time.Time, c Caller, object string) {
 		t.Helper()
 		if err := a.Refused(at, c, "Kill", object); err != nil {
@@ -82,7 +82,7 @@ func TestAuditRotates(t *testing.T) {
 	object := strings.Repeat("x", 2*mostText)
 	const lines = 2 * auditSize / mostText
 	for i := range lines {
-		if err := a.Refused(noon.Add(time.Duration(i)*time.Second), Caller{1001, fmt.Sprint(i), User}, "Kill", object); err != nil {
+		if err := a.Refused(noon.Add(time.Duration(i)*time.Second), Caller{UID: 1001, Name: fmt.Sprint(i), Role: User}, "Kill", object); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -102,7 +102,7 @@ func TestAuditRotates(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.size = auditSize
-	if err := a.Refused(noon.Add(lines*time.Second), Caller{1001, "last", User}, "Kill", object); err != nil {
+	if err := a.Refused(noon.Add(lines*time.Second), Caller{UID: 1001, Name: "last", Role: User}, "Kill", object); err != nil {
 		t.Error(err)
 	}
 	if entries = read(t, a); entries[len(entries)-1].User != "last" {
@@ -122,7 +122,7 @@ func TestAuditRotates(t *testing.T) {
 func TestAuditOfManyUsers(t *testing.T) {
 	a := openAudit(t, filepath.Join(t.TempDir(), "audit.log"))
 	for uid := range uint32(auditUsers + 3*auditBurst) {
-		if err := a.Refused(noon, Caller{uid, "x", Stranger}, "connect", "machine"); err != nil {
+		if err := a.Refused(noon, Caller{UID: uid, Name: "x", Role: Stranger}, "connect", "machine"); err != nil {
 			t.Fatal(err)
 		}
 	}

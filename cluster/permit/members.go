@@ -34,7 +34,7 @@ func parseMembers(text string, userID, groupID func(name string) (string, error)
 			}
 		}
 		number, err := strconv.ParseUint(id, 10, 32)
-		if err != nil || number == 1<<32-1 { // Linux has no such id
+		if err != nil || number == unknownUID {
 			return nil, fmt.Errorf("%q is not the number of a %s", id, kind)
 		}
 		m.ID = uint32(number)
@@ -79,9 +79,43 @@ func (m Members) String() string {
 // mostName bounds the name of a user, in bytes.
 const mostName = 64
 
+// UserOf returns the user id of a name or number. A number need not be known to this host.
+func UserOf(name string) (uid uint32, err error) {
+	id := name
+	if !isNumber(name) {
+		if id, err = userID(name); err != nil {
+			return 0, fmt.Errorf("there is no user %q; its number can be given instead: %w", name, err)
+		}
+	}
+	number, err := strconv.ParseUint(id, 10, 32)
+	if err != nil || number == unknownUID {
+		return 0, fmt.Errorf("%q is not the number of a user", id)
+	}
+	return uint32(number), nil
+}
+
+// GroupsOf returns the groups of a user according to the tables of this host: none if the user is
+// not in them.
+func GroupsOf(uid uint32) (gids []uint32) {
+	u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
+	if err != nil {
+		return nil
+	}
+	ids, _ := u.GroupIds()
+	for _, id := range ids {
+		if gid, err := strconv.ParseUint(id, 10, 32); err == nil {
+			gids = append(gids, uint32(gid))
+		}
+	}
+	return gids
+}
+
 // NameOf returns the name of a user for people and for a line of /etc/passwd: userN if there is no
 // better one.
 func NameOf(uid uint32) string {
+	if uid == unknownUID {
+		return "(unknown)"
+	}
 	u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
 	if err != nil || u.Username == "" || len(u.Username) > mostName || strings.ContainsAny(u.Username, ":/") || printable.Line(u.Username) != u.Username {
 		return fmt.Sprint("user", uid)

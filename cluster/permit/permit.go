@@ -34,9 +34,10 @@ func (r Role) String() string { return [...]string{"stranger", "user", "administ
 
 // Caller is a user at the other end of a connection.
 type Caller struct {
-	UID  uint32
-	Name string // for people
-	Role Role
+	UID   uint32
+	Name  string // for people
+	Role  Role
+	Token uint32 // by which it is known on another host; 0: it is on this host, and Linux knows it
 }
 
 // Sees reports whether the caller may know what a user's job runs, writes and does.
@@ -102,6 +103,9 @@ var requests = map[protoreflect.Name]request{
 	"SetDuties":     {administrators, "change the cores of"},
 	"RestartKernel": {administrators, "restart kernels of"},
 	"ReadAudit":     {administrators, "read the audit log of"},
+	"CreateToken":   {administrators, "create tokens of"},
+	"ListTokens":    {administrators, "list the tokens of"},
+	"RevokeTokens":  {administrators, "revoke tokens of"},
 }
 
 // JobUser is the user of a job.
@@ -148,6 +152,8 @@ func (c Caller) Check(machine string, m proto.Message, jobs Jobs) error {
 	switch {
 	case !known:
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with %s from a client", name)
+	case c.Token != 0 && name == "CreateToken": // a stolen token must not outlive its revocation
+		return &Denial{string(name), "machine", fmt.Sprintf("tokens of machine %s are created on its own host only, and you are %s with token %d", machine, c.Name, c.Token)}
 	case c.Role >= Administrator:
 		return nil
 	case c.Role == User && (r.needs == everybody || r.needs == ofExtension):

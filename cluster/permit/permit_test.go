@@ -19,7 +19,7 @@ var others = strings.Fields(`
 	Register Registered Heartbeat LogLine Prepare Start Forget Loaded JobFault Rewind Finish Forgotten Prepared Started
 	Record StdinTaken FileTaken RunReply JobState Nodes Jobs NoiseReport MachineStatus OutputRemoved NodesDrained
 	Extensions ExtensionNotes Events Clock Samples Stacks DutiesSet FilesPiece
-	NodeExit NodeBoot NodeUp NodeStage RebootNode SwitchNode NodesAdded NodesLeaving NodesEvicted RemoveNode Roster Audit Guests
+	NodeExit NodeBoot NodeUp NodeStage RebootNode SwitchNode NodesAdded NodesLeaving NodesEvicted RemoveNode Roster Audit Guests Token Tokens
 `)
 
 // Every message of the protocol is a request in the table, or known to be none.
@@ -79,7 +79,7 @@ func TestRoles(t *testing.T) {
 		"RemoveExtension": {yes, yes, yes, yes}, // serve looks whose it is
 		"Attach FileChunk Stdin Resize Ack Signal Kill ReadFiles FilesRead ReadStacks ReadEvents InsertExtension": {yes, no, none, no},
 		"RemoveOutput": {yes, no, none, yes},
-		"DrainNodes ResumeNodes EvictNodes RebootNodes SwitchNodes ApproveGuests GrowMachine ShrinkMachine SetDuties RestartKernel ReadAudit": {no, no, no, no},
+		"DrainNodes ResumeNodes EvictNodes RebootNodes SwitchNodes ApproveGuests GrowMachine ShrinkMachine SetDuties RestartKernel ReadAudit CreateToken ListTokens RevokeTokens": {no, no, no, no},
 	} {
 		for _, name := range strings.Fields(names) {
 			users[protoreflect.Name(name)] = may
@@ -91,7 +91,7 @@ func TestRoles(t *testing.T) {
 	for name := range requests {
 		for i, job := range []uint32{1, 2, 3, 0} {
 			for role, want := range map[Role]string{Stranger: no, User: users[name][i], Administrator: yes, Owner: yes} {
-				err := Caller{1001, "ann", role}.Check("lab", about(t, name, job), jobs)
+				err := Caller{UID: 1001, Name: "ann", Role: role}.Check("lab", about(t, name, job), jobs)
 				got := yes
 				var d *Denial
 				if errors.As(err, &d) {
@@ -124,7 +124,7 @@ func TestRepeatedJobs(t *testing.T) {
 
 // What a denial says.
 func TestDenial(t *testing.T) {
-	ann := Caller{1001, "ann", User}
+	ann := Caller{UID: 1001, Name: "ann", Role: User}
 	for want, m := range map[string]proto.Message{
 		"job 2 is bob's: only bob and the administrators of machine lab may signal it, and you are ann": &control.Kill{Job: 2},
 		"only the owner and the administrators of machine lab may extend it, and you are ann":           &control.InsertExtension{},
@@ -141,6 +141,13 @@ func TestDenial(t *testing.T) {
 		if err := ann.Check("lab", &control.RunRequest{Spec: &control.JobSpec{Task: &control.Task{Array: array}}}, jobs); err != nil {
 			t.Error(err)
 		}
+	}
+	remote := Caller{UID: 1003, Name: "carol", Role: Administrator, Token: 4}
+	if err := remote.Check("lab", &control.CreateToken{}, jobs); err == nil || err.Error() != "tokens of machine lab are created on its own host only, and you are carol with token 4" {
+		t.Error(err)
+	}
+	if err := remote.Check("lab", &control.RevokeTokens{}, jobs); err != nil {
+		t.Error(err)
 	}
 	for _, m := range []proto.Message{new(control.NodeUp), nil} {
 		if err := (Caller{Role: Owner}).Check("lab", m, jobs); !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) {

@@ -40,12 +40,25 @@ func (s *Server) enterCaller(c net.Conn) (caller permit.Caller, leave func(), er
 		s.refused(caller, "connect", "machine")
 		return caller, nil, control.Failf(control.Code_CODE_REFUSED, "machine %s belongs to another user and does not let %s in (margay machine up --users)", s.config.Machine, caller.Name)
 	}
-	source := strconv.FormatUint(uint64(peer.UID), 10)
-	if _, each, ok := s.callers.Enter(source); !ok {
-		return caller, nil, control.Failf(control.Code_CODE_NO_ROOM, "%s has %d connections to machine %s, the most that a user may have", caller.Name, each, s.config.Machine)
+	if err := s.enterRoom(caller); err != nil {
+		return caller, nil, err
 	}
-	return caller, func() { s.callers.Leave(source) }, nil
+	return caller, func() { s.leaveRoom(caller) }, nil
 }
+
+// enterRoom counts a connection of a user that is not the owner on this host, if there is room.
+func (s *Server) enterRoom(c permit.Caller) error {
+	if _, each, ok := s.callers.Enter(roomOf(c)); !ok {
+		return control.Failf(control.Code_CODE_NO_ROOM, "%s has %d connections to machine %s, the most that a user may have", c.Name, each, s.config.Machine)
+	}
+	return nil
+}
+
+// leaveRoom ends what a successful enterRoom began.
+func (s *Server) leaveRoom(c permit.Caller) { s.callers.Leave(roomOf(c)) }
+
+// roomOf names the connections that are counted together.
+func roomOf(c permit.Caller) string { return strconv.FormatUint(uint64(c.UID), 10) }
 
 // mayHold admits the holder.
 func (s *Server) mayHold(c permit.Caller) error {
@@ -123,7 +136,7 @@ func (c *client) sign(m proto.Message) {
 	if isRun && request.Spec != nil {
 		request.Spec.Limited = c.caller.Role == permit.User
 	}
-	if c.caller.UID == c.server.config.Owner {
+	if c.caller.UID == c.server.config.Owner && c.caller.Token == 0 { // on another host, a user id means another user
 		return
 	}
 	if isRun && request.Spec != nil {

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"errors"
 	"os"
 	"slices"
 	"time"
@@ -31,6 +32,9 @@ type client struct {
 // handle processes a frame from the client, if its user may ask for that.
 func (c *client) handle(f *control.Frame) {
 	s := c.server
+	if c.caller.Token != 0 && !s.valid(c.caller.Token, time.Now()) { // the connection is about to end
+		return
+	}
 	if c.caller.Role == permit.User && f.Call != 0 && c.conn.Drained(s.context) != nil { // a user must take answers before there are more
 		return
 	}
@@ -152,6 +156,15 @@ func (c *client) handle(f *control.Frame) {
 			audit, err := s.readAudit()
 			c.conn.Answer(f, audit, err)
 		})
+	case *control.CreateToken:
+		c.later(func() {
+			token, err := c.createToken(m, time.Now())
+			c.conn.Answer(f, token, err)
+		})
+	case *control.ListTokens:
+		c.conn.Answer(f, s.listTokens(), nil)
+	case *control.RevokeTokens:
+		c.conn.Answer(f, &control.Done{}, s.revokeTokens(m, c.caller.Name))
 	default:
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_BAD_REQUEST, "serve does not know what to do with %T from a client", m))
 	}
@@ -274,8 +287,13 @@ func (c *client) gone() {
 		return // serve itself is ending
 	}
 	c.left = true
+	lost := c.caller.Token != 0 && !errors.Is(c.conn.Err(), control.ErrClosed)
 	for _, j := range c.jobs {
-		if j.client == c.conn {
+		switch {
+		case j.client != c.conn:
+		case lost:
+			c.server.away(j)
+		default:
 			c.server.clientGone(j, "")
 		}
 	}
@@ -368,6 +386,7 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 		c.conn.Answer(f, fitState(state), err)
 		return
 	}
+	s.takeOver(j, c.caller)
 	if j.client != nil && j.phase == control.JobPhase_JOB_PREPARED {
 		// serve has not yet noticed the end of the old connection.
 		s.clientGone(j, "")
@@ -376,7 +395,7 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_REFUSED, "job %d has a client", m.Job))
 		return
 	}
-	j.client, j.moved = c.conn, time.Now()
+	j.client, j.moved, j.confirmed = c.conn, time.Now(), true
 	clear(j.behind) // the Rewind below makes all nodes send again
 	c.follow(j)
 	state := j.state()
@@ -400,7 +419,8 @@ func (c *client) replay(f *control.Frame, job uint32) {
 }
 
 // fileChunk passes a chunk of a job's files to the job's first node. When no node needs files, the
-// last chunk means that the client knows of this.
+// last chunk means that the client knows of this. For an allocation it means that the client knows
+// its number.
 func (c *client) fileChunk(m *control.FileChunk) {
 	s := c.server
 	c.pace(m.Job)
@@ -409,6 +429,8 @@ func (c *client) fileChunk(m *control.FileChunk) {
 	j := s.jobs[m.Job]
 	switch {
 	case j == nil || j.client != c.conn || j.finishing:
+	case j.spec.Allocation:
+		j.confirmed = true
 	case !j.present:
 		s.nodes[j.members[0].Node].send(m)
 	case m.Last && j.phase == control.JobPhase_JOB_PREPARED:
@@ -585,6 +607,9 @@ func (s *Server) status(caller permit.Caller) *control.MachineStatus {
 		Unwritten: s.history.unwritten(),
 		Users:     s.config.Access.Users.String(), Administrators: s.config.Access.Administrators.String(), Role: caller.Role.String(),
 		LimitCores: uint32(s.config.Access.Cores), LimitJobs: uint32(s.config.Access.Jobs), LimitOutput: uint32(s.config.Access.Output),
+	}
+	if s.config.Remote != nil {
+		m.Listen = s.config.Remote.Addr().String()
 	}
 	for _, j := range s.jobs {
 		if !j.announced {

@@ -29,6 +29,8 @@ type job struct {
 	first     int              // the rank that failed first, with KeepGoing the lowest that failed; control.None while none has
 	failure   *control.Failure // why the job failed as a whole
 	limit     limit            // on the job's run time
+	losses    int              // how often it has had to wait for its client
+	confirmed bool             // an allocation whose client knows its number
 	failed    chan struct{}    // closed when failure is set
 	loading   map[uint32]bool  // nodes that do not have all files yet
 	present   bool             // no node needs files: loaded is closed when the client knows that

@@ -68,6 +68,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 	j.created = time.Unix(0, stored.Summary.StartNs)
 	j.phase = stored.Summary.Phase
 	j.halt = unix.Signal(stored.Halt)
+	j.confirmed = true // as far as is known
 	for i, r := range stored.State.Ranks {
 		if i < len(j.ranks) {
 			j.ranks[i].exit = r.Exit
@@ -138,11 +139,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 	s.restoreLimit(j, stored)
 	s.endOthers(j)
 	if j.spool == nil {
-		s.laterAwake(j, s.config.Timing.Orphan, func() {
-			if j.client == nil {
-				s.clientGone(j, "")
-			}
-		})
+		s.awaitClient(j, s.config.Timing.Orphan)
 	}
 	return j
 }

@@ -63,6 +63,8 @@ type Config struct {
 	Access permit.Policy                          // lets others in
 	Audit  *permit.Audit                          // gets the refusals of requests; nil: no log
 	Peer   func(c net.Conn) (control.Peer, error) // returns the user at the other end of a client's connection; nil: control.PeerOf
+
+	Remote net.Listener // for users of other hosts, in TCP; Run closes it; nil: there is none
 }
 
 // Timing contains the timeouts of a serve. A zero field means the default.
@@ -72,6 +74,7 @@ type Timing struct {
 	Dead      time.Duration // silence after which a node is dead; default 10 s
 	Boot      time.Duration // how long a node may take to register; default 2 min
 	Orphan    time.Duration // how long a job waits for its client after serve was started again; default 4 s
+	Away      time.Duration // how long a job waits for a client on another host that has lost its connection; default 30 s
 	Kill      time.Duration // from the polite to the hard signal when a job is ended; default 2 s
 	Records   time.Duration // how long the records of ended ranks may be missing; default 30 s
 	Room      time.Duration // how long a job may stand still because it cannot be recorded; default 2 min
@@ -88,6 +91,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.Dead, 10*time.Second)
 	set(&t.Boot, 2*time.Minute)
 	set(&t.Orphan, 4*time.Second)
+	set(&t.Away, 30*time.Second)
 	set(&t.Kill, 2*time.Second)
 	set(&t.Records, 30*time.Second)
 	set(&t.Room, 2*time.Minute)
@@ -97,9 +101,10 @@ func (t Timing) withDefaults() Timing {
 // Server is the state of a serve.
 type Server struct {
 	config  Config
-	tls     *tls.Config
-	log     *gate.Log // logs what strangers do at the nodes' port
-	known   *gate.Log // logs connections of known peers that end with an error
+	tls     *tls.Config // for nodes
+	users   *tls.Config // for users of other hosts
+	log     *gate.Log   // logs what strangers do at the nodes' port
+	known   *gate.Log   // logs connections of known peers that end with an error
 	store   *store
 	history *chronicle
 	life    string // of the machine (life)
@@ -126,7 +131,9 @@ type Server struct {
 	callers *gate.Room                // for connections of users that are let in
 	frames  map[uint32]*frames        // of these users
 	outputs *outputs
-	chooser *placement.Chooser // of nodes for jobs
+	chooser *placement.Chooser              // of nodes for jobs
+	tokens  map[uint32]*control.StoredToken // by number
+	remotes map[*control.Conn]uint32        // the connections of other hosts, and the token of each
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held, but with mu when a node leaves
@@ -161,7 +168,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	s = &Server{
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
-		jobs: make(map[uint32]*job), held: make(map[string]*held), files: make(map[filesKey]*filesStream),
+		jobs: make(map[uint32]*job), held: make(map[string]*held), files: make(map[filesKey]*filesStream), remotes: make(map[*control.Conn]uint32),
 		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)
@@ -169,6 +176,12 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 		return nil, errors.Join(err, st.close())
 	}
 	if s.starts, err = st.countStart(); err == nil {
+		s.tokens, err = st.tokens()
+	}
+	if err == nil && c.Remote != nil {
+		s.users, err = c.Authority.UsersTLS()
+	}
+	if err == nil {
 		s.history, err = newChronicle(c, st)
 	}
 	if err != nil {
@@ -178,7 +191,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 }
 
 // Run accepts clients on one listener and nodes on the other until ctx ends. If its cause is more
-// than a cancellation, Run reports the cause to the clients. It closes both listeners. The nodes
+// than a cancellation, Run reports the cause to the clients. It closes all listeners. The nodes
 // stay connected until the last client is gone: a client should receive the cause, and not an error
 // that a node is not up.
 func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
@@ -192,6 +205,9 @@ func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
 		cancel(s.farewell(context.Cause(ctx)))
 		clients.Close()
 		nodes.Close()
+		if s.config.Remote != nil {
+			s.config.Remote.Close()
+		}
 	})
 	defer stop()
 	waiting := gate.New(gate.Config{Most: strangers + roster.Most, MostEach: strangersEach, Wait: 2 * control.HelloTimeout, Log: s.log})
@@ -200,7 +216,12 @@ func (s *Server) Run(ctx context.Context, clients, nodes net.Listener) error {
 	s.running.Go(func() {
 		s.accept(attached, tls.NewListener(waiting.Listener(nodes), s.tls), s.serveNode, (*control.Conn).Close)
 	})
+	var users sync.WaitGroup // of other hosts
+	if s.config.Remote != nil {
+		users.Go(func() { s.acceptRemote(inner) })
+	}
 	s.accept(inner, clients, s.serveLocal, func(c *control.Conn) { dismiss(c, context.Cause(inner)) })
+	users.Wait()
 	cancel(nil)
 	release()
 	s.running.Wait()
@@ -314,6 +335,11 @@ func (s *Server) serveLocal(conn *control.Conn) error {
 		return err
 	}
 	defer leave()
+	return s.serveAs(conn, caller)
+}
+
+// serveAs serves a connection of a user, a client's or the holder's.
+func (s *Server) serveAs(conn *control.Conn, caller permit.Caller) error {
 	hello, err := conn.Meet()
 	if err != nil {
 		conn.Refuse(err)

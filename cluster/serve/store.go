@@ -31,6 +31,7 @@ var (
 	bucketPlacers    = []byte("placers")
 	bucketDrains     = []byte("drains")
 	bucketUnwritten  = []byte("unwritten")
+	bucketTokens     = []byte("tokens")
 	keyStarts        = []byte("starts")
 	keyLost          = []byte("lost")
 	keyRoster        = []byte("roster")
@@ -42,8 +43,8 @@ const storeName = "state.db"
 // openTimeout bounds how long a serve waits for another that is ending to release the store.
 const openTimeout = 5 * time.Second
 
-// store is the state that survives a serve: jobs, nodes, drains, the machine's extensions, and the
-// number of the next job.
+// store is the state that survives a serve: jobs, nodes, drains, the machine's extensions, tokens,
+// and the number of the next job.
 type store struct{ db *bbolt.DB }
 
 func openStore(dir string) (*store, error) {
@@ -55,7 +56,7 @@ func openStore(dir string) (*store, error) {
 		return nil, fmt.Errorf("serve: open store %s: %w", path, err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketNodes, bucketExtensions, bucketPlacers, bucketDrains, bucketUnwritten} {
+		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketNodes, bucketExtensions, bucketPlacers, bucketDrains, bucketUnwritten, bucketTokens} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}
@@ -193,6 +194,50 @@ func (s *store) drains() (map[uint32]*control.Drain, error) {
 		})
 	})
 	return drains, err
+}
+
+// nextToken returns a number that no token of this machine has had.
+func (s *store) nextToken() (number uint32, err error) {
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		next, err := tx.Bucket(bucketTokens).NextSequence()
+		number = uint32(next)
+		return err
+	})
+	return number, err
+}
+
+// saveToken records a token.
+func (s *store) saveToken(t *control.StoredToken) error {
+	value, err := proto.Marshal(t)
+	if err != nil {
+		return err
+	}
+	return s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketTokens).Put(key(t.Token.Number), value) })
+}
+
+// deleteTokens deletes tokens, all or, on an error, none.
+func (s *store) deleteTokens(numbers []uint32) error {
+	return s.db.Update(func(tx *bbolt.Tx) error {
+		for _, number := range numbers {
+			if err := tx.Bucket(bucketTokens).Delete(key(number)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// tokens returns the recorded tokens by number.
+func (s *store) tokens() (map[uint32]*control.StoredToken, error) {
+	tokens := make(map[uint32]*control.StoredToken)
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketTokens).ForEach(func(k, v []byte) error {
+			t := new(control.StoredToken)
+			tokens[binary.BigEndian.Uint32(k)] = t
+			return proto.Unmarshal(v, t)
+		})
+	})
+	return tokens, err
 }
 
 // keepUnwritten stores the record of an ended job that could not be written to the history.

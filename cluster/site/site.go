@@ -22,6 +22,26 @@ const (
 	MachineVariable = "MARGAY_MACHINE"
 )
 
+// StateVariable is the environment variable that names the folder for what outlives machines and
+// sessions of the user.
+const StateVariable = "MARGAY_STATE"
+
+// State returns the absolute path of the folder for what outlives machines and sessions of this
+// user: the one that MARGAY_STATE names, else margay in XDG_STATE_HOME or ~/.local/state.
+func State() (string, error) {
+	if dir := os.Getenv(StateVariable); dir != "" {
+		return filepath.Abs(dir)
+	}
+	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) { // a relative one is invalid
+		return filepath.Join(dir, "margay"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("%w; set %s", err, StateVariable)
+	}
+	return filepath.Abs(filepath.Join(home, ".local", "state", "margay"))
+}
+
 // Base is the absolute path of the folder of all machines of this user: MARGAY_DIR if that is set,
 // else a folder of the user's that does not outlive the host's next start.
 func Base() (string, error) {

@@ -1,4 +1,5 @@
-// Package trust has the identities of a machine: its secret, tokens and certificates.
+// Package trust has the identities of a machine: its secret and certificates, and the tokens of
+// nodes and users.
 //
 // A machine has one key. Its certificate is given to every node at boot; serve holds the key and
 // shows a certificate made with it; a node that has shown its join token gets a certificate with
@@ -111,25 +112,49 @@ func Load(path string) (*Authority, error) {
 // Certificate returns the machine's certificate (DER), which is not a secret.
 func (a *Authority) Certificate() []byte { return a.cert.Raw }
 
+// Fingerprint is the hash (SHA-256) of a machine's certificate. No two machines have the same one.
+type Fingerprint [sha256.Size]byte
+
+// Fingerprint returns the fingerprint of the machine.
+func (a *Authority) Fingerprint() Fingerprint { return sha256.Sum256(a.cert.Raw) }
+
 // ServeTLS returns what serve accepts connections with. Clients show no certificate: nodes show the
 // join token instead.
 func (a *Authority) ServeTLS() (*tls.Config, error) {
+	own, err := a.serveCertificate()
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS13, CurvePreferences: curves, Certificates: []tls.Certificate{own}}, nil
+}
+
+// UsersTLS returns what serve accepts users of other hosts with. The machine's certificate goes
+// along, since they know no more than its fingerprint. A session is not resumed: each connection
+// shows its token. The key exchange is the default, and not curves: neither end is an emulated
+// node, and what users send over other networks may be worth something for long.
+func (a *Authority) UsersTLS() (*tls.Config, error) {
+	own, err := a.serveCertificate()
+	if err != nil {
+		return nil, err
+	}
+	own.Certificate = append(own.Certificate, a.cert.Raw)
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{own}, SessionTicketsDisabled: true}, nil
+}
+
+// serveCertificate makes a key for serve, and a certificate of it.
+func (a *Authority) serveCertificate() (own tls.Certificate, err error) {
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("trust: make serve's key: %w", err)
+		return own, fmt.Errorf("trust: make serve's key: %w", err)
 	}
 	template := newTemplate("serve")
 	template.DNSNames = []string{serveName}
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, pub, a.key)
 	if err != nil {
-		return nil, fmt.Errorf("trust: make serve's certificate: %w", err)
+		return own, fmt.Errorf("trust: make serve's certificate: %w", err)
 	}
-	return &tls.Config{
-		MinVersion:       tls.VersionTLS13,
-		CurvePreferences: curves,
-		Certificates:     []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
-	}, nil
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }
 
 // Certify makes the certificate (DER) of a node for its public key (PKIX).
@@ -173,6 +198,38 @@ func ToServe(machine []byte) (*tls.Config, error) {
 		return nil, err
 	}
 	return &tls.Config{MinVersion: tls.VersionTLS13, CurvePreferences: curves, RootCAs: pool, ServerName: serveName}, nil
+}
+
+// ErrOtherMachine reports that the other side of a connection is not the serve of the machine with
+// a fingerprint.
+var ErrOtherMachine = errors.New("it is not the serve of the token's machine")
+
+// ToServeOf returns what a user connects with to the serve of the machine with a fingerprint.
+func ToServeOf(f Fingerprint) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		ServerName: serveName,
+		// The name of the host says nothing, and no other authority vouches for the machine.
+		InsecureSkipVerify: true,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			if err := verifyServe(state.PeerCertificates, f); err != nil {
+				return fmt.Errorf("%w: %w", ErrOtherMachine, err)
+			}
+			return nil
+		},
+	}
+}
+
+// verifyServe returns an error unless the first certificate is of a serve, and made by the machine
+// with a fingerprint, whose certificate is the second.
+func verifyServe(chain []*x509.Certificate, f Fingerprint) error {
+	if len(chain) != 2 || sha256.Sum256(chain[1].Raw) != f {
+		return errors.New("its certificate is another one's")
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(chain[1])
+	_, err := chain[0].Verify(x509.VerifyOptions{Roots: roots, DNSName: serveName})
+	return err
 }
 
 func pool(machine []byte) (*x509.CertPool, error) {

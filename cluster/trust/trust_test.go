@@ -320,3 +320,49 @@ func TestNodeIsNoAuthority(t *testing.T) {
 		t.Error("a node can make others")
 	}
 }
+
+// A user of another host knows the fingerprint of the machine, and connects to nothing else.
+func TestUserToServe(t *testing.T) {
+	a, other := authority(t), authority(t)
+	accept, err := a.UsersTLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, state, err := handshake(t, accept, ToServeOf(a.Fingerprint())); err != nil || state.DidResume {
+		t.Errorf("its own machine: %v, resumed %v", err, state.DidResume)
+	}
+	plain, err := a.ServeTLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	asNode, _ := node(t, a, 3)
+	asNode.ClientAuth = tls.NoClientCert
+	asNode.Certificates[0].Certificate = append(asNode.Certificates[0].Certificate, a.Certificate())
+	forged, err := other.UsersTLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged.Certificates[0].Certificate[1] = a.Certificate()
+	another, err := other.UsersTLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, accept := range map[string]*tls.Config{
+		"the port of nodes": plain, "a node of the machine": asNode, "another machine with the certificate of this one": forged, "another machine": another,
+	} {
+		judged := false
+		connect := ToServeOf(a.Fingerprint())
+		verify := connect.VerifyConnection
+		connect.VerifyConnection = func(state tls.ConnectionState) error {
+			judged = true
+			err := verify(state)
+			if !errors.Is(err, ErrOtherMachine) {
+				t.Errorf("%s: %v", what, err)
+			}
+			return err
+		}
+		if _, _, err := handshake(t, accept, connect); err == nil || !judged {
+			t.Errorf("%s is accepted", what)
+		}
+	}
+}

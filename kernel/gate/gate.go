@@ -7,6 +7,7 @@ package gate
 
 import (
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +19,7 @@ import (
 type Config struct {
 	Most     int           // connections that wait to be admitted
 	MostEach int           // of these, from one address
+	Networks bool          // all addresses of IPv6 with the same first 64 bits are one: a host can have all of them
 	Wait     time.Duration // after which a connection that has not been admitted is closed
 	Log      *Log          // receives refusals
 }
@@ -95,6 +97,9 @@ func (l *listener) Accept() (net.Conn, error) {
 // enter admits a connection to the gate. It returns nil if there is no room.
 func (g *Gate) enter(c net.Conn) net.Conn {
 	source := host(c.RemoteAddr())
+	if g.config.Networks {
+		source = network(source)
+	}
 	all, each, ok := g.room.Enter(source)
 	switch {
 	case !ok && each >= g.config.MostEach:
@@ -115,6 +120,19 @@ func host(a net.Addr) string {
 		return h
 	}
 	return a.String()
+}
+
+// network is the part of an address that a host cannot change for each connection.
+func network(host string) string {
+	a, err := netip.ParseAddr(host)
+	if err != nil || a.Unmap().Is4() {
+		return host
+	}
+	p, err := a.WithZone("").Prefix(64)
+	if err != nil {
+		return host
+	}
+	return p.String()
 }
 
 // conn is a connection that waits, or has waited.

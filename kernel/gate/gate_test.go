@@ -155,6 +155,17 @@ func TestAdmittedStays(t *testing.T) {
 	Admit(new(net.TCPConn))
 }
 
+// A host can have all addresses of a network of IPv6.
+func TestNetwork(t *testing.T) {
+	for host, want := range map[string]string{
+		"2001:db8:1:2:3:4:5:6": "2001:db8:1:2::/64", "fe80::1%eth0": "fe80::/64", "10.0.0.1": "10.0.0.1", "::ffff:10.0.0.1": "::ffff:10.0.0.1", "@": "@",
+	} {
+		if got := network(host); got != want {
+			t.Errorf("%s: %s", host, got)
+		}
+	}
+}
+
 func TestLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got lines

@@ -8,6 +8,7 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"margay/cluster/client"
 	"margay/cluster/control"
 	"margay/cluster/folder"
+	"margay/cluster/login"
 	"margay/tools/margay/show"
 )
 
@@ -47,10 +49,30 @@ func (a *App) Dir() (folder.Dir, error) {
 		return "", fmt.Errorf("machine %s: that is for %s alone, whose processes and files the machine is", a.Machine, owner)
 	}
 	d, err := folder.Of(a.Machine)
+	if _, is := a.login(); is {
+		return "", fmt.Errorf("machine %s is on another host (margay login): that can be done there only", a.Machine)
+	}
 	if err != nil && strings.Contains(a.Machine, "=") {
 		err = fmt.Errorf("%w; -m names the machine, a flag of several letters has two dashes: --m%s", err, a.Machine)
 	}
 	return d, err
+}
+
+// login returns the folder of the login that the name of the machine stands for, and whether it is
+// one: a machine of this host comes first.
+func (a *App) login() (dir folder.Dir, is bool) {
+	path, err := login.Dir(a.Machine)
+	if err != nil || !login.Exists(path) {
+		return "", false
+	}
+	here, err := folder.Of(a.Machine)
+	return folder.Dir(path), err != nil || errors.Is(here.Check(), folder.ErrNoMachine)
+}
+
+// Remote reports whether the machine is one of another host.
+func (a *App) Remote() bool {
+	_, is := a.login()
+	return is
 }
 
 // JSONFlag gives a command that lists something the flag for programs.
@@ -111,11 +133,14 @@ func (a *App) Detail(format string, args ...any) {
 	}
 }
 
-// Running returns the folder with the machine's socket: the machine's own, or the door of another
-// user's. It is an error when the machine is not up.
+// Running returns the folder with the machine's socket: the machine's own, the door of another
+// user's, or a login. It is an error when a machine of this host is not up.
 func (a *App) Running() (folder.Dir, error) {
 	if d, is, err := folder.Door(a.Machine); is {
 		return d, err
+	}
+	if d, is := a.login(); is {
+		return d, nil
 	}
 	d, err := a.Dir()
 	if err != nil {

@@ -146,7 +146,10 @@ func (a commands) bootable(format provision.Format, b *build) (err error) {
 	if b.bootable.Profile, err = initramfs.ParseProfile(b.profile); err != nil || !b.pin {
 		return err
 	}
-	d, err := a.Running()
+	d, err := a.Dir()
+	if err == nil {
+		err = d.Made()
+	}
 	if err != nil {
 		return err
 	}

@@ -183,6 +183,9 @@ func (a commands) history(p past, all bool, last int) ([]*ledger.Record, error) 
 		if owner, of, is := strings.Cut(a.Machine, ":"); is {
 			return nil, fmt.Errorf("machine %s: its history is for %s alone, as margay history -m %s; margay ps -m %[1]s --all shows its last jobs", a.Machine, owner, of)
 		}
+		if a.Remote() {
+			return nil, fmt.Errorf("machine %s: its history is on its own host (margay login); margay ps -m %[1]s --all shows its last jobs", a.Machine)
+		}
 		if !slices.Contains(names, a.Machine) {
 			return nil, fmt.Errorf("machine %s: it has no history in %s; margay history --all shows the jobs of other machines", a.Machine, base)
 		}

@@ -38,6 +38,11 @@ var otherNames = map[string]map[string][]string{
 		"shrink":  {"reduce"},
 		"restart": {"reboot"},
 	},
+	"margay machine token": {
+		"create": {"new", "add", "make"},
+		"list":   {"ls", "show"},
+		"revoke": {"rm", "remove", "delete"},
+	},
 	"margay node": {
 		"drain":  {"down", "offline", "disable", "out"},
 		"resume": {"undrain", "up", "online", "enable", "in"},

@@ -10,13 +10,14 @@ import (
 
 	"margay/cluster/machine"
 	"margay/internal/procname"
+	"margay/kernel/descriptor"
 	"margay/nimble/engine/portable"
 	"margay/tools/margay/command"
 )
 
 // serveCommand is started by the holder, and on machines without one by their operator.
 func (a commands) serveCommand() *cobra.Command {
-	var lifeline, socket int
+	var lifeline, socket, users int
 	c := &cobra.Command{
 		Use:     "serve",
 		Short:   "Run the service node's daemon of a machine (its holder does this)",
@@ -37,6 +38,9 @@ func (a commands) serveCommand() *cobra.Command {
 			if socket > 0 {
 				in.Socket = os.NewFile(uintptr(socket), "socket")
 			}
+			if users > 0 {
+				in.Users = os.NewFile(uintptr(users), "users")
+			}
 			return machine.Serve(ctx, d, in, portable.New(), logger(a.Stderr))
 		},
 	}
@@ -44,12 +48,14 @@ func (a commands) serveCommand() *cobra.Command {
 	_ = c.Flags().MarkHidden("lifeline")
 	c.Flags().IntVar(&socket, "socket", 0, "descriptor of a socket that listens to nodes of other hosts")
 	_ = c.Flags().MarkHidden("socket")
+	c.Flags().IntVar(&users, "users", 0, "descriptor of a socket that listens to users of other hosts")
+	_ = c.Flags().MarkHidden("users")
 	return c
 }
 
 // holderCommand is started by machine up.
 func (a commands) holderCommand() *cobra.Command {
-	var until int
+	var until, users int
 	c := &cobra.Command{
 		Use:    "holder MACHINE",
 		Hidden: true,
@@ -57,20 +63,27 @@ func (a commands) holderCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
+			if err := descriptor.CloseOnExec(3); err != nil { // they are not for what the holder starts
+				return err
+			}
 			d, err := machine.DirOf(args[0])
 			if err != nil {
 				return err
 			}
 			a.name("margay-holder")
 			serve := []string{"/proc/self/exe", "serve", "-m", args[0], "--lifeline", "3"}
-			var process *os.File
+			var in machine.HolderInherited
 			if until > 0 {
-				process = os.NewFile(uintptr(until), "process")
+				in.Until = os.NewFile(uintptr(until), "process")
 			}
-			return machine.Hold(ctx, d, serve, process, logger(a.Stderr))
+			if users > 0 {
+				in.Users = os.NewFile(uintptr(users), "users")
+			}
+			return machine.Hold(ctx, d, serve, in, logger(a.Stderr))
 		},
 	}
 	c.Flags().IntVar(&until, "until", 0, "descriptor of a process (pidfd) with which the machine ends")
+	c.Flags().IntVar(&users, "users", 0, "descriptor of a socket that listens to users of other hosts")
 	return c
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"margay/cluster/login"
 	"margay/cluster/machine"
 	"margay/cluster/site"
 	"margay/kernel/abi/node"
@@ -24,7 +25,7 @@ import (
 // State is a line of margay machine list for programs.
 type State struct {
 	Machine   string    `json:"machine"`
-	State     string    `json:"state"` // up, making, or dead: its holder or its making was killed
+	State     string    `json:"state"` // up, making, dead: its holder or its making was killed; or remote
 	Substrate string    `json:"substrate"`
 	Nodes     int       `json:"nodes"`
 	Cores     int       `json:"cores"` // for applications, on each node
@@ -32,14 +33,16 @@ type State struct {
 	Since     time.Time `json:"since"`
 	HolderPID int       `json:"holder_pid"`
 	Folder    string    `json:"folder"`
+	Address   string    `json:"address,omitempty"` // of a remote one; nothing but this, the name, the time and the folder is known of it
 }
 
 func (a commands) machineListCommand() *cobra.Command {
 	return a.ColorFlag(a.JSONFlag(&cobra.Command{
 		Use:   "list",
-		Short: "List all machines, including dead ones",
+		Short: "List all machines, including dead and remote ones",
 		Long: `List the machines in the folder that MARGAY_DIR names, by default all of this user. A machine is dead when its holder, or the
-margay machine up that made it, was killed; margay machine down removes the rest.`,
+margay machine up that made it, was killed; margay machine down removes the rest. A remote one is on another host (margay login); it is
+not asked whether it is up.`,
 		Example: "  margay machine list\n  margay machine list --json | jq -r '.[].machine'",
 		Args:    command.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
@@ -47,6 +50,11 @@ margay machine up that made it, was killed; margay machine down removes the rest
 			if err != nil {
 				return err
 			}
+			others, err := logins()
+			if err != nil {
+				return err
+			}
+			list = append(list, others...)
 			if len(list) == 0 {
 				if err := a.reportNone(); err != nil {
 					return err
@@ -57,6 +65,10 @@ margay machine up that made it, was killed; margay machine down removes the rest
 			}
 			t := a.Table("MACHINE", "STATE", "SUBSTRATE", "NODES", "CORES/NODE", "OWNER", "SINCE", "HOLDER")
 			for _, m := range list {
+				if m.State == remote {
+					t.Row(m.Machine, show.State{Text: m.State}, "-", "-", "-", "-", m.Since.Local().Format(time.DateTime), m.Address)
+					continue
+				}
 				t.Row(m.Machine, show.State{Text: m.State, Color: stateColors[m.State]}, m.Substrate, m.Nodes, m.coresEach(), m.Owner, m.Since.Format(time.DateTime), m.HolderPID)
 			}
 			if err := t.Flush(); err != nil {
@@ -71,6 +83,27 @@ margay machine up that made it, was killed; margay machine down removes the rest
 			return nil
 		},
 	}))
+}
+
+// remote is the state of a machine of another host.
+const remote = "remote"
+
+// logins returns the machines of other hosts.
+func logins() (list []State, err error) {
+	names, err := login.Names()
+	for _, name := range names {
+		dir, err := login.Dir(name)
+		if err != nil {
+			return nil, err
+		}
+		m := State{Machine: name, State: remote, Folder: dir}
+		l, err := login.Read(dir)
+		if m.Address, m.Since = l.Address, l.Since; err != nil {
+			m.Address = err.Error()
+		}
+		list = append(list, m)
+	}
+	return list, err
 }
 
 // stateColors are the colors of the states of machines.

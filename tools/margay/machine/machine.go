@@ -23,7 +23,7 @@ type commands struct{ *command.App }
 // Commands returns the commands of this group.
 func Commands(app *command.App) []*cobra.Command {
 	a := commands{app}
-	return []*cobra.Command{a.machineCommand(), a.nodeCommand(), a.serveCommand(), a.holderCommand()}
+	return []*cobra.Command{a.machineCommand(), a.nodeCommand(), a.loginCommand(), a.logoutCommand(), a.serveCommand(), a.holderCommand()}
 }
 
 // Dir returns the folder of the machine, which is this user's.
@@ -41,7 +41,7 @@ func (a commands) Running() (machine.Dir, error) {
 func (a commands) machineCommand() *cobra.Command {
 	c := &cobra.Command{Use: "machine", Short: "Make, show and end machines"}
 	c.AddCommand(a.upCommand(), a.downCommand(), a.growCommand(), a.shrinkCommand(), a.statusCommand(), a.machineListCommand(), a.consoleCommand(),
-		a.logsCommand(), a.auditCommand(), a.restartCommand(), a.coresCommand())
+		a.logsCommand(), a.auditCommand(), a.tokenCommand(), a.restartCommand(), a.coresCommand())
 	return c
 }
 

@@ -144,7 +144,7 @@ margay machine restart restarts only the kernel of a node, and its jobs continue
 			if noWait {
 				return nil
 			}
-			d, err := a.Dir()
+			d, err := a.Running()
 			if err != nil {
 				return err
 			}

@@ -50,7 +50,9 @@ encrypted connections.
 
 --users and --admins let other users of this host in: they name the machine OWNER:MACHINE (margay run -m alice:lab). Users run jobs
 and control these; of other jobs they see the number, the user, the nodes and the state. Administrators may do what you may with all jobs
-and nodes. margay machine audit lists what was refused.`,
+and nodes. margay machine audit lists what was refused.
+
+--listen lets users of other hosts in, by TLS and with a token (margay machine token, margay login).`,
 		Example: `  margay machine up --nodes 4 --cores 2
   margay machine up -m test --substrate hosted --nodes 16 --cores 1
   margay machine up --substrate hosts --hosts 'cn[01-16]' --launcher "ssh -p 2222"
@@ -60,7 +62,7 @@ and nodes. margay machine audit lists what was refused.`,
   margay machine up --extension ext/boot/minimum/minimum.o,cores=2 --extension ext/exit/account/account.o`,
 		Args: command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := command.Positive(c, "machine", "nodes", "memory", "boot-timeout", "dead-after", "substrate", "profile", "boot", "accel", "fabric"); err != nil {
+			if err := command.Positive(c, "machine", "nodes", "memory", "boot-timeout", "dead-after", "substrate", "profile", "boot", "accel", "fabric", "listen"); err != nil {
 				return err
 			}
 			if spec.Substrate == node.Hosted {
@@ -77,6 +79,9 @@ and nodes. margay machine audit lists what was refused.`,
 			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 			defer stop()
 			spec.Name = a.Machine
+			if a.Remote() {
+				return fmt.Errorf("machine up: %s is the name of a machine of another host (margay login): take another one, or margay logout -m %[1]s", a.Machine)
+			}
 			var err error
 			if spec.Program, spec.JobInit, err = command.NodePrograms(program); err != nil {
 				return err
@@ -106,6 +111,7 @@ and nodes. margay machine audit lists what was refused.`,
 	where.define(f)
 	metal.define(f)
 	users.define(f)
+	f.StringVar(&spec.Listen, "listen", "", "accept users of other hosts, with a token, at this `HOST:PORT` of this host; :7118 is port 7118 of all its addresses (default: at none)")
 	f.StringVar(&spec.Fabric, "fabric", machine.FabricAuto, "how messages travel between nodes: auto, tcp, tcp-trusted, udp or udp-trusted")
 	f.IntVar(&spec.MemoryMiB, "memory", 512, "memory of each node, in MiB")
 	f.IntVar(&spec.HistoryMiB, "history", ledger.DefaultSize>>20, "size of the history of its jobs (margay history), in MiB, 4 to 1024; 0: none is kept")

@@ -67,6 +67,9 @@ func letsIn(m *control.MachineStatus) (text string) {
 	if m.LimitOutput > 0 {
 		text += fmt.Sprintf("kept output of a user: %d MiB\n", m.LimitOutput)
 	}
+	if m.Listen != "" {
+		text += fmt.Sprintf("other hosts: %s\n", printable.Line(m.Listen))
+	}
 	if text != "" {
 		text += fmt.Sprintf("you: %s\n", printable.Line(m.Role))
 	}
