@@ -32,10 +32,26 @@ func (s *Server) choose(spec *control.JobSpec, offers []offer) []*control.Place 
 			s.config.Log("extension %d in slot place was removed, which cannot be recorded: %v", handle, err)
 		}
 	}
-	if chosen := shape.places(shape.inTurn(candidates, turns)); chosen != nil {
+	if chosen := shape.places(shape.inTurn(candidates, turns)); chosen != nil && s.suits(spec, offers, chosen, places) {
 		return chosen
 	}
 	return places
+}
+
+// suits reports whether nothing refuses a job on the chosen places that would not refuse it on the
+// usual ones: a lack of spares, a limit of its user, or a node that has not forgotten the last job
+// on a core. The caller holds Server.mu.
+func (s *Server) suits(spec *control.JobSpec, offers []offer, chosen, usual []*control.Place) bool {
+	shape, n := shapeOf(spec), int(spec.Spares)
+	chosenSpares, usualSpares := spares(offers, shape, chosen, n), spares(offers, shape, usual, n)
+	if len(chosenSpares) < len(usualSpares) {
+		return false
+	}
+	chosen, usual = slices.Concat(chosen, chosenSpares), slices.Concat(usual, usualSpares)
+	if seats(chosen) > seats(usual) && s.withinLimits(nil, spec, chosen) != nil {
+		return false
+	}
+	return !s.forgetting(chosen, spec.Step) || s.forgetting(usual, spec.Step)
 }
 
 // candidate is an offer that can take a part of a job.
@@ -125,10 +141,13 @@ func (s shape) rounds(candidates []candidate, turns []placement.Turn) []int {
 }
 
 // isPlacer reports whether a request to insert an extension is for slot place. It is not if nodes
-// must refuse its object.
+// must refuse its object. An object for a job comes from any user, so only nodes parse it.
 func isPlacer(m *control.InsertExtension) bool {
+	if m.Job != 0 {
+		return false
+	}
 	name, err := extension.SlotOf(requestOf(m))
-	return m.Job == 0 && err == nil && name == slot.PlaceSlot
+	return err == nil && name == slot.PlaceSlot
 }
 
 // requestOf is a request as the chooser takes it. The handle of an extension is its number.
@@ -146,8 +165,8 @@ func (s *Server) insertPlacer(m *control.InsertExtension) (*control.Extensions, 
 	if m.Node != control.None {
 		return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "slot place is the allocator's, not a node's: leave out --node")
 	}
-	s.placing.Lock()
-	defer s.placing.Unlock()
+	s.replacing.Lock()
+	defer s.replacing.Unlock()
 	var err error
 	if m.Number, err = s.store.nextExtension(); err != nil {
 		return nil, s.onDisk(err)
@@ -175,14 +194,19 @@ func refusal(err error) error {
 	return control.Failf(control.Code_CODE_REFUSED, "%v", err)
 }
 
-// removePlacer removes an extension from slot place.
+// removePlacer removes an extension from slot place, and its record, which outlives the extension
+// if it could not be deleted.
 func (s *Server) removePlacer(handle uint32) error {
-	s.placing.Lock()
-	defer s.placing.Unlock()
-	if err := s.chooser.Remove(id.Handle(handle), "an operator has removed it"); err != nil {
+	s.replacing.Lock()
+	defer s.replacing.Unlock()
+	absent := s.chooser.Remove(id.Handle(handle), "an operator has removed it") != nil
+	if err := s.store.savePlacer(&control.InsertExtension{Number: uint64(handle)}, false); err != nil {
+		return s.onDisk(err)
+	}
+	if absent {
 		return control.Failf(control.Code_CODE_NOT_FOUND, "there is no extension %d in the allocator (margay ext list)", handle)
 	}
-	return s.store.savePlacer(&control.InsertExtension{Number: uint64(handle)}, false)
+	return nil
 }
 
 // restorePlacers inserts the extensions of an earlier serve again.
@@ -190,7 +214,10 @@ func (s *Server) restorePlacers() error {
 	placers, err := s.store.placers()
 	for _, m := range placers {
 		if err := s.chooser.Insert(requestOf(m)); err != nil {
-			s.config.Log("extension %s in slot place is lost: %v", m.Name, err)
+			s.config.Log("extension %s in slot place is not inserted again: %v", m.Name, err)
+			if !errors.Is(err, extension.ErrRefused) {
+				continue // a later serve may have the memory for it
+			}
 			if err := s.store.savePlacer(m, false); err != nil {
 				return err
 			}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/cluster/permit"
 	"margay/cluster/placement"
 	"margay/ext/place/pack"
 	"margay/ext/place/spread"
@@ -286,4 +287,34 @@ func TestPlacerRefused(t *testing.T) {
 			t.Errorf("after a restart there are %s", got)
 		}
 	})
+}
+
+// Nothing refuses a job because of an extension: neither a lack of spares, nor a limit of its user,
+// nor a core that a node has not yet given up.
+func TestPlacersSuit(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 3)
+		m.quiet()
+		c := m.client()
+		c.inserts("spreader", spread.Object)
+		s := detachedSpec(3)
+		s.Spares = 1
+		if got := c.nodesOf(s); got != "0 0 1" {
+			t.Errorf("with a spare it is on %s", got)
+		}
+	})
+	offers := []offer{{node: 0, cores: []uint32{1}, total: 1}, {node: 1, cores: []uint32{1}, total: 1}}
+	spec := &control.JobSpec{Ranks: 2, PerCore: 2, Limited: true}
+	usual, chosen := allocate(offers, shapeOf(spec)), []*control.Place{{Core: 1}, {Rank: 1, Node: 1, Core: 1}}
+	for _, k := range []struct {
+		cores int    // of a user; 0: any number
+		last  uint32 // the job that node1 has not forgotten; 0: none
+		suits bool
+	}{{0, 0, true}, {2, 0, true}, {1, 0, false}, {0, 5, false}} {
+		s := &Server{config: Config{Access: permit.Policy{Cores: k.cores}}}
+		s.nodes = []*node{{uses: make(map[uint32]use)}, {uses: map[uint32]use{1: {job: k.last}}}}
+		if got := s.suits(spec, offers, chosen, usual); got != k.suits {
+			t.Errorf("with %+v the places suit: %v", k, got)
+		}
+	}
 }

@@ -7,8 +7,8 @@
 //
 // Locks: Server.mu guards all tables and everything in them. Messages are sent with it held, which
 // is safe because sending never blocks (control.Conn.Send); blocking calls are made without it.
-// Server.placing, which serializes insertions and removals of the machine's extensions, and
-// frames.listing, which serializes the lists of jobs of a user, are taken before Server.mu.
+// Server.placing, which serializes insertions and removals of the machine's extensions on nodes,
+// Server.replacing, which does for those in slot place, and frames.listing, which serializes the lists of jobs of a user, are taken before Server.mu.
 // spool.mu guards the file of a job's output and is taken last, but before outputs.mu, which guards
 // the sizes of all of these files. So are union.mu, which guards the
 // contents that the nodes of a job lack, chronicle.mu, which guards the records that wait for the
@@ -135,6 +135,7 @@ type Server struct {
 	tokens  map[uint32]*control.StoredToken // by number
 	remotes map[*control.Conn]uint32        // the connections of other hosts, and the token of each
 
+	replacing  sync.Mutex                  // held, before mu, while extensions in slot place are inserted and removed
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held, but with mu when a node leaves
 }

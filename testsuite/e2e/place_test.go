@@ -29,6 +29,7 @@ func (m *machine) placer(object string) string {
 	if found == nil {
 		m.t.Fatal(r)
 	}
+	m.t.Cleanup(func() { m.margay("ext", "remove", found[1]) }) // other tests use the machine next
 	return found[1]
 }
 
