@@ -99,6 +99,7 @@ type Agent struct {
 	turns   map[id.Job]*turn           // by job: its last unfinished request
 	sharing map[id.Job]context.Context // by job: the connection to serve that keeps a stream of its shared files
 	ends    map[id.Job]*ends           // by job: ends of its ranks that wait for others
+	pause   time.Duration              // how long an end waits at most; tests change it
 }
 
 // Kernel is the node kernel as its agent sees it: a *kernel.Node.
@@ -152,7 +153,7 @@ func New(c Config) (*Agent, error) {
 	return &Agent{
 		config: c, key: key, serve: serve, peers: gate.NewLog(c.Log, 10, 1), bootID: bootID(),
 		faults: make(map[id.Job]*control.JobFault), copies: make(map[id.Job]*copying), turns: make(map[id.Job]*turn),
-		sharing: make(map[id.Job]context.Context), ends: make(map[id.Job]*ends),
+		sharing: make(map[id.Job]context.Context), ends: make(map[id.Job]*ends), pause: endsPause,
 	}, nil
 }
 
@@ -329,11 +330,10 @@ func (a *Agent) connect(conn *control.Conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.conn = conn
-	gone := func(job id.Job) bool {
+	maps.DeleteFunc(a.faults, func(job id.Job, _ *control.JobFault) bool {
 		return !slices.ContainsFunc(jobs, func(j kernel.JobInfo) bool { return j.Job == job })
-	}
-	maps.DeleteFunc(a.faults, func(job id.Job, _ *control.JobFault) bool { return gone(job) })
-	maps.DeleteFunc(a.ends, func(job id.Job, _ *ends) bool { return gone(job) })
+	})
+	clear(a.ends) // serve requests all that it lacks again
 	for _, m := range a.faults {
 		_ = conn.Send(m)
 	}
@@ -508,6 +508,9 @@ func (a *Agent) Fault(job id.Job, err error) {
 	a.mu.Lock()
 	if a.faults[job] == nil {
 		a.faults[job] = m
+	}
+	if e := a.ends[job]; e != nil {
+		a.sendRecords(e.Flush()) // they came first
 	}
 	a.mu.Unlock()
 	a.report(m)

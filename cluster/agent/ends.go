@@ -32,7 +32,7 @@ func (a *Agent) Record(job id.Job, r task.Record) {
 	a.sendRecords(e.Add(m))
 	if e.Waits() && !e.due {
 		e.due = true
-		time.AfterFunc(endsPause, func() { a.sendEnds(e) })
+		time.AfterFunc(a.pause, func() { a.sendEnds(e) })
 	}
 }
 

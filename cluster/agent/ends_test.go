@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 )
 
 // The ends of a node's ranks reach serve in one message, each with its own status, without a wait
-// for the last one. Ends that others do not follow reach it a little later.
+// for the last one. Ends that others do not follow reach it a little later, or before a fault.
 func TestEndsTravelTogether(t *testing.T) {
 	check.Leaks(t)
 	s := newServe(t)
@@ -34,15 +35,28 @@ func TestEndsTravelTogether(t *testing.T) {
 			})
 		}
 	}
+	pause := func(d time.Duration) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.pause = d
+	}
+	pause(time.Hour)
 	ends(5, 0, ranks)
 	ends(6, unix.SIGTERM, ranks)
-	ends(7, 0, 2)
-	check.AwaitFor(t, patience, "all ends", func() bool { return len(all[*control.Record](&s.recorder)) >= 4 })
+	pause(time.Millisecond)
+	ends(7, 0, 1)
+	check.AwaitFor(t, patience, "ends of three jobs", func() bool { return len(all[*control.Record](&s.recorder)) >= 4 })
+	pause(time.Hour)
+	ends(8, 0, 2)
+	a.Fault(8, errors.New("its end"))
+	check.AwaitFor(t, patience, "all ends", func() bool {
+		return len(all[*control.Record](&s.recorder)) >= 5 && len(all[*control.JobFault](&s.recorder)) == 1
+	})
 	got := all[*control.Record](&s.recorder)
 	for i, want := range []struct {
 		job, first uint64
 		ends       int
-	}{{5, 1, ranks}, {6, 1, 1}, {6, 2, ranks - 1}, {7, 1, 2}} {
+	}{{5, 1, ranks}, {6, 1, 1}, {6, 2, ranks - 1}, {7, 1, 1}, {8, 1, 2}} {
 		m := got[i]
 		if whole := i < 3 && i != 1; uint64(m.Job) != want.job || m.Seq != want.first || len(m.More) != want.ends-1 || m.Last != whole || (m.Unkept.GetFiles() == 7) != whole {
 			t.Errorf("message %d is of job %d, from record %d on, with %d ends, the last: %v, %v", i, m.Job, m.Seq, len(m.More)+1, m.Last, m.Unkept)
@@ -53,7 +67,7 @@ func TestEndsTravelTogether(t *testing.T) {
 			}
 		}
 	}
-	if len(got) != 4 {
+	if len(got) != 5 {
 		t.Errorf("%d messages were sent", len(got))
 	}
 }

@@ -321,6 +321,10 @@ func (s *Server) record(j *job, m *control.Record) {
 	if j.phase != control.JobPhase_JOB_RUNNING {
 		return
 	}
+	if len(m.More) >= len(j.ranks) {
+		s.fail(j, control.Failf(control.Code_CODE_FAILED, "its output cannot be believed: a message brings %d ends", 1+len(m.More)).At(m.Node))
+		return
+	}
 	for r := range records.Each(m) {
 		if !j.hasRank(r.Rank, r.Node) {
 			return

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -47,6 +48,10 @@ func TestLyingNode(t *testing.T) {
 		{
 			"output and ends", []*control.Record{together(&control.Record{Job: 1, Seq: 1, Stream: control.Stream_STREAM_STDOUT}, &control.RankEnd{Exit: new(control.ExitStatus)})},
 			"record 2 is output and an end",
+		},
+		{
+			"more ends than ranks", []*control.Record{together(exit(1, 0, false), slices.Repeat([]*control.RankEnd{{Rank: 1}}, 4)...)},
+			"a message brings 5 ends",
 		},
 		{"no stream", []*control.Record{{Job: 1, Seq: 1, Stream: 9}}, "record 1 is of stream 9, which there is not"},
 	}
