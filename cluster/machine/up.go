@@ -57,8 +57,12 @@ func Up(ctx context.Context, o UpOptions) (err error) {
 	base := filepath.Dir(string(d))
 	if _, missing := os.Lstat(base); errors.Is(missing, fs.ErrNotExist) {
 		defer func() {
-			if err != nil {
+			if err == nil {
+				return
+			}
+			if locked, err := lockBase(base); err == nil {
 				_ = os.Remove(base) // unless it has another machine now
+				locked.Close()
 			}
 		}()
 	}
@@ -101,10 +105,11 @@ func claim(d Dir, told func(string, ...any)) (*os.File, error) {
 		return nil, err
 	}
 	defer base.Close()
-	if err := checkSpace(base.Path); err != nil {
+	if err := clearWay(base, d, told); err != nil {
 		return nil, fmt.Errorf("machine %s: %w", d.Name(), err)
 	}
-	if err := clearWay(base, d, told); err != nil {
+	if err := checkSpace(base.Path); err != nil { // after the remains have gone
+		base.removeEmpty()
 		return nil, fmt.Errorf("machine %s: %w", d.Name(), err)
 	}
 	claimed, err := base.create(d.Name())
@@ -267,8 +272,8 @@ func sessionLeader() (*os.File, error) {
 // serveWait bounds how long serve may take to answer for the first time.
 const serveWait = 30 * time.Second
 
-// leastSpace is the free space, in bytes, that a machine needs in its folder to come up. It fills
-// 60 KiB before its first job.
+// leastSpace is the free space, in bytes, that any machine needs in its folder to come up: it fills
+// 60 KiB before its first job, besides the node images of virtual machines.
 const leastSpace = 128 << 10
 
 // checkSpace returns an error if the file system of a folder has no room for a machine.
@@ -277,12 +282,16 @@ func checkSpace(path string) error {
 	if err := unix.Statfs(path, &disk); err != nil {
 		return nil // the first file says so
 	}
-	return tooFull(path, &disk)
+	return tooFull(path, &disk, os.Geteuid() == 0)
 }
 
-// tooFull returns an error if a machine has no room in a folder on that disk.
-func tooFull(path string, disk *unix.Statfs_t) error {
+// tooFull returns an error if a machine has no room in a folder on that disk, of which root may use
+// all blocks.
+func tooFull(path string, disk *unix.Statfs_t, root bool) error {
 	free := disk.Bavail * uint64(disk.Bsize)
+	if root {
+		free = disk.Bfree * uint64(disk.Bsize)
+	}
 	if disk.Blocks == 0 || free >= leastSpace { // of no size: it does not say
 		return nil
 	}

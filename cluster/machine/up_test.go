@@ -21,15 +21,18 @@ import (
 func TestTooFull(t *testing.T) {
 	for name, test := range map[string]struct {
 		disk unix.Statfs_t
+		root bool
 		full bool
 	}{
-		"room":            {unix.Statfs_t{Blocks: 100, Bavail: 32, Bsize: 4096}, false},
-		"almost full":     {unix.Statfs_t{Blocks: 100, Bavail: 31, Bsize: 4096}, true},
-		"full":            {unix.Statfs_t{Blocks: 100, Bsize: 4096}, true},
-		"for root alone":  {unix.Statfs_t{Blocks: 100, Bfree: 99, Bsize: 4096}, true},
-		"it does not say": {unix.Statfs_t{Bsize: 4096}, false},
+		"room":                {unix.Statfs_t{Blocks: 100, Bavail: 32, Bsize: 4096}, false, false},
+		"almost full":         {unix.Statfs_t{Blocks: 100, Bavail: 31, Bsize: 4096}, false, true},
+		"full":                {unix.Statfs_t{Blocks: 100, Bsize: 4096}, false, true},
+		"full for root, too":  {unix.Statfs_t{Blocks: 100, Bsize: 4096}, true, true},
+		"room for root alone": {unix.Statfs_t{Blocks: 100, Bfree: 99, Bsize: 4096}, false, true},
+		"room for root":       {unix.Statfs_t{Blocks: 100, Bfree: 99, Bsize: 4096}, true, false},
+		"it does not say":     {unix.Statfs_t{Bsize: 4096}, false, false},
 	} {
-		err := tooFull("/run/margay", &test.disk)
+		err := tooFull("/run/margay", &test.disk, test.root)
 		if (err != nil) != test.full || err != nil && (!strings.Contains(err.Error(), "the file system of /run/margay has") || !strings.Contains(err.Error(), "MARGAY_DIR")) {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -65,6 +65,7 @@ struct group {
 	int asked;                 /* a peer asks */
 	int clashes, parts, early; /* flags */
 	struct where clash;        /* whose call differs from this rank's, and has broken the group */
+	uint64_t clash_own[2];     /* this rank's call of the clash */
 	struct where apart;        /* the rank that the first call awaits, in a barrier of the job */
 	struct where ahead;        /* a rank in a call that this one has not started */
 };
@@ -217,13 +218,34 @@ static void ask(struct group *g, struct peer *p, int number)
 	state.asked = g->asked = 1;
 }
 
+/* clash notes two calls that differ: that of another rank, and this rank's own. */
+static void clash(struct group *g, const struct where *w, const uint64_t own[2])
+{
+	g->clashes = 1;
+	g->clash = *w;
+	memcpy(g->clash_own, own, sizeof g->clash_own);
+}
+
+/* differ breaks the group because of the calls of another rank and of this one. The peer gets this
+ * rank's. */
+static void differ(struct group *g, struct peer *p, const struct where *w, const uint64_t own[2])
+{
+	clash(g, w, own);
+	ask(g, p, number_of(g->clash_own));
+	mismatch(w, g->clash_own);
+	break_group(g);
+}
+
+/* awaits reports whether the first call awaits a rank. */
+static int awaits(const struct group *g, int rank) { return g->first && rank_at(g, g->first->step.place) == rank; }
+
 /* compare compares where a rank is with where this one is. The peer has said it, and gets this
  * rank's call if the two differ. */
 static void compare(struct group *g, struct peer *p, const struct where *w)
 {
 	const uint64_t *own = own_call(g, number_of(w->args));
 	if (!number_of(w->args)) {
-		if (!g->first || rank_at(g, g->first->step.place) != w->rank || g->parts)
+		if (!awaits(g, w->rank) || g->parts)
 			return;
 		g->parts = 1;
 		g->apart = *w;
@@ -231,18 +253,20 @@ static void compare(struct group *g, struct peer *p, const struct where *w)
 	} else if (!own && is_ahead(g, number_of(w->args))) {
 		g->early = 1;
 		g->ahead = *w;
+		/* What it sent in earlier calls came before this message. */
+		if (g->peers[g->places ? g->places[w->rank] : w->rank] == p && awaits(g, w->rank))
+			differ(g, p, w, g->first->args);
 	} else if (own && memcmp(own, w->args, sizeof w->args) != 0 && !g->clashes) {
-		g->clashes = 1;
-		g->clash = *w;
-		ask(g, p, number_of(own));
-		mismatch(w, own);
-		break_group(g);
+		differ(g, p, w, own);
 	}
 }
 
-/* learn takes a payload about where ranks are. */
-static int learn(struct group *g, struct peer *p, const char *payload, size_t length)
+/* learn takes a payload about where ranks are, from the one at a place. */
+static int learn(struct group *g, int place, const char *payload, size_t length)
 {
+	struct peer *p = g->peers[place];
+	int broken = length > WIRE_WHERE_SIZE; /* at the sender */
+	struct where first = {0};
 	for (; length > 0; payload += WIRE_WHERE_SIZE, length -= WIRE_WHERE_SIZE) {
 		uint64_t rank;
 		struct where w;
@@ -256,8 +280,12 @@ static int learn(struct group *g, struct peer *p, const char *payload, size_t le
 		if (w.args[0] >> 40 >= (uint64_t)g->size)
 			return -1;
 		w.rank = rank;
+		if (!number_of(first.args))
+			first = w;
 		compare(g, p, &w);
 	}
+	if (broken && !g->clashes && awaits(g, rank_at(g, place)))
+		differ(g, p, &first, g->first->args);
 	return 0;
 }
 
@@ -275,12 +303,16 @@ static size_t whereabouts(const struct group *g, int number, char *payload)
 	const uint64_t *own = own_call(g, number);
 	uint64_t barrier[] = {args0(g->id, 0), args1(0, WIRE_CALL_BARRIER, 0, 0, 0)};
 	char *at = payload;
-	if (own)
-		at = append_where(at, margay_rank(), own);
-	else if (margay_in_meets() && is_ahead(g, number))
-		return append_where(at, margay_rank(), barrier) - payload;
-	if (g->clashes)
+	if (g->clashes) { /* the calls that differ, which the rank may have left behind */
+		at = append_where(at, margay_rank(), g->clash_own);
 		at = append_where(at, g->clash.rank, g->clash.args);
+	} else if (own) {
+		at = append_where(at, margay_rank(), own);
+	} else if (!is_ahead(g, number)) { /* the call is over here, and another one, too */
+		at = append_where(at, margay_rank(), g->first ? g->first->args : g->finished);
+	} else if (margay_in_meets()) {
+		at = append_where(at, margay_rank(), barrier);
+	}
 	return at - payload;
 }
 
@@ -357,7 +389,7 @@ int margay_in_arrive(const struct margay_am *m)
 		return 0;
 	}
 	if (kind_of(m->args) == WIRE_CALL_WHERE)
-		return learn(g, p, m->payload, m->length);
+		return learn(g, place, m->payload, m->length);
 	if (kind_of(m->args) == WIRE_CALL_CREDIT) {
 		if (length_of(m->args) > p->flying)
 			return -1;
@@ -411,8 +443,8 @@ static int take(struct group *g, struct call *c, struct peer *p, int rank)
 	struct step *s = &c->step;
 	struct chunk *first = &p->chunks[p->first];
 	if (memcmp(first->args, c->args, sizeof first->args) != 0) {
-		g->clashes = 1;
-		g->clash = (struct where){rank, {first->args[0], first->args[1]}};
+		clash(g, &(struct where){rank, {first->args[0], first->args[1]}}, c->args);
+		ask(g, p, number_of(c->args));
 		return mismatch(&g->clash, c->args);
 	}
 	size_t n = steps_least(first->length - p->used, s->length);

@@ -225,7 +225,11 @@ func (g *Group) Awaited() int { return g.Rank(g.queue[0].step.place) }
 func (g *Group) Break(err error) {
 	if g.broken == nil {
 		g.broken = err
-		errors.As(err, &g.clash)
+	}
+	if g.clash == nil && errors.As(err, &g.clash) {
+		if place, ok := g.PlaceOf(int(g.clash.where.Rank)); ok && place != g.own {
+			g.ask(place, g.clash.own.Number)
+		}
 	}
 	if len(g.queue) > 0 {
 		g.last = g.queue[0].header

@@ -49,14 +49,20 @@ func (g *Group) learn(place int, payload []byte) error {
 		}
 		g.compare(place, w)
 	}
+	if len(wheres) > 1 && g.awaits(g.Rank(place)) { // its group is broken
+		g.Break(&mismatch{wheres[0], g.queue[0].header})
+	}
 	return nil
 }
+
+// awaits reports whether the first call awaits a rank.
+func (g *Group) awaits(rank int) bool { return g.Busy() && g.Awaited() == rank }
 
 // compare compares where another rank is with where this one is. The rank at a place has said it,
 // and gets this rank's call if the two differ.
 func (g *Group) compare(place int, w wire.Where) {
 	if w.Call.Number == 0 {
-		if g.Busy() && g.Awaited() == int(w.Rank) && g.apart == nil {
+		if g.awaits(int(w.Rank)) && g.apart == nil {
 			g.apart = &w
 			g.ask(place, g.queue[0].header.Number)
 		}
@@ -66,6 +72,10 @@ func (g *Group) compare(place int, w wire.Where) {
 	switch {
 	case !ok && g.isAhead(w.Call.Number):
 		g.early = &w
+		// What it sent in earlier calls came before this message.
+		if rank := g.Rank(place); rank == int(w.Rank) && g.awaits(rank) {
+			g.Break(&mismatch{w, g.queue[0].header})
+		}
 	case ok && own != w.Call && g.clash == nil:
 		g.Break(&mismatch{w, own})
 		g.ask(place, own.Number)
@@ -97,18 +107,28 @@ func (g *Group) Answer(s Sender, meets bool) (left bool) {
 }
 
 // whereabouts returns what a rank wants to know that awaits this one in the call of a number.
-func (g *Group) whereabouts(number uint16, meets bool) (wheres []wire.Where) {
+func (g *Group) whereabouts(number uint16, meets bool) []wire.Where {
+	if g.clash != nil { // the calls that differ, which the rank may have left behind
+		return []wire.Where{g.here(g.clash.own), g.clash.where}
+	}
 	own, ok := g.header(number)
 	switch {
 	case ok:
-		wheres = append(wheres, g.here(own))
-	case meets && g.isAhead(number):
-		return append(wheres, g.here(wire.Call{Group: g.id, Kind: wire.CallBarrier}))
+		return []wire.Where{g.here(own)}
+	case !g.isAhead(number): // the call is over here, and another one, too
+		return []wire.Where{g.here(g.current())}
+	case meets:
+		return []wire.Where{g.here(wire.Call{Group: g.id, Kind: wire.CallBarrier})}
 	}
-	if g.clash != nil {
-		wheres = append(wheres, g.clash.where)
+	return nil
+}
+
+// current returns the first call that is not over, or the last one.
+func (g *Group) current() wire.Call {
+	if g.Busy() {
+		return g.queue[0].header
 	}
-	return wheres
+	return g.last
 }
 
 func (g *Group) here(c wire.Call) wire.Where { return wire.Where{Rank: uint32(g.Rank(g.own)), Call: c} }

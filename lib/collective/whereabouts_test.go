@@ -95,7 +95,26 @@ func TestDifferentCalls(t *testing.T) {
 	}
 }
 
-// A rank that is late, or has not come to a call, is no reason for an error.
+// A rank whose call succeeded, because it awaited nobody, fails in its next one, and so does a third
+// rank that awaits it there.
+func TestDifferentCallsBefore(t *testing.T) {
+	c := newCircle(t, 3)
+	gather := c.groups[0].Start(of(wire.CallGather, 0, 8))
+	calls := []*Call{gather}
+	for _, g := range c.groups[1:] {
+		g.Start(of(wire.CallBroadcast, 2, 8))
+		g.Start(of(wire.CallReduce, 2, 8))
+		calls = append(calls, g.Start(of(wire.CallBarrier, 0, 0)))
+	}
+	c.run(0, 8*firstPatience)
+	for i, call := range calls {
+		if err := call.Err(); !errors.Is(err, ErrMismatch) {
+			t.Errorf("call %d: %v", i, err)
+		}
+	}
+}
+
+// A rank that is late, or has not come to a call, causes no error.
 func TestLateRank(t *testing.T) {
 	c := newCircle(t, 2)
 	first := c.groups[0].Start(of(wire.CallReduce, 0, 8))
