@@ -32,8 +32,8 @@ func NodeArchive(files []File) ([]byte, error) {
 }
 
 // WriteNodeImage writes to dst the image at imagePath with the files of one node added; without
-// files it is a copy. dst is complete or absent, and replaces an older file. With files, which may be
-// secrets, it is readable only by its owner, else by all that the umask does not exclude.
+// files it is a copy. dst is complete or absent, and replaces an older file. With files, which may
+// be secrets, it is readable only by its owner, else by all that the umask does not exclude.
 func WriteNodeImage(imagePath string, files []File, dst string) error {
 	var overlay bytes.Buffer
 	mode := fs.FileMode(0o644)

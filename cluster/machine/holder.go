@@ -116,8 +116,8 @@ func give(cmd *exec.Cmd, flag string, f *os.File) {
 // Hold is the life of a holder: it starts the machine in the folder, and holds it until ctx ends.
 // serve is the command that becomes the machine's serve; it gets the read end of the holder's
 // lifeline as descriptor 3, and with the flags --socket and --users the sockets for nodes and users
-// of other hosts. A machine also ends, and Hold removes its folder, when it loses its hosts, or when
-// the process of in.Until ends.
+// of other hosts. A machine also ends, and Hold removes its folder, when it loses its hosts, or
+// when the process of in.Until ends.
 func Hold(ctx context.Context, d Dir, serve []string, in HolderInherited, log func(format string, args ...any)) error {
 	vacated, err := holdMachine(ctx, d, serve, in, log)
 	if vacated {

@@ -285,8 +285,8 @@ func checkSpace(path string) error {
 	return tooFull(path, &disk, os.Geteuid() == 0)
 }
 
-// tooFull returns an error if a machine has no room in a folder on that disk, of which root may use
-// all blocks.
+// tooFull returns an error if a machine has no room in a folder on that disk. Root may use all
+// blocks.
 func tooFull(path string, disk *unix.Statfs_t, root bool) error {
 	free := disk.Bavail * uint64(disk.Bsize)
 	if root {

@@ -218,7 +218,7 @@ static void ask(struct group *g, struct peer *p, int number)
 	state.asked = g->asked = 1;
 }
 
-/* clash notes two calls that differ: that of another rank, and this rank's own. */
+/* clash notes the calls of another rank and of this one, which differ. */
 static void clash(struct group *g, const struct where *w, const uint64_t own[2])
 {
 	g->clashes = 1;

@@ -1689,7 +1689,8 @@ static int abandon(void)
 #define NAMED 8
 
 /* overdue fails a barrier for its time-out, and names the ranks of this node that have not entered
- * it on the boards, and one that is in a collective call instead; number is 0 for a barrier of the node kernels. */
+ * it on the boards, and one that is in a collective call instead; number is 0 for a barrier of the
+ * node kernels. */
 static int overdue(uint64_t number, int timeout_ms)
 {
 	char text[16 * NAMED] = "", early[256] = ", and ";

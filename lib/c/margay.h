@@ -172,13 +172,14 @@ int margay_group_job_rank(margay_group group, int rank);
  *
  * Ranks whose calls differ, in the operation, the root, the length, the type or what a reduction
  * does with it, fail with an error that names both: at once when data of one reach the other, else
- * when they have awaited each other for 250 ms, or, if the second one comes later, for the time that
- * the first has waited. So do the ranks that wait for one of them. A rank that awaits nothing, such
- * as the root of a broadcast, succeeds, and its next call of the group, or that of the other rank,
- * fails. margay_barrier is not one of these calls. A rank in it and one in a collective call wait for
- * each other, and the time-out of each names the other, if it is longer than 500 ms. Two functions
- * of the application, and two types of elements of one size in margay_broadcast and the like, are
- * not told apart. */
+ * when they have awaited each other for 250 ms, or, if the second one comes later, for the time
+ * that the first has waited. So do the ranks that wait for one of them. A rank that awaits
+ * nothing, such as the root of a broadcast, succeeds, and its next call of the group that awaits
+ * another rank fails. margay_barrier is not one of these calls. A rank in it and one in a
+ * collective call wait for each other, and the error of each names the other at its time-out, if
+ * both have waited for 500 ms by then, and one not much longer than the other. Two functions of
+ * the application, and two types of elements of one size in margay_broadcast and the like, make no
+ * difference. */
 
 enum margay_type { MARGAY_INT32 = 1, MARGAY_INT64, MARGAY_UINT32, MARGAY_UINT64, MARGAY_FLOAT32, MARGAY_FLOAT64 };
 

@@ -95,8 +95,8 @@ func TestDifferentCalls(t *testing.T) {
 	}
 }
 
-// A rank whose call succeeded, because it awaited nobody, fails in its next one, and so does a third
-// rank that awaits it there.
+// A rank whose call succeeded, because it awaited no other, fails in its next one, and so does a
+// third rank that awaits it there.
 func TestDifferentCallsBefore(t *testing.T) {
 	c := newCircle(t, 3)
 	gather := c.groups[0].Start(of(wire.CallGather, 0, 8))

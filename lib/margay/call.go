@@ -83,7 +83,7 @@ func (j *Job) advanceCalls() (some bool) {
 	return some
 }
 
-// answerAll tells the ranks that have asked where this one is. The caller holds Job.handling.
+// answerAll reports where this rank is to those that have asked. The caller holds Job.handling.
 func (j *Job) answerAll() {
 	j.calls.asked = false
 	for _, g := range j.calls.groups {

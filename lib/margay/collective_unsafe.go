@@ -51,13 +51,14 @@ const (
 //
 // Ranks whose calls differ, in the operation, the root, the length, the type or what a reduction
 // does with it, fail with ErrMismatch, which names both: at once when data of one reach the other,
-// else when they have awaited each other for 250 ms, or, if the second one comes later, for the time
-// that the first has waited. So do the ranks that wait for one of them. A rank that awaits nothing,
-// such as the root of a broadcast, succeeds, and its next call of the group, or that of the other
-// rank, fails. Job.Barrier is not one of these calls: another goroutine of the rank may make the
-// call. A rank in it and one in a collective call wait for each other, and when ctx ends, the error
-// of each names the other, if that has taken 500 ms. Two functions of the application, and two types
-// of elements of one size in Broadcast and the like, are not told apart.
+// else when they have awaited each other for 250 ms, or, if the second one comes later, for the
+// time that the first has waited. So do the ranks that wait for one of them. A rank that awaits
+// nothing, such as the root of a broadcast, succeeds, and its next call of the group that awaits
+// another rank fails. Job.Barrier is not one of these calls: another goroutine of the rank may
+// make the call. A rank in it and one in a collective call wait for each other, and when ctx ends,
+// the error of each names the other, if both have waited for 500 ms by then, and one not much
+// longer than the other. Two functions of the application, and two types of elements of one size
+// in Broadcast and the like, make no difference.
 
 // ErrMismatch reports that ranks make different collective calls.
 var ErrMismatch = collective.ErrMismatch

@@ -281,8 +281,8 @@ func (j *Job) LocalRank() int { return int(j.header.LocalRank) }
 // LocalSize is the number of the job's ranks on this node.
 func (j *Job) LocalSize() int { return int(j.header.LocalSize) }
 
-// Handle sets the handler for messages of a number, 0 to 255; nil removes it. It fails for any other
-// number. A message without a handler panics.
+// Handle sets the handler for messages of a number, 0 to 255; nil removes it. It fails for any
+// other number. A message without a handler panics.
 func (j *Job) Handle(number int, f func(Message)) error {
 	if err := checkHandler(number); err != nil {
 		return err

@@ -240,7 +240,7 @@ func (k *Kernel) say(c wire.Call) {
 	})
 }
 
-// hears waits until the rank has sent rank 0 where it is.
+// hears waits until the rank has answered rank 0 where it is.
 func (k *Kernel) hears(want wire.Call) {
 	k.t.Helper()
 	var sent wire.Record

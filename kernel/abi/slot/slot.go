@@ -92,8 +92,8 @@ var plain = []string{
 	"map_lookup_elem", "map_update_elem", "map_delete_elem", "ktime_get_ns", "trace_printk", "get_prandom_u32", "get_smp_processor_id",
 }
 
-// frugal are those of plain whose time does not depend on the size of a value: serve waits for the
-// extensions in slot place with its tables locked.
+// frugal is plain without the service whose time depends on the size of a value: serve waits for
+// the extensions in slot place with its tables locked.
 var frugal = slices.DeleteFunc(slices.Clone(plain), func(name string) bool { return name == "map_update_elem" })
 
 // sending are the services with which an extension handles a message.

@@ -127,8 +127,8 @@ func NewGroupID(rank uint32, drawn uint16) GroupID { return GroupID(rank)<<16 | 
 //	1 u64: bytes in bits 0 to 39, number of the call in the group in 40 to 51, counted from 1 and wrapping, kind in 52 to 55, type
 //	       in 56 to 59, operation in 60 to 63
 //
-// The payload is data, 1 to MaxPayload bytes; a credit and a probe have none. Of a probe, Group and
-// Number are those of the call in which the sender awaits the target; one with Number 0 gets no
+// The payload is data, 1 to MaxPayload bytes; a credit and a probe have none. Group and
+// Number of a probe name the call in which the sender awaits the target; one with Number 0 gets no
 // answer.
 type Call struct {
 	Group  GroupID
@@ -192,7 +192,7 @@ func ParseCall(args [2]uint64, payload, size int) (Call, error) {
 // Where says in which call a rank is, for one that waits for it in vain: the two may differ. A rank
 // sends it as the answer to a probe, of itself and of another rank whose call differs from its own,
 // and of itself to a rank whose call it has found to differ. Number 0 stands for a barrier of the
-// job (Note), which is no call of a group.
+// job (Note), which is not a call of a group.
 type Where struct {
 	Rank uint32
 	Call Call
@@ -224,8 +224,8 @@ func WherePayload(ranks ...Where) (b []byte) {
 	return b
 }
 
-// ParseWheres reads the payload of a message of CallWhere. The sender may have written anything; the
-// caller checks ranks and groups. The error wraps ErrChunk.
+// ParseWheres reads the payload of a message of CallWhere. The sender may have written anything;
+// the caller checks ranks and groups. The error wraps ErrChunk.
 func ParseWheres(b []byte) (ranks []Where, err error) {
 	if len(b) == 0 || len(b)%whereSize != 0 || len(b) > maxWheres*whereSize {
 		return nil, fmt.Errorf("%w: %d bytes say where ranks are", ErrChunk, len(b))
