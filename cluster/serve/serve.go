@@ -9,10 +9,11 @@
 // is safe because sending never blocks (control.Conn.Send); blocking calls are made without it.
 // Server.placing, which serializes insertions and removals of the machine's extensions on nodes,
 // Server.replacing, which does so for those in slot place, and frames.listing, which serializes the
-// lists of jobs of a user, are taken before Server.mu. spool.mu guards the file of a job's output and is taken last, but before outputs.mu, which guards
-// the sizes of all of these files. So are union.mu, which guards the
-// contents that the nodes of a job lack, chronicle.mu, which guards the records that wait for the
-// history, and frames.mu, which guards the room for the requests of a user.
+// lists of jobs of a user, are taken before Server.mu. spool.mu guards the file of a job's output
+// and is taken last, but before outputs.mu, which guards the sizes of all of these files. So are
+// union.mu, which guards the contents that the nodes of a job lack, chronicle.mu, which guards the
+// records that wait for the history, and frames.mu, which guards the room for the requests of a
+// user.
 package serve
 
 import (

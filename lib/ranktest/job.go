@@ -240,8 +240,8 @@ func (k *Kernel) say(c wire.Call) {
 	})
 }
 
-// hears waits until the rank has answered rank 0 where it is.
-func (k *Kernel) hears(want wire.Call) {
+// answered waits for the answer of the rank to a probe of rank 0, its call.
+func (k *Kernel) answered(want wire.Call) {
 	k.t.Helper()
 	var sent wire.Record
 	for sent.Args != (wire.Call{Kind: wire.CallWhere}).Args() {
@@ -260,10 +260,10 @@ func differ(t *testing.T, program Program) {
 	k.probed()
 	own := wire.Call{Number: 1, Kind: wire.CallBroadcast, Length: 8}
 	k.Push(wire.Record{Handler: wire.HandlerCollective, Args: wire.Call{Number: 1, Kind: wire.CallProbe}.Args()})
-	k.hears(own)
+	k.answered(own)
 	k.say(own) // which differs in nothing
 	k.say(wire.Call{Number: 1, Kind: wire.CallGather, Length: 8})
-	k.hears(own)
+	k.answered(own)
 	const want = "rank 0 is in call 1, gather of 8 bytes with root 0; this rank is in call 1, broadcast of 8 bytes with root 0"
 	if out, _ := k.Ended(0); !strings.Contains(out, want) {
 		t.Errorf("it says %s", out)
@@ -278,11 +278,11 @@ func barrierAndCall(t *testing.T, program Program) {
 	meets.Greet()
 	calls.probed()
 	calls.say(wire.Call{Kind: wire.CallBarrier})
-	calls.hears(wire.Call{Number: 1, Kind: wire.CallBroadcast, Length: 8})
+	calls.answered(wire.Call{Number: 1, Kind: wire.CallBroadcast, Length: 8})
 	meets.Await("message", func() bool { _, came := meets.Next(); return came })
 	meets.Await("entry", func() bool { return meets.area.Entered().Load() == 1 })
 	meets.Push(wire.Record{Handler: wire.HandlerCollective, Args: wire.Call{Number: 1, Kind: wire.CallProbe}.Args()})
-	meets.hears(wire.Call{Kind: wire.CallBarrier})
+	meets.answered(wire.Call{Kind: wire.CallBarrier})
 	meets.say(wire.Call{Number: 1, Kind: wire.CallGather, Length: 8})
 	if out, _ := calls.Ended(0); !strings.Contains(out, "waiting for rank 0 in call 1, broadcast of 8 bytes with root 0: rank 0 is in a barrier of the job: ") {
 		t.Errorf("it says %s", out)
