@@ -273,12 +273,13 @@ func differ(t *testing.T, program Program) {
 // barrierAndCall: of a rank in a barrier of the job and one in a collective call, each one's
 // time-out names the other.
 func barrierAndCall(t *testing.T, program Program) {
-	calls, meets := Start(t, program, "overdue", "4000"), Start(t, program, "meet", "1", "4000")
+	calls := Start(t, program, "overdue", "4000")
 	calls.Greet()
-	meets.Greet()
 	calls.probed()
 	calls.say(wire.Call{Kind: wire.CallBarrier})
 	calls.answered(wire.Call{Number: 1, Kind: wire.CallBroadcast, Length: 8})
+	meets := Start(t, program, "meet", "1", "4000")
+	meets.Greet()
 	meets.Await("message", func() bool { _, came := meets.Next(); return came })
 	meets.Await("entry", func() bool { return meets.area.Entered().Load() == 1 })
 	meets.Push(wire.Record{Handler: wire.HandlerCollective, Args: wire.Call{Number: 1, Kind: wire.CallProbe}.Args()})
