@@ -253,8 +253,8 @@ static void compare(struct group *g, struct peer *p, const struct where *w)
 	} else if (!own && is_ahead(g, number_of(w->args))) {
 		g->early = 1;
 		g->ahead = *w;
-		/* What it sent in earlier calls came before this message. */
-		if (g->peers[g->places ? g->places[w->rank] : w->rank] == p && awaits(g, w->rank))
+		/* What it sent in earlier calls came before this message, and is used. */
+		if (g->peers[g->places ? g->places[w->rank] : w->rank] == p && awaits(g, w->rank) && !p->count)
 			differ(g, p, w, g->first->args);
 	} else if (own && memcmp(own, w->args, sizeof w->args) != 0 && !g->clashes) {
 		differ(g, p, w, own);
@@ -284,7 +284,7 @@ static int learn(struct group *g, int place, const char *payload, size_t length)
 			first = w;
 		compare(g, p, &w);
 	}
-	if (broken && !g->clashes && awaits(g, rank_at(g, place)))
+	if (broken && !g->clashes && awaits(g, rank_at(g, place)) && !p->count)
 		differ(g, p, &first, g->first->args);
 	return 0;
 }

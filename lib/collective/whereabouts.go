@@ -49,7 +49,7 @@ func (g *Group) learn(place int, payload []byte) error {
 		}
 		g.compare(place, w)
 	}
-	if len(wheres) > 1 && g.awaits(g.Rank(place)) { // its group is broken
+	if len(wheres) > 1 && g.awaitsMore(place) { // its group is broken
 		g.Break(&mismatch{wheres[0], g.queue[0].header})
 	}
 	return nil
@@ -57,6 +57,12 @@ func (g *Group) learn(place int, payload []byte) error {
 
 // awaits reports whether the first call awaits a rank.
 func (g *Group) awaits(rank int) bool { return g.Busy() && g.Awaited() == rank }
+
+// awaitsMore reports whether the first call awaits the rank at a place, and has used all that came
+// from there.
+func (g *Group) awaitsMore(place int) bool {
+	return g.awaits(g.Rank(place)) && !g.streams.peer(place).hasData()
+}
 
 // compare compares where another rank is with where this one is. The rank at a place has said it,
 // and gets this rank's call if the two differ.
@@ -72,8 +78,8 @@ func (g *Group) compare(place int, w wire.Where) {
 	switch {
 	case !ok && g.isAhead(w.Call.Number):
 		g.early = &w
-		// What it sent in earlier calls came before this message.
-		if rank := g.Rank(place); rank == int(w.Rank) && g.awaits(rank) {
+		// What it sent in earlier calls came before this message, and is used.
+		if g.Rank(place) == int(w.Rank) && g.awaitsMore(place) {
 			g.Break(&mismatch{w, g.queue[0].header})
 		}
 	case ok && own != w.Call && g.clash == nil:

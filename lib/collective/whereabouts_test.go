@@ -114,6 +114,29 @@ func TestDifferentCallsBefore(t *testing.T) {
 	}
 }
 
+// A rank that reports from a later call has sent what the earlier ones need, which may not have
+// been looked at.
+func TestAheadWithData(t *testing.T) {
+	c := newCircle(t, 2)
+	first, second := seat{c, 0}, seat{c, 1}
+	call := c.groups[0].Start(of(wire.CallBroadcast, 1, 8))
+	c.groups[0].Advance(first)
+	for _, now := range []time.Duration{0, firstPatience} {
+		if _, err := c.groups[0].Due(now, first); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, kind := range []wire.CallKind{wire.CallBroadcast, wire.CallBroadcast, wire.CallBarrier} {
+		c.groups[1].Start(of(kind, 1, 8))
+		c.groups[1].Advance(second)
+	}
+	c.groups[1].Answer(second, false)
+	c.groups[0].Advance(first)
+	if err := call.Err(); err != nil || !call.over {
+		t.Errorf("the call is over: %v, %v", call.over, err)
+	}
+}
+
 // A rank that is late, or has not come to a call, causes no error.
 func TestLateRank(t *testing.T) {
 	c := newCircle(t, 2)

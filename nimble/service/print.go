@@ -26,8 +26,11 @@ const (
 // is not printable ASCII becomes a question mark.
 func tracePrintk(c *Call) (uint64, error) {
 	format := c.Bytes(0)
+	if len(format) > maxFormat { // not searched: one instruction pays for any length
+		return Errno(unix.EINVAL), nil
+	}
 	end := bytes.IndexByte(format, 0)
-	if end < 0 || len(format) > maxFormat {
+	if end < 0 {
 		return Errno(unix.EINVAL), nil
 	}
 	// Copied at once, since an application may share the memory.
