@@ -31,6 +31,8 @@ carries the fingerprint of the machine, so margay login trusts no other one. The
 down.`,
 	}
 	c.AddCommand(a.tokenCreateCommand(), a.tokenListCommand(), a.tokenRevokeCommand())
+	// Its last line would be wider than 80 columns.
+	c.SetUsageTemplate(strings.ReplaceAll(c.UsageTemplate(), " for more information about a command.", " for more about a command."))
 	return c
 }
 
@@ -50,7 +52,7 @@ secretly as a password: on the other host, margay login takes it.
 
 The owner and administrators create tokens, on the host of the machine.`,
 		Example: `  margay machine token create
-  margay machine token create bob --expires 8h -m lab >token
+  margay machine token create bob --expires 8h -m lab
   margay machine token create --role administrator`,
 		Args: command.Arguments(0, 1),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -16,7 +16,7 @@ func TestPrintJSON(t *testing.T) {
 		want    string
 	}{
 		{&control.MachineStatus{Machine: `a"b`, ServePid: 1 << 53, FreeCores: 7, SinceNs: -1},
-			`{"machine":"a\"b","substrate":"","serve_pid":9007199254740992,"holder_pid":0,"nodes":0,"up":0,"cores":0,"free_cores":7,"jobs":0,"since_ns":-1,"serve_starts":0,"drained":0,"unwritten":0,"off":0,"users":"","administrators":"","role":"","limit_cores":0,"limit_jobs":0,"limit_output":0}`},
+			`{"machine":"a\"b","substrate":"","serve_pid":9007199254740992,"holder_pid":0,"nodes":0,"up":0,"cores":0,"free_cores":7,"jobs":0,"since_ns":-1,"serve_starts":0,"drained":0,"unwritten":0,"off":0,"users":"","administrators":"","role":"","limit_cores":0,"limit_jobs":0,"limit_output":0,"listen":""}`},
 		{&control.Error{Code: control.Code_CODE_NO_ROOM, Node: -1}, `{"code":"no_room","text":"","node":-1,"rank":0}`},
 		{&control.Error{Code: 99}, `{"code":99,"text":"","node":0,"rank":0}`},
 		{&control.RankState{Ended: true}, `{"rank":0,"node":0,"core":0,"ended":true,"exit":null}`},
