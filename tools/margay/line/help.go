@@ -25,6 +25,8 @@ func fitHelp(root *cobra.Command, out io.Writer) {
 	usage := strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages", fmt.Sprintf("Flags.FlagUsagesWrapped %d", width))
 	// Groups run only to refuse.
 	usage = strings.Replace(usage, "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1)
+	// The last line fits 80 columns for long names of groups, too.
+	usage = strings.ReplaceAll(usage, " for more information about a command.", " for more about a command.")
 	root.SetUsageTemplate(usage)
 	root.SetHelpFunc(func(c *cobra.Command, _ []string) {
 		fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", reflow(cmp.Or(c.Long, c.Short), width), optionalValues(c, c.UsageString()))

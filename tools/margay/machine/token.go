@@ -31,8 +31,6 @@ carries the fingerprint of the machine, so margay login trusts no other one. The
 down.`,
 	}
 	c.AddCommand(a.tokenCreateCommand(), a.tokenListCommand(), a.tokenRevokeCommand())
-	// Its last line would be wider than 80 columns.
-	c.SetUsageTemplate(strings.ReplaceAll(c.UsageTemplate(), " for more information about a command.", " for more about a command."))
 	return c
 }
 
