@@ -27,22 +27,29 @@ func parseMembers(text string, userID, groupID func(name string) (string, error)
 		if bare, m.Group = strings.CutPrefix(name, "@"); m.Group {
 			lookUp, kind = groupID, "group"
 		}
-		id := bare
-		if !isNumber(bare) {
-			if id, err = lookUp(bare); err != nil {
-				return nil, fmt.Errorf("there is no %s %q; its number can be given instead: %w", kind, bare, err)
-			}
+		if m.ID, err = parseID(bare, kind, lookUp); err != nil {
+			return nil, err
 		}
-		number, err := strconv.ParseUint(id, 10, 32)
-		if err != nil || number == unknownUID {
-			return nil, fmt.Errorf("%q is not the number of a %s", id, kind)
-		}
-		m.ID = uint32(number)
 		if members = append(members, m); len(members) > mostMembers {
 			return nil, fmt.Errorf("these are more than %d users and groups", mostMembers)
 		}
 	}
 	return members, nil
+}
+
+// parseID returns the id of a user or a group, kind, by its name or number. lookUp finds names.
+func parseID(name, kind string, lookUp func(name string) (string, error)) (id uint32, err error) {
+	text := name
+	if !isNumber(name) {
+		if text, err = lookUp(name); err != nil {
+			return 0, fmt.Errorf("there is no %s %q; its number can be given instead: %w", kind, name, err)
+		}
+	}
+	number, err := strconv.ParseUint(text, 10, 32)
+	if err != nil || number == unknownUID {
+		return 0, fmt.Errorf("%q is not the number of a %s", text, kind)
+	}
+	return uint32(number), nil
 }
 
 // isNumber reports whether a name consists of digits. No user or group has such a name (useradd
@@ -80,19 +87,7 @@ func (m Members) String() string {
 const mostName = 64
 
 // UserOf returns the user id of a name or number. A number need not be known to this host.
-func UserOf(name string) (uid uint32, err error) {
-	id := name
-	if !isNumber(name) {
-		if id, err = userID(name); err != nil {
-			return 0, fmt.Errorf("there is no user %q; its number can be given instead: %w", name, err)
-		}
-	}
-	number, err := strconv.ParseUint(id, 10, 32)
-	if err != nil || number == unknownUID {
-		return 0, fmt.Errorf("%q is not the number of a user", id)
-	}
-	return uint32(number), nil
-}
+func UserOf(name string) (uid uint32, err error) { return parseID(name, "user", userID) }
 
 // GroupsOf returns the groups of a user according to the tables of this host: none if the user is
 // not in them.

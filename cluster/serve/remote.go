@@ -90,7 +90,7 @@ func (s *Server) enterRemote(conn *control.Conn, now time.Time) (caller permit.C
 	token, caller, err := s.enroll(conn, number, secret, now)
 	if bad := new(badToken); errors.As(err, &bad) {
 		if bad.caller != permit.Unknown { // a stranger must not fill the audit log
-			s.refused(bad.caller, "connect", fmt.Sprintf("%v, from %s", bad, host(c)))
+			s.refused(bad.caller, "connect", fmt.Sprintf("%v, from %s", bad, gate.Host(c.RemoteAddr())))
 		}
 		return caller, nil, fmt.Errorf("%w: %w", bad, errToken)
 	}
@@ -133,14 +133,6 @@ func (s *Server) expel(conn *control.Conn, caller permit.Caller) {
 	defer s.mu.Unlock()
 	delete(s.remotes, conn)
 	s.leaveRoom(caller)
-}
-
-// host returns the address at the other end of a connection, without the port.
-func host(c net.Conn) string {
-	if h, _, err := net.SplitHostPort(c.RemoteAddr().String()); err == nil {
-		return h
-	}
-	return c.RemoteAddr().String()
 }
 
 // away keeps a job whose client has lost its connection from another host: the network may have

@@ -96,7 +96,7 @@ func (l *listener) Accept() (net.Conn, error) {
 
 // enter admits a connection to the gate. It returns nil if there is no room.
 func (g *Gate) enter(c net.Conn) net.Conn {
-	source := host(c.RemoteAddr())
+	source := Host(c.RemoteAddr())
 	if g.config.Networks {
 		source = network(source)
 	}
@@ -114,8 +114,8 @@ func (g *Gate) enter(c net.Conn) net.Conn {
 	return waiting
 }
 
-// host is the part of an address that a station cannot change for each connection.
-func host(a net.Addr) string {
+// Host returns an address without the port, which a station can change for each connection.
+func Host(a net.Addr) string {
 	if h, _, err := net.SplitHostPort(a.String()); err == nil {
 		return h
 	}
