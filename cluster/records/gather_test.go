@@ -3,7 +3,6 @@ package records
 import (
 	"math"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"testing"
@@ -11,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/internal/check"
 )
 
 func end(seq uint64, rank uint32, code int32) *control.Record {
@@ -96,14 +96,7 @@ func TestTakeForged(t *testing.T) {
 // Whatever is lost, sent again and grouped otherwise: each record reaches the consumer once and in
 // order, the first failure of a node does not wait, and no end waits behind the last one.
 func TestRandomEnds(t *testing.T) {
-	seed := rand.Uint64()
-	if text := os.Getenv("MARGAY_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("MARGAY_SEED=%d", seed)
+	seed := check.Seed(t)
 	for i := range uint64(300) {
 		p := &play{t: t, rng: rand.New(rand.NewPCG(seed+i, 0)), relay: NewRelay(), reader: NewReader()}
 		p.fill()

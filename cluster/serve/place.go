@@ -28,7 +28,7 @@ func (s *Server) choose(spec *control.JobSpec, offers []offer) []*control.Place 
 	candidates := shape.candidates(offers)
 	turns, spent := s.chooser.Choose(s.described(spec, candidates))
 	for _, handle := range spent {
-		if err := s.store.savePlacer(&control.InsertExtension{Number: uint64(handle)}, false); err != nil {
+		if err := s.store.deletePlacer(uint64(handle)); err != nil {
 			s.config.Log("extension %d in slot place was removed, which cannot be recorded: %v", handle, err)
 		}
 	}
@@ -171,11 +171,11 @@ func (s *Server) insertPlacer(m *control.InsertExtension) (*control.Extensions, 
 	if m.Number, err = s.store.nextExtension(); err != nil {
 		return nil, s.onDisk(err)
 	}
-	if err := s.store.savePlacer(m, true); err != nil {
+	if err := s.store.savePlacer(m); err != nil {
 		return nil, s.onDisk(err)
 	}
 	if err := s.chooser.Insert(requestOf(m)); err != nil {
-		return nil, errors.Join(refusal(err), s.store.savePlacer(m, false))
+		return nil, errors.Join(refusal(err), s.store.deletePlacer(m.Number))
 	}
 	list := new(control.Extensions)
 	for _, x := range s.placers() {
@@ -200,7 +200,7 @@ func (s *Server) removePlacer(handle uint32) error {
 	s.replacing.Lock()
 	defer s.replacing.Unlock()
 	absent := s.chooser.Remove(id.Handle(handle), "an operator has removed it") != nil
-	if err := s.store.savePlacer(&control.InsertExtension{Number: uint64(handle)}, false); err != nil {
+	if err := s.store.deletePlacer(uint64(handle)); err != nil {
 		return s.onDisk(err)
 	}
 	if absent {
@@ -218,7 +218,7 @@ func (s *Server) restorePlacers() error {
 			if !errors.Is(err, extension.ErrRefused) {
 				continue // a later serve may have the memory for it
 			}
-			if err := s.store.savePlacer(m, false); err != nil {
+			if err := s.store.deletePlacer(m.Number); err != nil {
 				return err
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"margay/cluster/placement"
 	"margay/ext/place/pack"
 	"margay/ext/place/spread"
+	"margay/internal/check"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension/extensiontest"
 )
@@ -22,9 +23,7 @@ import (
 // An extension orders nodes. Whatever it says, every rank has a free core of a node that the job
 // may use, within the bounds that the user has set, and ranks are numbered in the order of nodes.
 func TestInTurn(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 1))
+	random := rand.New(rand.NewPCG(check.Seed(t), 1))
 	chosen := 0
 	for range 20_000 {
 		var offers []offer

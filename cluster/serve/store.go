@@ -332,13 +332,18 @@ func (s *store) extensions() (list []*control.MachineExtension, err error) {
 	return list, err
 }
 
-// savePlacer records an extension in slot place, or deletes it.
-func (s *store) savePlacer(m *control.InsertExtension, wanted bool) error {
+// savePlacer records an extension in slot place.
+func (s *store) savePlacer(m *control.InsertExtension) error {
 	value, err := proto.Marshal(m)
 	if err != nil {
 		return err
 	}
-	return s.putExtension(bucketPlacers, m.Number, value, wanted)
+	return s.putExtension(bucketPlacers, m.Number, value, true)
+}
+
+// deletePlacer deletes the record of an extension in slot place, if there is one.
+func (s *store) deletePlacer(number uint64) error {
+	return s.putExtension(bucketPlacers, number, nil, false)
 }
 
 // placers returns the recorded extensions in slot place, in order of insertion.
