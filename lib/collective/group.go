@@ -105,8 +105,8 @@ func (g *Group) PlaceOf(rank int) (place int, ok bool) {
 func (g *Group) Busy() bool { return len(g.queue) > 0 }
 
 // Arrive takes a message of the group. After one of wire.CallProbe or wire.CallWhere, Answer must
-// follow. The payload is copied. The sender may have written
-// anything; the error wraps wire.ErrChunk.
+// follow. The payload is copied. The sender may have written anything; the error wraps
+// wire.ErrChunk.
 func (g *Group) Arrive(rank int, call wire.Call, payload []byte) error {
 	place, ok := g.PlaceOf(rank)
 	if !ok {

@@ -38,7 +38,7 @@ var fabrics = append([]string{machine.FabricAuto}, node.Fabrics...)
 var enumerated = map[string]map[string][]string{
 	"machine up": {
 		"substrate": {node.Virtual, node.Hosted, node.Hosts, node.Metal},
-		"profile":   {"isolated", "ticking", "sched"},
+		"profile":   {node.Isolated, node.Ticking, node.Sched},
 		"boot":      machine.Boots,
 		"accel":     {"tcg", "kvm", "auto"},
 		"fabric":    fabrics,
