@@ -392,12 +392,17 @@ func TestHistoryBatches(t *testing.T) {
 		l := &playedLedger{hangs: make(chan struct{})}
 		ch := beginChronicle(t, l)
 		var running sync.WaitGroup
-		for i := range uint32(50) {
+		write := func(job uint32) {
 			running.Go(func() {
-				if err := ch.write(&ledger.Record{Job: i + 1}); err != nil {
+				if err := ch.write(&ledger.Record{Job: job}); err != nil {
 					t.Error(err)
 				}
 			})
+		}
+		write(1)
+		synctest.Wait() // the history writes job 1, and hangs
+		for job := uint32(2); job <= 50; job++ {
+			write(job)
 		}
 		synctest.Wait()
 		l.takes()
