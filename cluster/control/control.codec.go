@@ -186,6 +186,22 @@ func frameOf(body proto.Message) *Frame {
 		return &Frame{Body: &Frame_Audit{m}}
 	case *EndAllocation:
 		return &Frame{Body: &Frame_EndAllocation{m}}
+	case *UpdateNodes:
+		return &Frame{Body: &Frame_UpdateNodes{m}}
+	case *ReadUpdate:
+		return &Frame{Body: &Frame_ReadUpdate{m}}
+	case *Update:
+		return &Frame{Body: &Frame_Update{m}}
+	case *StageImage:
+		return &Frame{Body: &Frame_StageImage{m}}
+	case *ImageStaged:
+		return &Frame{Body: &Frame_ImageStaged{m}}
+	case *KeepImage:
+		return &Frame{Body: &Frame_KeepImage{m}}
+	case *ImagePiece:
+		return &Frame{Body: &Frame_ImagePiece{m}}
+	case *StartImage:
+		return &Frame{Body: &Frame_StartImage{m}}
 	}
 	return nil
 }
@@ -367,6 +383,22 @@ func (f *Frame) body() (protowire.Number, coded) {
 		return 191, b.Audit
 	case *Frame_EndAllocation:
 		return 300, b.EndAllocation
+	case *Frame_UpdateNodes:
+		return 310, b.UpdateNodes
+	case *Frame_ReadUpdate:
+		return 311, b.ReadUpdate
+	case *Frame_Update:
+		return 312, b.Update
+	case *Frame_StageImage:
+		return 313, b.StageImage
+	case *Frame_ImageStaged:
+		return 314, b.ImageStaged
+	case *Frame_KeepImage:
+		return 315, b.KeepImage
+	case *Frame_ImagePiece:
+		return 316, b.ImagePiece
+	case *Frame_StartImage:
+		return 317, b.StartImage
 	}
 	return 0, nil
 }
@@ -548,6 +580,22 @@ func emptyBody(field protowire.Number) coded {
 		return new(Audit)
 	case 300:
 		return new(EndAllocation)
+	case 310:
+		return new(UpdateNodes)
+	case 311:
+		return new(ReadUpdate)
+	case 312:
+		return new(Update)
+	case 313:
+		return new(StageImage)
+	case 314:
+		return new(ImageStaged)
+	case 315:
+		return new(KeepImage)
+	case 316:
+		return new(ImagePiece)
+	case 317:
+		return new(StartImage)
 	}
 	return nil
 }
@@ -809,6 +857,7 @@ func (m *NodeInfo) size() (n int) {
 	n += sizeInt(13, m.MessageCore)
 	n += sizeText(14, m.Scheduler)
 	n += sizeText(15, m.Fabric)
+	n += sizeText(310, m.Image)
 	return n + len(m.unknownFields)
 }
 
@@ -831,6 +880,7 @@ func (m *NodeInfo) encode(e *encoder) {
 	encodeInt(e, 13, m.MessageCore)
 	encodeText(e, 14, m.Scheduler)
 	encodeText(e, 15, m.Fabric)
+	encodeText(e, 310, m.Image)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -867,6 +917,8 @@ func (m *NodeInfo) parse(p *parser) {
 			parseText(p, &m.Scheduler)
 		case 15:
 			parseText(p, &m.Fabric)
+		case 310:
+			parseText(p, &m.Image)
 		default:
 			p.unknown = true
 		}
@@ -6014,6 +6066,360 @@ func (m *DutiesSet) parse(p *parser) {
 
 func (m *DutiesSet) String() string { return text(m) }
 
+func (m *UpdateNodes) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Nodes)
+	n += sizeText(2, m.Image)
+	n += sizeInt(3, m.Rolling)
+	n += sizeInt(4, m.TimeoutMs)
+	n += sizeText(5, m.User)
+	return n + len(m.unknownFields)
+}
+
+func (m *UpdateNodes) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Nodes)
+	encodeText(e, 2, m.Image)
+	encodeInt(e, 3, m.Rolling)
+	encodeInt(e, 4, m.TimeoutMs)
+	encodeText(e, 5, m.User)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *UpdateNodes) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Nodes)
+		case 2:
+			parseText(p, &m.Image)
+		case 3:
+			parseInt(p, &m.Rolling)
+		case 4:
+			parseInt(p, &m.TimeoutMs)
+		case 5:
+			parseText(p, &m.User)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *UpdateNodes) String() string { return text(m) }
+
+func (m *ReadUpdate) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	return n + len(m.unknownFields)
+}
+
+func (m *ReadUpdate) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ReadUpdate) parse(p *parser) { p.all(&m.unknownFields) }
+
+func (m *ReadUpdate) String() string { return text(m) }
+
+func (m *Update) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeText(1, m.Image)
+	n += sizeInt(2, m.Rolling)
+	n += sizeInt(3, m.TimeoutMs)
+	n += sizeText(4, m.User)
+	n += sizeMessages(5, m.Nodes)
+	n += sizeText(6, m.Stopped)
+	return n + len(m.unknownFields)
+}
+
+func (m *Update) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeText(e, 1, m.Image)
+	encodeInt(e, 2, m.Rolling)
+	encodeInt(e, 3, m.TimeoutMs)
+	encodeText(e, 4, m.User)
+	encodeMessages(e, 5, m.Nodes)
+	encodeText(e, 6, m.Stopped)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Update) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseText(p, &m.Image)
+		case 2:
+			parseInt(p, &m.Rolling)
+		case 3:
+			parseInt(p, &m.TimeoutMs)
+		case 4:
+			parseText(p, &m.User)
+		case 5:
+			parseMessages(p, &m.Nodes)
+		case 6:
+			parseText(p, &m.Stopped)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Update) String() string { return text(m) }
+
+func (m *NodeUpdate) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeInt(2, m.Stage)
+	n += sizeInt(3, m.SinceNs)
+	n += sizeText(4, m.Boot)
+	n += sizeText(5, m.Reason)
+	n += sizeBool(6, m.Out)
+	return n + len(m.unknownFields)
+}
+
+func (m *NodeUpdate) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeInt(e, 2, m.Stage)
+	encodeInt(e, 3, m.SinceNs)
+	encodeText(e, 4, m.Boot)
+	encodeText(e, 5, m.Reason)
+	encodeBool(e, 6, m.Out)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *NodeUpdate) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseInt(p, &m.Stage)
+		case 3:
+			parseInt(p, &m.SinceNs)
+		case 4:
+			parseText(p, &m.Boot)
+		case 5:
+			parseText(p, &m.Reason)
+		case 6:
+			parseBool(p, &m.Out)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *NodeUpdate) String() string { return text(m) }
+
+func (m *StageImage) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeText(2, m.Image)
+	return n + len(m.unknownFields)
+}
+
+func (m *StageImage) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeText(e, 2, m.Image)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *StageImage) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseText(p, &m.Image)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *StageImage) String() string { return text(m) }
+
+func (m *ImageStaged) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeText(1, m.Kernel)
+	n += sizeText(2, m.Initramfs)
+	n += sizeBlob(3, m.KernelHash)
+	n += sizeBlob(4, m.InitramfsHash)
+	n += sizeText(5, m.Cmdline)
+	return n + len(m.unknownFields)
+}
+
+func (m *ImageStaged) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeText(e, 1, m.Kernel)
+	encodeText(e, 2, m.Initramfs)
+	encodeBlob(e, 3, m.KernelHash)
+	encodeBlob(e, 4, m.InitramfsHash)
+	encodeText(e, 5, m.Cmdline)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ImageStaged) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseText(p, &m.Kernel)
+		case 2:
+			parseText(p, &m.Initramfs)
+		case 3:
+			parseBlob(p, &m.KernelHash)
+		case 4:
+			parseBlob(p, &m.InitramfsHash)
+		case 5:
+			parseText(p, &m.Cmdline)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ImageStaged) String() string { return text(m) }
+
+func (m *KeepImage) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeText(2, m.Image)
+	return n + len(m.unknownFields)
+}
+
+func (m *KeepImage) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeText(e, 2, m.Image)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *KeepImage) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseText(p, &m.Image)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *KeepImage) String() string { return text(m) }
+
+func (m *ImagePiece) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeBool(1, m.Initramfs)
+	n += sizeInt(2, m.Offset)
+	n += sizeBlob(3, m.Data)
+	return n + len(m.unknownFields)
+}
+
+func (m *ImagePiece) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeBool(e, 1, m.Initramfs)
+	encodeInt(e, 2, m.Offset)
+	encodeBlob(e, 3, m.Data)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ImagePiece) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseBool(p, &m.Initramfs)
+		case 2:
+			parseInt(p, &m.Offset)
+		case 3:
+			parseBlob(p, &m.Data)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ImagePiece) String() string { return text(m) }
+
+func (m *StartImage) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeBlob(1, m.KernelHash)
+	n += sizeBlob(2, m.InitramfsHash)
+	n += sizeText(3, m.Cmdline)
+	return n + len(m.unknownFields)
+}
+
+func (m *StartImage) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeBlob(e, 1, m.KernelHash)
+	encodeBlob(e, 2, m.InitramfsHash)
+	encodeText(e, 3, m.Cmdline)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *StartImage) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseBlob(p, &m.KernelHash)
+		case 2:
+			parseBlob(p, &m.InitramfsHash)
+		case 3:
+			parseText(p, &m.Cmdline)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *StartImage) String() string { return text(m) }
+
 func (x Role) String() string {
 	switch x {
 	case Role_ROLE_UNKNOWN:
@@ -6194,6 +6600,30 @@ func (x Switch) String() string {
 		return "SWITCH_ON"
 	case Switch_SWITCH_OFF:
 		return "SWITCH_OFF"
+	}
+	return strconv.Itoa(int(x))
+}
+
+func (x UpdateStage) String() string {
+	switch x {
+	case UpdateStage_UPDATE_WAITING:
+		return "UPDATE_WAITING"
+	case UpdateStage_UPDATE_DRAINING:
+		return "UPDATE_DRAINING"
+	case UpdateStage_UPDATE_LOADING:
+		return "UPDATE_LOADING"
+	case UpdateStage_UPDATE_STARTING:
+		return "UPDATE_STARTING"
+	case UpdateStage_UPDATE_KEEPING:
+		return "UPDATE_KEEPING"
+	case UpdateStage_UPDATE_DONE:
+		return "UPDATE_DONE"
+	case UpdateStage_UPDATE_RESETTING:
+		return "UPDATE_RESETTING"
+	case UpdateStage_UPDATE_FAILED:
+		return "UPDATE_FAILED"
+	case UpdateStage_UPDATE_LEFT:
+		return "UPDATE_LEFT"
 	}
 	return strconv.Itoa(int(x))
 }

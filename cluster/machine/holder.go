@@ -599,6 +599,13 @@ func (h *holder) attend(ctx, served context.Context, conn *control.Conn) error {
 				kind = switchOn
 			}
 			h.obeying.Go(func() { conn.Answer(f, &control.Done{}, h.order(ctx, m.Node, kind, m.Why)) })
+		case *control.StageImage:
+			h.obeying.Go(func() {
+				staged, err := h.stageImage(m)
+				conn.Answer(f, staged, err)
+			})
+		case *control.KeepImage:
+			h.obeying.Go(func() { conn.Answer(f, &control.Done{}, h.keepImage(m)) })
 		case *control.GrowMachine:
 			h.obeying.Go(func() {
 				added, err := h.grow(ctx, served, m)

@@ -20,6 +20,7 @@ var others = strings.Fields(`
 	Record StdinTaken FileTaken RunReply JobState Nodes Jobs NoiseReport MachineStatus OutputRemoved NodesDrained
 	Extensions ExtensionNotes Events Clock Samples Stacks DutiesSet FilesPiece
 	NodeExit NodeBoot NodeUp NodeStage RebootNode SwitchNode NodesAdded NodesLeaving NodesEvicted RemoveNode Roster Audit Guests
+	Update StageImage ImageStaged KeepImage ImagePiece StartImage
 `)
 
 // Every message of the protocol is a request in the table, or known to be none.

@@ -88,6 +88,7 @@ func (s *Server) drain(m *control.DrainNodes) (*control.NodesDrained, error) {
 	if err := s.setDrains(drains); err != nil {
 		return nil, err
 	}
+	s.keepOut(drains)
 	s.config.Log("%s: drained by %s%s", nodeset.Condense(changed), printable.Line(m.User), because(printable.Line(m.Reason)))
 	return answer, nil
 }
@@ -109,6 +110,9 @@ func (s *Server) resume(m *control.ResumeNodes) error {
 		}
 		if n.retiring {
 			return control.Failf(control.Code_CODE_REFUSED, "it is just being ended, because it leaves the machine").At(number)
+		}
+		if s.updating(number) {
+			return control.Failf(control.Code_CODE_REFUSED, "it is being updated to image %s", s.update.Image).At(number)
 		}
 		drains[number] = nil
 	}

@@ -123,6 +123,9 @@ type Server struct {
 	frames  map[uint32]*frames        // of these users
 	outputs *outputs
 
+	update  *control.Update                // the last one; nil: there was none. Not changed, but replaced
+	working map[uint32]control.UpdateStage // by node: the stage whose work has begun
+
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held, but with mu when a node leaves
 }
@@ -156,7 +159,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	s = &Server{
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
-		jobs: make(map[uint32]*job), held: make(map[string]*held), files: make(map[filesKey]*filesStream),
+		jobs: make(map[uint32]*job), working: make(map[uint32]control.UpdateStage), held: make(map[string]*held), files: make(map[filesKey]*filesStream),
 		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)

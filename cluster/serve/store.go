@@ -33,6 +33,7 @@ var (
 	keyStarts        = []byte("starts")
 	keyLost          = []byte("lost")
 	keyRoster        = []byte("roster")
+	keyUpdate        = []byte("update")
 )
 
 // storeName is the name of the store's file.
@@ -192,6 +193,28 @@ func (s *store) drains() (map[uint32]*control.Drain, error) {
 		})
 	})
 	return drains, err
+}
+
+// saveUpdate records the state of an update.
+func (s *store) saveUpdate(u *control.Update) error {
+	value, err := proto.Marshal(u)
+	if err != nil {
+		return err
+	}
+	return s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyUpdate, value) })
+}
+
+// update returns the state that saveUpdate has recorded last, nil if there is none.
+func (s *store) update() (u *control.Update, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		value := tx.Bucket(bucketMeta).Get(keyUpdate)
+		if value == nil {
+			return nil
+		}
+		u = new(control.Update)
+		return proto.Unmarshal(value, u)
+	})
+	return u, err
 }
 
 // keepUnwritten stores the record of an ended job that could not be written to the history.

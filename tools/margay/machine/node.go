@@ -13,8 +13,8 @@ import (
 )
 
 func (a commands) nodeCommand() *cobra.Command {
-	c := &cobra.Command{Use: "node", Short: "Take nodes out of service and into it, reboot and approve them"}
-	c.AddCommand(a.drainCommand(), a.evictCommand(), a.resumeCommand(), a.rebootCommand(), a.powerCommand(), a.approveCommand())
+	c := &cobra.Command{Use: "node", Short: "Take nodes out of service and into it, reboot, update and approve them"}
+	c.AddCommand(a.drainCommand(), a.evictCommand(), a.resumeCommand(), a.rebootCommand(), a.powerCommand(), a.updateCommand(), a.approveCommand())
 	return c
 }
 

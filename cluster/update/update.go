@@ -1,0 +1,175 @@
+// Package update decides how nodes of a machine start another image while its jobs go on. It has no
+// input and output: serve passes in what it sees of the nodes, carries out the work of each stage,
+// and reports the results.
+//
+//	waiting --> draining --> loading --> starting --> keeping --> done
+//	   |            |           |            |            |
+//	  left         failed     failed     resetting      failed
+//	                                         |
+//	                                       failed
+//
+// A node gets its turn when fewer than Rolling nodes are between waiting and an end. It fails if it
+// ends, refuses the image, comes up with another one, or takes longer than the time-out for a stage.
+// Only draining takes as long as the node's jobs. The first failure stops the update: nodes that
+// wait are left as they are, and others go on.
+//
+// The state is a control.Update, which serve records before it acts on it. All work can be done
+// again, so a serve that is started again goes on from the recorded state. What a node does follows
+// from the boot that it registers with: the one that was recorded before the image was loaded has
+// not started the image, and any other one either runs the image or never will.
+package update
+
+import (
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"margay/cluster/control"
+)
+
+// The stages, without the prefix of the protocol.
+const (
+	Waiting   = control.UpdateStage_UPDATE_WAITING
+	Draining  = control.UpdateStage_UPDATE_DRAINING
+	Loading   = control.UpdateStage_UPDATE_LOADING
+	Starting  = control.UpdateStage_UPDATE_STARTING
+	Keeping   = control.UpdateStage_UPDATE_KEEPING
+	Done      = control.UpdateStage_UPDATE_DONE
+	Resetting = control.UpdateStage_UPDATE_RESETTING
+	Failed    = control.UpdateStage_UPDATE_FAILED
+	Left      = control.UpdateStage_UPDATE_LEFT
+)
+
+// Sight is what serve sees of a node.
+type Sight struct {
+	Up    bool   // it is connected, and can be given requests
+	Gone  bool   // it is dead or off, or has left the machine
+	Why   string // it is not up
+	Busy  bool   // it has a job
+	Boot  string // its last boot, by which it registered
+	Image string // that this boot reported
+}
+
+// Ended reports whether a stage is the last one of a node.
+func Ended(s control.UpdateStage) bool { return s == Done || s == Failed || s == Left }
+
+// Active reports whether a node is out of service for the update.
+func Active(s control.UpdateStage) bool { return s != Waiting && !Ended(s) }
+
+// Running reports whether an update has nodes that have not ended.
+func Running(u *control.Update) bool {
+	for _, n := range u.GetNodes() {
+		if !Ended(n.Stage) {
+			return true
+		}
+	}
+	return false
+}
+
+// Advance returns the state that follows from what serve sees at a time. It does not change u.
+func Advance(u *control.Update, now time.Time, see func(node uint32) Sight) *control.Update {
+	next := proto.CloneOf(u)
+	active := 0
+	for _, n := range next.Nodes {
+		s := step{next, n, now}
+		s.advance(see(n.Node))
+		if n.Stage == Failed && next.Stopped == "" {
+			next.Stopped = fmt.Sprintf("node%d: %s", n.Node, n.Reason)
+		}
+		if Active(n.Stage) {
+			active++
+		}
+	}
+	for _, n := range next.Nodes {
+		s := step{next, n, now}
+		switch {
+		case n.Stage != Waiting:
+		case next.Stopped != "":
+			s.enter(Left)
+		case active < int(max(next.Rolling, 1)):
+			s.enter(Draining)
+			active++
+		}
+	}
+	return next
+}
+
+// Worked returns the state after the work of a stage of a node: loading it, resetting it, or keeping
+// its image. An error ends the update of the node. A result that comes too late changes nothing.
+func Worked(u *control.Update, node uint32, stage control.UpdateStage, err error, now time.Time) *control.Update {
+	next := proto.CloneOf(u)
+	for _, n := range next.Nodes {
+		if n.Node != node || n.Stage != stage {
+			continue
+		}
+		s := step{next, n, now}
+		switch {
+		case err != nil && stage == Resetting:
+			s.fail("%s; it could not be reset: %v", n.Reason, err)
+		case err != nil:
+			s.fail("%v", err)
+		case stage == Loading:
+			s.enter(Starting)
+		case stage == Keeping:
+			s.enter(Done)
+		}
+	}
+	return next
+}
+
+// step is one node of a state that is being computed.
+type step struct {
+	u   *control.Update
+	n   *control.NodeUpdate
+	now time.Time
+}
+
+func (s step) enter(stage control.UpdateStage) { s.n.Stage, s.n.SinceNs = stage, s.now.UnixNano() }
+
+func (s step) fail(format string, args ...any) {
+	s.enter(Failed)
+	s.n.Reason = fmt.Sprintf(format, args...)
+}
+
+func (s step) timeout() time.Duration { return time.Duration(s.u.TimeoutMs) * time.Millisecond }
+
+// late reports whether the stage takes too long.
+func (s step) late() bool { return s.now.Sub(time.Unix(0, s.n.SinceNs)) > s.timeout() }
+
+func (s step) advance(sight Sight) {
+	back := sight.Up && sight.Boot != s.n.Boot // since the image was loaded
+	switch s.n.Stage {
+	case Draining:
+		if sight.Busy {
+			return
+		}
+		if sight.Up {
+			s.n.Boot = sight.Boot
+			s.enter(Loading)
+		} else if sight.Gone {
+			s.fail("it is not up: %s", sight.Why)
+		}
+	case Loading, Starting:
+		switch {
+		case back && sight.Image == s.u.Image:
+			s.enter(Keeping)
+		case back:
+			s.fail("image %s ended before it was up, and the node has booted its old one", s.u.Image)
+		case s.late():
+			s.n.Reason = fmt.Sprintf("image %s was not up within %v", s.u.Image, s.timeout())
+			s.enter(Resetting)
+		}
+	case Resetting:
+		switch {
+		case back:
+			s.fail("%s, and the node has booted its old one", s.n.Reason)
+		case s.late():
+			s.fail("%s, and its old one not either", s.n.Reason)
+		}
+	case Keeping:
+		if s.late() {
+			s.fail("it is up with image %s, but its next boot takes the old one: the holder did not record the new one within %v", s.u.Image, s.timeout())
+		}
+	}
+}
