@@ -37,6 +37,7 @@ const (
 	describeFile = "image.json"
 	bootsName    = "boots.json"
 	nextBoots    = "boots.next"
+	nextImage    = ".next" // begins the name of the folder of an image that is being made
 )
 
 // bootImage is what a virtual node boots, besides its configuration.
@@ -84,6 +85,7 @@ func (d Dir) readImage(name string) (bootImage, error) {
 	if err != nil {
 		return bootImage{}, fmt.Errorf("image %s: %w", name, err)
 	}
+	b.Cmdline = named(b.Cmdline, name)
 	return b, nil
 }
 
@@ -158,9 +160,7 @@ func (d Dir) AddImage(ctx context.Context, o ImageOptions) (name string, err err
 	if err := spec.canUpdate(); err != nil {
 		return "", err
 	}
-	built, err := provision.BuildImage(ctx, provision.ImageOptions{
-		Program: o.Program, JobInit: o.JobInit, Kernel: o.Kernel, Plain: true, Told: o.Progress,
-	})
+	built, err := o.find(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -169,9 +169,6 @@ func (d Dir) AddImage(ctx context.Context, o ImageOptions) (name string, err err
 		return "", err
 	}
 	b := bootImage{Kernel: built.Kernel.Image, Image: built.Path, Lacks: lacksOf(built.Kernel)}
-	if o.File != "" {
-		b.Image = o.File
-	}
 	if b.Cmdline, err = initramfs.Cmdline(built.Kernel, profile, spec.Cores+1); err != nil {
 		return "", err
 	}
@@ -183,13 +180,31 @@ func (d Dir) AddImage(ctx context.Context, o ImageOptions) (name string, err err
 	return d.addImage(b)
 }
 
+// find finds the kernel, and the node image or builds it.
+func (o ImageOptions) find(ctx context.Context) (provision.Image, error) {
+	options := provision.ImageOptions{Program: o.Program, JobInit: o.JobInit, Kernel: o.Kernel, Plain: true, Told: o.Progress}
+	if o.File == "" {
+		return provision.BuildImage(ctx, options)
+	}
+	f, err := os.Open(o.File)
+	if err != nil {
+		return provision.Image{}, err
+	}
+	defer f.Close()
+	if _, err := initramfs.List(f); err != nil {
+		return provision.Image{}, fmt.Errorf("%s: %w", o.File, err)
+	}
+	kernel, err := provision.FindKernel(ctx, options)
+	return provision.Image{Path: o.File, Kernel: kernel}, err
+}
+
 // addImage copies an image into the folder of the machine. The folder of the image is complete or
 // absent.
 func (d Dir) addImage(b bootImage) (name string, err error) {
 	if err := os.MkdirAll(d.file(imagesName), 0o700); err != nil {
 		return "", err
 	}
-	next, err := os.MkdirTemp(d.file(imagesName), ".next")
+	next, err := os.MkdirTemp(d.file(imagesName), nextImage)
 	if err != nil {
 		return "", err
 	}
@@ -311,7 +326,7 @@ func (v *virtual) stage(number id.Node, term uint32, name string) (*control.Imag
 	}
 	staged := &control.ImageStaged{
 		Kernel: b.Kernel, Initramfs: path,
-		Cmdline: qemu.CommandLine(qemu.Accel(v.spec.Accel), named(b.Cmdline, name)),
+		Cmdline: qemu.CommandLine(qemu.Accel(v.spec.Accel), b.Cmdline),
 	}
 	if staged.KernelHash, err = hashFile(b.Kernel); err != nil {
 		return nil, err
@@ -343,5 +358,20 @@ func (v *virtual) keep(number id.Node, name string) error {
 	if err := v.dir.writeBoots(b); err != nil {
 		return err
 	}
-	return removeFiles(v.dir.stagedImage(number))
+	return errors.Join(removeFiles(v.dir.stagedImage(number)), v.dir.removeUnused(b))
+}
+
+// removeUnused removes the images that no node boots.
+func (d Dir) removeUnused(b boots) error {
+	used := make(map[string]bool)
+	for _, name := range b.Nodes {
+		used[name] = true
+	}
+	entries, err := os.ReadDir(d.file(imagesName))
+	for _, e := range entries {
+		if !used[e.Name()] && !strings.HasPrefix(e.Name(), nextImage) { // one that is being made
+			err = errors.Join(err, os.RemoveAll(d.imageFolder(e.Name())))
+		}
+	}
+	return err
 }

@@ -399,6 +399,8 @@ type playedClient struct {
 	recorder
 	m    *machine
 	conn *control.Conn
+
+	staged *control.ImageStaged // the holder's image; nil: its nodes start none
 }
 
 func (m *machine) client() *playedClient { return m.local(control.Role_ROLE_CLIENT) }

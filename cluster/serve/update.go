@@ -223,6 +223,9 @@ func (s *Server) workOn(n *control.NodeUpdate) {
 			delete(s.working, number)
 			return
 		}
+		if failure := (*control.Failure)(nil); errors.As(err, &failure) {
+			err = errors.New(failure.Text) // the update names the node
+		}
 		s.setUpdate(update.Worked(s.update, number, stage, err, time.Now()))
 	})
 }

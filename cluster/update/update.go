@@ -74,9 +74,6 @@ func Advance(u *control.Update, now time.Time, see func(node uint32) Sight) *con
 	for _, n := range next.Nodes {
 		s := step{next, n, now}
 		s.advance(see(n.Node))
-		if n.Stage == Failed && next.Stopped == "" {
-			next.Stopped = fmt.Sprintf("node%d: %s", n.Node, n.Reason)
-		}
 		if Active(n.Stage) {
 			active++
 		}
@@ -127,9 +124,13 @@ type step struct {
 
 func (s step) enter(stage control.UpdateStage) { s.n.Stage, s.n.SinceNs = stage, s.now.UnixNano() }
 
+// fail ends the update of the node, and stops that of others.
 func (s step) fail(format string, args ...any) {
 	s.enter(Failed)
 	s.n.Reason = fmt.Sprintf(format, args...)
+	if s.u.Stopped == "" {
+		s.u.Stopped = fmt.Sprintf("node%d: %s", s.n.Node, s.n.Reason)
+	}
 }
 
 func (s step) timeout() time.Duration { return time.Duration(s.u.TimeoutMs) * time.Millisecond }

@@ -166,9 +166,6 @@ func (w *world) turn() {
 			}
 		}
 		node.was = Active(n.Stage)
-		if w.recorded.Stopped == "" && n.Stage == Failed {
-			w.t.Fatal("a failure does not stop the update")
-		}
 	}
 	if active > int(w.recorded.Rolling) {
 		w.t.Fatalf("%d nodes are out of service: %v", active, w.recorded)
@@ -235,6 +232,9 @@ func TestModel(t *testing.T) {
 func (w *world) check() {
 	for _, n := range w.recorded.Nodes {
 		node := w.nodes[n.Node]
+		if n.Stage == Failed && w.recorded.Stopped == "" {
+			w.t.Fatalf("a failure has not stopped the update: %v", w.recorded)
+		}
 		if done := n.Stage == Done; done && (node.image != image || node.takes != image) || n.Stage == Left && node.image+node.takes != "" {
 			w.t.Fatalf("node%d runs %q, boots %q: %v", n.Node, node.image, node.takes, w.recorded)
 		}
