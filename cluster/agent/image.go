@@ -41,7 +41,7 @@ func (a *Agent) loadImage(m *control.StartImage) error {
 		return errHostLinux
 	}
 	if jobs := a.node.Jobs(); len(jobs) > 0 {
-		return control.Failf(control.Code_CODE_REFUSED, "it has job %d", jobs[0].Job)
+		return control.Failf(control.Code_CODE_RESTARTED, "it still has job %d", jobs[0].Job) // that it forgets just now
 	}
 	return a.config.Linux.Load(kexec.Hashes{kexec.Kernel: m.KernelHash, kexec.Initramfs: m.InitramfsHash}, m.Cmdline)
 }

@@ -63,6 +63,7 @@ func (s *Server) drain(m *control.DrainNodes) (*control.NodesDrained, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.keepOut(nodes)
 	answer := new(control.NodesDrained)
 	var changed []uint32
 	drains := make(map[uint32]*control.Drain)
@@ -88,7 +89,6 @@ func (s *Server) drain(m *control.DrainNodes) (*control.NodesDrained, error) {
 	if err := s.setDrains(drains); err != nil {
 		return nil, err
 	}
-	s.keepOut(drains)
 	s.config.Log("%s: drained by %s%s", nodeset.Condense(changed), printable.Line(m.User), because(printable.Line(m.Reason)))
 	return answer, nil
 }

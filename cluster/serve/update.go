@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -105,13 +106,13 @@ func (s *Server) updating(node uint32) bool {
 }
 
 // keepOut makes nodes stay out of service after the update that goes on. The caller holds Server.mu.
-func (s *Server) keepOut(nodes map[uint32]*control.Drain) {
+func (s *Server) keepOut(nodes []uint32) {
 	if !update.Running(s.update) {
 		return
 	}
 	next := proto.CloneOf(s.update)
 	for _, n := range next.Nodes {
-		n.Out = n.Out || nodes[n.Node] != nil && !update.Ended(n.Stage)
+		n.Out = n.Out || slices.Contains(nodes, n.Node) && !update.Ended(n.Stage)
 	}
 	s.setUpdate(next)
 }
@@ -169,7 +170,8 @@ func (s *Server) setUpdate(next *control.Update) {
 func (s *Server) drainsOf(next *control.Update) map[uint32]*control.Drain {
 	drains := make(map[uint32]*control.Drain)
 	for i, n := range next.Nodes {
-		if n.Out || n.Stage == s.update.Nodes[i].Stage || s.member(n.Node) == nil {
+		member := s.member(n.Node)
+		if n.Out || n.Stage == s.update.Nodes[i].Stage || member == nil || member.leaves() {
 			continue
 		}
 		switch n.Stage {

@@ -140,6 +140,7 @@ func TestUpdateRestart(t *testing.T) {
 		must[*control.NodesDrained](x.c, &control.DrainNodes{Nodes: []uint32{1}, Reason: "fan"})
 		x.begin(2, 0, 1)
 		x.wants(2*time.Second, "starting starting")
+		must[*control.NodesDrained](x.c, &control.DrainNodes{Nodes: []uint32{1}})
 		x.restart()
 		x.c = x.client()
 		x.hold()
