@@ -212,23 +212,23 @@ func (s *Server) workOn(n *control.NodeUpdate) {
 		return
 	}
 	s.working[n.Node] = n.Stage
-	u, number, stage := s.update, n.Node, n.Stage
+	u := s.update
 	s.running.Go(func() {
-		err := work(number, u)
+		err := work(n.Node, u)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.context.Err() != nil {
+		if s.context.Err() != nil || !slices.ContainsFunc(s.update.Nodes, func(now *control.NodeUpdate) bool { return update.At(now, n) }) {
 			return
 		}
 		if passing(err) {
-			s.config.Log("node%d: update to image %s: %v; trying again", number, u.Image, err)
-			delete(s.working, number)
+			s.config.Log("node%d: update to image %s: %v; trying again", n.Node, u.Image, err)
+			delete(s.working, n.Node)
 			return
 		}
 		if failure := (*control.Failure)(nil); errors.As(err, &failure) {
 			err = errors.New(failure.Text) // the update names the node
 		}
-		s.setUpdate(update.Worked(s.update, number, stage, err, time.Now()))
+		s.setUpdate(update.Worked(s.update, n, err, time.Now()))
 	})
 }
 

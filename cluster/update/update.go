@@ -92,16 +92,17 @@ func Advance(u *control.Update, now time.Time, see func(node uint32) Sight) *con
 	return next
 }
 
-// Worked returns the state after the work of a stage of a node: loading it, resetting it, or keeping
-// its image. An error ends the update of the node. A result that comes too late changes nothing.
-func Worked(u *control.Update, node uint32, stage control.UpdateStage, err error, now time.Time) *control.Update {
+// Worked returns the state after the work of the stage that a node was in: loading it, resetting it,
+// or keeping its image. An error ends the update of the node. A result that comes too late, when the
+// node has another stage or the update is another one, changes nothing.
+func Worked(u *control.Update, worked *control.NodeUpdate, err error, now time.Time) *control.Update {
 	next := proto.CloneOf(u)
 	for _, n := range next.Nodes {
-		if n.Node != node || n.Stage != stage {
+		if !At(n, worked) {
 			continue
 		}
 		s := step{next, n, now}
-		switch {
+		switch stage := n.Stage; {
 		case err != nil && stage == Resetting:
 			s.fail("%s; it could not be reset: %v", n.Reason, err)
 		case err != nil:
@@ -113,6 +114,11 @@ func Worked(u *control.Update, node uint32, stage control.UpdateStage, err error
 		}
 	}
 	return next
+}
+
+// At reports whether a node is still in the stage that it was in.
+func At(n, was *control.NodeUpdate) bool {
+	return n.Node == was.Node && n.Stage == was.Stage && n.SinceNs == was.SinceNs
 }
 
 // step is one node of a state that is being computed.

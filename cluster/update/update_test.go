@@ -73,9 +73,18 @@ func TestWorked(t *testing.T) {
 		{Keeping, Keeping, nil, Done}, {Keeping, Keeping, errors.New("no"), Failed},
 		{Starting, Loading, errors.New("late"), Starting}, {Failed, Loading, nil, Failed}, {Resetting, Loading, nil, Resetting},
 	} {
-		if got := Worked(of(1, c.stage), 0, c.of, c.err, time.Now()).Nodes[0].Stage; got != c.want {
+		if got := Worked(of(1, c.stage), of(1, c.of).Nodes[0], c.err, time.Now()).Nodes[0].Stage; got != c.want {
 			t.Errorf("%v of %v in %v: %v", c.err, c.of, c.stage, got)
 		}
+	}
+}
+
+// The result of work for an earlier update does not count.
+func TestWorkedBefore(t *testing.T) {
+	before := of(1, Loading).Nodes[0]
+	before.SinceNs--
+	if got := Worked(of(1, Loading), before, errors.New("refused"), time.Now()).Nodes[0].Stage; got != Loading {
+		t.Errorf("the node is %v", got)
 	}
 }
 
@@ -178,12 +187,11 @@ func (w *world) turn() {
 			return
 		}
 		w.working[n.Node] = n.Stage
-		stage := n.Stage
 		err := w.work(n)
 		if w.killed() {
 			return
 		}
-		w.recorded = Worked(w.recorded, n.Node, stage, err, w.now)
+		w.recorded = Worked(w.recorded, n, err, w.now)
 	}
 }
 
@@ -249,7 +257,7 @@ func TestPure(t *testing.T) {
 	u := of(1, Loading, Waiting)
 	before := proto.CloneOf(u)
 	Advance(u, time.Unix(99, 0), func(uint32) Sight { return Sight{Up: true, Boot: "x"} })
-	Worked(u, 0, Loading, nil, time.Unix(99, 0))
+	Worked(u, u.Nodes[0], nil, time.Unix(99, 0))
 	if !proto.Equal(u, before) {
 		t.Errorf("%v has become %v", before, u)
 	}
