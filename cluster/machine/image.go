@@ -23,13 +23,13 @@ import (
 	"margay/qemu"
 )
 
-// An update (margay node update) gives nodes an image of a name, which has a folder in the folder of
-// the machine: the kernel, the node image, and a description of both. The name is made from their
-// content. The client makes the folder; the holder reads it, and records which image a node boots
-// once the node has come up with it.
+// An update (margay node update) gives nodes an image of a name, which has a folder in the folder
+// of the machine: the kernel, the node image, and a description of both. The name is made from
+// their content. The client makes the folder; the holder reads it, and records which image a node
+// boots once the node has come up with it.
 
-// The files of an image in its folder, and those of the machine's folder that say which nodes boot
-// which image.
+// The files of an image in its folder, and the record in the machine's folder of the images that
+// nodes boot.
 const (
 	imagesName   = "images"
 	kernelFile   = "kernel"

@@ -61,8 +61,8 @@ func (s *Server) updateNodes(m *control.UpdateNodes) (*control.Update, error) {
 	return proto.CloneOf(s.update), nil
 }
 
-// updatable returns the nodes of an update, in order, unless one of them cannot begin it. The caller
-// holds Server.mu.
+// updatable returns the nodes of an update, in order, unless one of them cannot begin it. The
+// caller holds Server.mu.
 func (s *Server) updatable(m *control.UpdateNodes) ([]uint32, error) {
 	if update.Running(s.update) {
 		return nil, control.Failf(control.Code_CODE_REFUSED, "an update to image %s is going on, by %s", s.update.Image, s.update.User)
@@ -105,7 +105,8 @@ func (s *Server) updating(node uint32) bool {
 	return false
 }
 
-// keepOut makes nodes stay out of service after the update that goes on. The caller holds Server.mu.
+// keepOut makes nodes stay out of service after the update that goes on. The caller holds
+// Server.mu.
 func (s *Server) keepOut(nodes []uint32) {
 	if !update.Running(s.update) {
 		return
@@ -126,7 +127,7 @@ func (s *Server) sight(number uint32) update.Sight {
 	return update.Sight{Up: n.up(), Gone: n.gone(), Why: n.why(), Busy: len(n.uses) > 0, Boot: n.boot, Image: n.info.GetImage()}
 }
 
-// advanceUpdate does what is next in an update. The caller holds Server.mu.
+// advanceUpdate takes an update to its next state. The caller holds Server.mu.
 func (s *Server) advanceUpdate() {
 	if !update.Running(s.update) {
 		return
@@ -232,7 +233,7 @@ func (s *Server) workOn(n *control.NodeUpdate) {
 	})
 }
 
-// passing reports whether work that failed is to be tried again: a connection was lost, as when a
+// passing reports whether work that failed must be tried again: a connection was lost, as when a
 // node has started its image before it could answer.
 func passing(err error) bool {
 	for _, code := range []control.Code{control.Code_CODE_NODE_LOST, control.Code_CODE_TIMEOUT, control.Code_CODE_RESTARTED} {

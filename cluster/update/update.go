@@ -8,10 +8,10 @@
 //	                                         |
 //	                                       failed
 //
-// A node gets its turn when fewer than Rolling nodes are between waiting and an end. It fails if it
-// ends, refuses the image, comes up with another one, or takes longer than the time-out for a stage.
-// Only draining takes as long as the node's jobs. The first failure stops the update: nodes that
-// wait are left as they are, and others go on.
+// A node gets its turn when fewer than Rolling nodes are between waiting and an end. It fails if
+// it ends, refuses the image, comes up with another one, or takes longer than the time-out for a
+// stage. Only draining takes as long as the node's jobs. The first failure stops the update: nodes
+// that wait are left as they are, and others go on.
 //
 // The state is a control.Update, which serve records before it acts on it. All work can be done
 // again, so a serve that is started again goes on from the recorded state. What a node does follows
@@ -92,9 +92,9 @@ func Advance(u *control.Update, now time.Time, see func(node uint32) Sight) *con
 	return next
 }
 
-// Worked returns the state after the work of the stage that a node was in: loading it, resetting it,
-// or keeping its image. An error ends the update of the node. A result that comes too late, when the
-// node has another stage or the update is another one, changes nothing.
+// Worked returns the state after the work of the stage that a node was in: loading it, resetting
+// it, or keeping its image. An error ends the update of the node. A result that comes too late,
+// when the node has another stage or the update is another one, changes nothing.
 func Worked(u *control.Update, worked *control.NodeUpdate, err error, now time.Time) *control.Update {
 	next := proto.CloneOf(u)
 	for _, n := range next.Nodes {
@@ -130,7 +130,7 @@ type step struct {
 
 func (s step) enter(stage control.UpdateStage) { s.n.Stage, s.n.SinceNs = stage, s.now.UnixNano() }
 
-// fail ends the update of the node, and stops that of others.
+// fail ends the update of the node. Nodes that wait get no turn.
 func (s step) fail(format string, args ...any) {
 	s.enter(Failed)
 	s.n.Reason = fmt.Sprintf(format, args...)

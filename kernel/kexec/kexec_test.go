@@ -44,7 +44,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Pieces come in order; the first one discards what came before.
+// Pieces come in order; the first one discards earlier ones.
 func TestWrite(t *testing.T) {
 	l := new(Loader)
 	defer l.discard(Kernel)

@@ -7,7 +7,8 @@ import (
 	"margay/tools/margay/margaytest"
 )
 
-// Mistakes are refused before anything is built. A machine that is not there has no nodes to update.
+// Mistakes are refused before anything is built. A machine that is not there has no nodes to
+// update.
 func TestUpdateRefused(t *testing.T) {
 	t.Setenv("MARGAY_DIR", t.TempDir())
 	for args, want := range map[string]string{
