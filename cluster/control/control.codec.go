@@ -384,21 +384,21 @@ func (f *Frame) body() (protowire.Number, coded) {
 	case *Frame_EndAllocation:
 		return 300, b.EndAllocation
 	case *Frame_UpdateNodes:
-		return 310, b.UpdateNodes
+		return 320, b.UpdateNodes
 	case *Frame_ReadUpdate:
-		return 311, b.ReadUpdate
+		return 321, b.ReadUpdate
 	case *Frame_Update:
-		return 312, b.Update
+		return 322, b.Update
 	case *Frame_StageImage:
-		return 313, b.StageImage
+		return 323, b.StageImage
 	case *Frame_ImageStaged:
-		return 314, b.ImageStaged
+		return 324, b.ImageStaged
 	case *Frame_KeepImage:
-		return 315, b.KeepImage
+		return 325, b.KeepImage
 	case *Frame_ImagePiece:
-		return 316, b.ImagePiece
+		return 326, b.ImagePiece
 	case *Frame_StartImage:
-		return 317, b.StartImage
+		return 327, b.StartImage
 	}
 	return 0, nil
 }
@@ -580,21 +580,21 @@ func emptyBody(field protowire.Number) coded {
 		return new(Audit)
 	case 300:
 		return new(EndAllocation)
-	case 310:
+	case 320:
 		return new(UpdateNodes)
-	case 311:
+	case 321:
 		return new(ReadUpdate)
-	case 312:
+	case 322:
 		return new(Update)
-	case 313:
+	case 323:
 		return new(StageImage)
-	case 314:
+	case 324:
 		return new(ImageStaged)
-	case 315:
+	case 325:
 		return new(KeepImage)
-	case 316:
+	case 326:
 		return new(ImagePiece)
-	case 317:
+	case 327:
 		return new(StartImage)
 	}
 	return nil
@@ -5902,6 +5902,7 @@ func (m *RebootNode) size() (n int) {
 	}
 	n += sizeInt(1, m.Node)
 	n += sizeText(2, m.Why)
+	n += sizeInt(3, m.Once)
 	return n + len(m.unknownFields)
 }
 
@@ -5911,6 +5912,7 @@ func (m *RebootNode) encode(e *encoder) {
 	}
 	encodeInt(e, 1, m.Node)
 	encodeText(e, 2, m.Why)
+	encodeInt(e, 3, m.Once)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -5921,6 +5923,8 @@ func (m *RebootNode) parse(p *parser) {
 			parseInt(p, &m.Node)
 		case 2:
 			parseText(p, &m.Why)
+		case 3:
+			parseInt(p, &m.Once)
 		default:
 			p.unknown = true
 		}
@@ -6190,6 +6194,7 @@ func (m *NodeUpdate) size() (n int) {
 	n += sizeText(4, m.Boot)
 	n += sizeText(5, m.Reason)
 	n += sizeBool(6, m.Out)
+	n += sizeInt(7, m.Term)
 	return n + len(m.unknownFields)
 }
 
@@ -6203,6 +6208,7 @@ func (m *NodeUpdate) encode(e *encoder) {
 	encodeText(e, 4, m.Boot)
 	encodeText(e, 5, m.Reason)
 	encodeBool(e, 6, m.Out)
+	encodeInt(e, 7, m.Term)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -6221,6 +6227,8 @@ func (m *NodeUpdate) parse(p *parser) {
 			parseText(p, &m.Reason)
 		case 6:
 			parseBool(p, &m.Out)
+		case 7:
+			parseInt(p, &m.Term)
 		default:
 			p.unknown = true
 		}

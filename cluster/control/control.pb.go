@@ -2067,35 +2067,35 @@ type Frame_EndAllocation struct {
 
 type Frame_UpdateNodes struct {
 	// Nodes that start another image without a boot of their own: clients ask serve, serve asks the holder and nodes.
-	UpdateNodes *UpdateNodes `protobuf:"bytes,310,opt,name=update_nodes,json=updateNodes,proto3,oneof"`
+	UpdateNodes *UpdateNodes `protobuf:"bytes,320,opt,name=update_nodes,json=updateNodes,proto3,oneof"`
 }
 
 type Frame_ReadUpdate struct {
-	ReadUpdate *ReadUpdate `protobuf:"bytes,311,opt,name=read_update,json=readUpdate,proto3,oneof"`
+	ReadUpdate *ReadUpdate `protobuf:"bytes,321,opt,name=read_update,json=readUpdate,proto3,oneof"`
 }
 
 type Frame_Update struct {
-	Update *Update `protobuf:"bytes,312,opt,name=update,proto3,oneof"`
+	Update *Update `protobuf:"bytes,322,opt,name=update,proto3,oneof"`
 }
 
 type Frame_StageImage struct {
-	StageImage *StageImage `protobuf:"bytes,313,opt,name=stage_image,json=stageImage,proto3,oneof"`
+	StageImage *StageImage `protobuf:"bytes,323,opt,name=stage_image,json=stageImage,proto3,oneof"`
 }
 
 type Frame_ImageStaged struct {
-	ImageStaged *ImageStaged `protobuf:"bytes,314,opt,name=image_staged,json=imageStaged,proto3,oneof"`
+	ImageStaged *ImageStaged `protobuf:"bytes,324,opt,name=image_staged,json=imageStaged,proto3,oneof"`
 }
 
 type Frame_KeepImage struct {
-	KeepImage *KeepImage `protobuf:"bytes,315,opt,name=keep_image,json=keepImage,proto3,oneof"`
+	KeepImage *KeepImage `protobuf:"bytes,325,opt,name=keep_image,json=keepImage,proto3,oneof"`
 }
 
 type Frame_ImagePiece struct {
-	ImagePiece *ImagePiece `protobuf:"bytes,316,opt,name=image_piece,json=imagePiece,proto3,oneof"`
+	ImagePiece *ImagePiece `protobuf:"bytes,326,opt,name=image_piece,json=imagePiece,proto3,oneof"`
 }
 
 type Frame_StartImage struct {
-	StartImage *StartImage `protobuf:"bytes,317,opt,name=start_image,json=startImage,proto3,oneof"`
+	StartImage *StartImage `protobuf:"bytes,327,opt,name=start_image,json=startImage,proto3,oneof"`
 }
 
 func (*Frame_Hello) isFrame_Body() {}
@@ -10662,6 +10662,7 @@ type RebootNode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
 	Why           string                 `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	Once          int64                  `protobuf:"varint,3,opt,name=once,proto3" json:"once,omitempty"` // names the order, which is carried out once though it is repeated; 0: it is carried out each time
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -10705,6 +10706,13 @@ func (x *RebootNode) GetWhy() string {
 		return x.Why
 	}
 	return ""
+}
+
+func (x *RebootNode) GetOnce() int64 {
+	if x != nil {
+		return x.Once
+	}
+	return 0
 }
 
 // SwitchNode has the holder start a node, or end it and not start it again before it is asked to. Answer: Done when that has happened,
@@ -11108,7 +11116,8 @@ type NodeUpdate struct {
 	SinceNs       int64                  `protobuf:"varint,3,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // since the epoch: when the stage began
 	Boot          string                 `protobuf:"bytes,4,opt,name=boot,proto3" json:"boot,omitempty"`                       // the boot (Register) that the image replaces; set from LOADING on
 	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`                   // why it failed, or is being reset
-	Out           bool                   `protobuf:"varint,6,opt,name=out,proto3" json:"out,omitempty"`                        // it was out of service before the update, and stays so
+	Out           bool                   `protobuf:"varint,6,opt,name=out,proto3" json:"out,omitempty"`                        // it is out of service by another order, and stays so
+	Term          uint32                 `protobuf:"varint,7,opt,name=term,proto3" json:"term,omitempty"`                      // of its number: a later node of the number is not meant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -11180,6 +11189,13 @@ func (x *NodeUpdate) GetOut() bool {
 		return x.Out
 	}
 	return false
+}
+
+func (x *NodeUpdate) GetTerm() uint32 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
 }
 
 // StageImage asks the holder for an image, with the configuration of a node in it. Answer: ImageStaged.
@@ -11594,18 +11610,18 @@ const file_control_proto_rawDesc = "" +
 	"read_audit\x18\xbe\x01 \x01(\v2\x19.margay.control.ReadAuditH\x00R\treadAudit\x12.\n" +
 	"\x05audit\x18\xbf\x01 \x01(\v2\x15.margay.control.AuditH\x00R\x05audit\x12G\n" +
 	"\x0eend_allocation\x18\xac\x02 \x01(\v2\x1d.margay.control.EndAllocationH\x00R\rendAllocation\x12A\n" +
-	"\fupdate_nodes\x18\xb6\x02 \x01(\v2\x1b.margay.control.UpdateNodesH\x00R\vupdateNodes\x12>\n" +
-	"\vread_update\x18\xb7\x02 \x01(\v2\x1a.margay.control.ReadUpdateH\x00R\n" +
+	"\fupdate_nodes\x18\xc0\x02 \x01(\v2\x1b.margay.control.UpdateNodesH\x00R\vupdateNodes\x12>\n" +
+	"\vread_update\x18\xc1\x02 \x01(\v2\x1a.margay.control.ReadUpdateH\x00R\n" +
 	"readUpdate\x121\n" +
-	"\x06update\x18\xb8\x02 \x01(\v2\x16.margay.control.UpdateH\x00R\x06update\x12>\n" +
-	"\vstage_image\x18\xb9\x02 \x01(\v2\x1a.margay.control.StageImageH\x00R\n" +
+	"\x06update\x18\xc2\x02 \x01(\v2\x16.margay.control.UpdateH\x00R\x06update\x12>\n" +
+	"\vstage_image\x18\xc3\x02 \x01(\v2\x1a.margay.control.StageImageH\x00R\n" +
 	"stageImage\x12A\n" +
-	"\fimage_staged\x18\xba\x02 \x01(\v2\x1b.margay.control.ImageStagedH\x00R\vimageStaged\x12;\n" +
+	"\fimage_staged\x18\xc4\x02 \x01(\v2\x1b.margay.control.ImageStagedH\x00R\vimageStaged\x12;\n" +
 	"\n" +
-	"keep_image\x18\xbb\x02 \x01(\v2\x19.margay.control.KeepImageH\x00R\tkeepImage\x12>\n" +
-	"\vimage_piece\x18\xbc\x02 \x01(\v2\x1a.margay.control.ImagePieceH\x00R\n" +
+	"keep_image\x18\xc5\x02 \x01(\v2\x19.margay.control.KeepImageH\x00R\tkeepImage\x12>\n" +
+	"\vimage_piece\x18\xc6\x02 \x01(\v2\x1a.margay.control.ImagePieceH\x00R\n" +
 	"imagePiece\x12>\n" +
-	"\vstart_image\x18\xbd\x02 \x01(\v2\x1a.margay.control.StartImageH\x00R\n" +
+	"\vstart_image\x18\xc7\x02 \x01(\v2\x1a.margay.control.StartImageH\x00R\n" +
 	"startImageB\x06\n" +
 	"\x04body\"\xa1\x01\n" +
 	"\x05Hello\x12\x18\n" +
@@ -12316,11 +12332,12 @@ const file_control_proto_rawDesc = "" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x18\n" +
 	"\apercent\x18\x03 \x01(\rR\apercent\"\x1c\n" +
 	"\x06NodeUp\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\rR\x04node\"2\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\"F\n" +
 	"\n" +
 	"RebootNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x10\n" +
-	"\x03why\x18\x02 \x01(\tR\x03why\"B\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\x12\x12\n" +
+	"\x04once\x18\x03 \x01(\x03R\x04once\"B\n" +
 	"\n" +
 	"SwitchNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x0e\n" +
@@ -12350,7 +12367,7 @@ const file_control_proto_rawDesc = "" +
 	"timeout_ms\x18\x03 \x01(\x03R\ttimeoutMs\x12\x12\n" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x120\n" +
 	"\x05nodes\x18\x05 \x03(\v2\x1a.margay.control.NodeUpdateR\x05nodes\x12\x18\n" +
-	"\astopped\x18\x06 \x01(\tR\astopped\"\xac\x01\n" +
+	"\astopped\x18\x06 \x01(\tR\astopped\"\xc0\x01\n" +
 	"\n" +
 	"NodeUpdate\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x121\n" +
@@ -12358,7 +12375,8 @@ const file_control_proto_rawDesc = "" +
 	"\bsince_ns\x18\x03 \x01(\x03R\asinceNs\x12\x12\n" +
 	"\x04boot\x18\x04 \x01(\tR\x04boot\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x10\n" +
-	"\x03out\x18\x06 \x01(\bR\x03out\"6\n" +
+	"\x03out\x18\x06 \x01(\bR\x03out\x12\x12\n" +
+	"\x04term\x18\a \x01(\rR\x04term\"6\n" +
 	"\n" +
 	"StageImage\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
