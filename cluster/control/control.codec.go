@@ -3799,6 +3799,7 @@ func (m *ResumeNodes) size() (n int) {
 		return 0
 	}
 	n += sizeInts(1, m.Nodes)
+	n += sizeText(2, m.User)
 	return n + len(m.unknownFields)
 }
 
@@ -3807,6 +3808,7 @@ func (m *ResumeNodes) encode(e *encoder) {
 		return
 	}
 	encodeInts(e, 1, m.Nodes)
+	encodeText(e, 2, m.User)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -3815,6 +3817,8 @@ func (m *ResumeNodes) parse(p *parser) {
 		switch p.field {
 		case 1:
 			parseInts(p, &m.Nodes)
+		case 2:
+			parseText(p, &m.User)
 		default:
 			p.unknown = true
 		}

@@ -7323,6 +7323,7 @@ func (x *NodesDrained) GetBusy() []uint32 {
 type ResumeNodes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nodes         []uint32               `protobuf:"varint,1,rep,packed,name=nodes,proto3" json:"nodes,omitempty"`
+	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"` // who gives the order
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7359,6 +7360,13 @@ func (x *ResumeNodes) GetNodes() []uint32 {
 		return x.Nodes
 	}
 	return nil
+}
+
+func (x *ResumeNodes) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
 }
 
 // RebootNodes has the things that nodes run on ended and started again, also those of nodes that are dead. The jobs of the nodes end. Answer: Done when they have been started, or Error; when one is refused, none is touched.
@@ -12033,9 +12041,10 @@ const file_control_proto_rawDesc = "" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
 	"\x04user\x18\x03 \x01(\tR\x04user\"\"\n" +
 	"\fNodesDrained\x12\x12\n" +
-	"\x04busy\x18\x01 \x03(\rR\x04busy\"#\n" +
+	"\x04busy\x18\x01 \x03(\rR\x04busy\"7\n" +
 	"\vResumeNodes\x12\x14\n" +
-	"\x05nodes\x18\x01 \x03(\rR\x05nodes\"M\n" +
+	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\"M\n" +
 	"\vRebootNodes\x12\x14\n" +
 	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\x12\x12\n" +

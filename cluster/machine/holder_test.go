@@ -280,6 +280,12 @@ func TestHolderKeepsNodes(t *testing.T) {
 		s.heard(t, fmt.Sprintf("node%d exits: somebody wants it, [], retry true", node))
 		s.heard(t, fmt.Sprintf("node%d boots 2", node))
 	}
+	for range 2 { // a named order is carried out once
+		if _, err := s.conn.Call(t.Context(), &control.RebootNode{Node: 2, Why: "named", Once: 7}); err != nil {
+			t.Error(err)
+		}
+	}
+	s.heard(t, "node2 boots 3")
 	switched := func(on bool, nodes ...uint32) {
 		t.Helper()
 		for _, node := range nodes {
@@ -304,7 +310,7 @@ func TestHolderKeepsNodes(t *testing.T) {
 	if _, err := s.conn.Call(t.Context(), &control.RebootNode{Node: 77}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
 		t.Errorf("the order for a node that there is not: %v", err)
 	}
-	if p.started(0) != 3 || p.started(1) != 3 || p.started(2) != 2 {
+	if p.started(0) != 3 || p.started(1) != 3 || p.started(2) != 3 {
 		t.Errorf("started: %v", p.starts)
 	}
 }

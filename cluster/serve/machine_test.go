@@ -400,7 +400,8 @@ type playedClient struct {
 	m    *machine
 	conn *control.Conn
 
-	staged *control.ImageStaged // the holder's image; nil: its nodes start none
+	staged  *control.ImageStaged // the holder's image; nil: its nodes start none
+	staging func(answer func())  // answers with it; nil: at once
 }
 
 func (m *machine) client() *playedClient { return m.local(control.Role_ROLE_CLIENT) }

@@ -29,7 +29,12 @@ func (m *machine) playHolder(obey func(h *playedClient, o *control.RebootNode) e
 			if h.staged == nil {
 				err = control.Failf(control.Code_CODE_REFUSED, "hosted")
 			}
-			h.conn.Answer(f, h.staged, err)
+			answer := func() { h.conn.Answer(f, h.staged, err) }
+			if h.staging == nil {
+				answer()
+			} else {
+				h.staging(answer)
+			}
 		case *control.KeepImage:
 			h.conn.Answer(f, &control.Done{}, nil)
 		case *control.ApproveGuests:

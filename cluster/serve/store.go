@@ -161,25 +161,27 @@ func (s *store) roster() (roster.Roster, error) {
 // saveDrains records why nodes are drained, nil for nodes that are not. On an error it records none
 // of them.
 func (s *store) saveDrains(drains map[uint32]*control.Drain) error {
-	return s.db.Update(func(tx *bbolt.Tx) error {
-		b := tx.Bucket(bucketDrains)
-		for number, d := range drains {
-			if d == nil {
-				if err := b.Delete(key(number)); err != nil {
-					return err
-				}
-				continue
-			}
-			value, err := proto.Marshal(d)
-			if err != nil {
+	return s.db.Update(func(tx *bbolt.Tx) error { return putDrains(tx, drains) })
+}
+
+func putDrains(tx *bbolt.Tx, drains map[uint32]*control.Drain) error {
+	b := tx.Bucket(bucketDrains)
+	for number, d := range drains {
+		if d == nil {
+			if err := b.Delete(key(number)); err != nil {
 				return err
 			}
-			if err := b.Put(key(number), value); err != nil {
-				return err
-			}
+			continue
 		}
-		return nil
-	})
+		value, err := proto.Marshal(d)
+		if err != nil {
+			return err
+		}
+		if err := b.Put(key(number), value); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // drains returns the drained nodes, and why they are drained.
@@ -195,13 +197,19 @@ func (s *store) drains() (map[uint32]*control.Drain, error) {
 	return drains, err
 }
 
-// saveUpdate records the state of an update.
-func (s *store) saveUpdate(u *control.Update) error {
+// saveUpdate records the state of an update, and changes of drains as saveDrains does. On an error
+// it records nothing.
+func (s *store) saveUpdate(u *control.Update, drains map[uint32]*control.Drain) error {
 	value, err := proto.Marshal(u)
 	if err != nil {
 		return err
 	}
-	return s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyUpdate, value) })
+	return s.db.Update(func(tx *bbolt.Tx) error {
+		if err := putDrains(tx, drains); err != nil {
+			return err
+		}
+		return tx.Bucket(bucketMeta).Put(keyUpdate, value)
+	})
 }
 
 // update returns the state that saveUpdate has recorded last, nil if there is none.

@@ -82,13 +82,13 @@ func TestUpdate(t *testing.T) {
 		job := x.c.run(spec(1)) // on node0
 		x.begin(1, 0, 1)
 		x.c.refused(&control.UpdateNodes{Nodes: []uint32{1}, Image: "other"}, control.Code_CODE_REFUSED, "an update to image new is going on, by op")
-		x.c.refused(&control.ResumeNodes{Nodes: []uint32{0}}, control.Code_CODE_REFUSED, "it is being updated to image new")
 		x.wants(time.Minute, "draining waiting")
 		if d := x.c.node(0).Drain; d.GetReason() != "update to image new" || d.GetState() != control.DrainState_DRAIN_DRAINING {
 			t.Errorf("node0 is drained: %v", d)
 		}
 		x.end(x.c, job, 1)
 		x.wants(2*time.Second, "starting waiting")
+		x.c.refused(&control.ResumeNodes{Nodes: []uint32{0}}, control.Code_CODE_REFUSED, "it is being updated to image new")
 		var kernel []byte
 		for _, p := range take[*control.ImagePiece](&x.played[0].recorder) {
 			if !p.Initramfs {
@@ -119,7 +119,7 @@ func TestUpdateFallsBack(t *testing.T) {
 		x.begin(1, 0, 1)
 		x.wants(2*time.Second, "starting waiting")
 		x.wants(30*time.Second, "resetting waiting")
-		if o := one[*control.RebootNode](t, &x.holder.recorder); o.Node != 0 {
+		if o := one[*control.RebootNode](t, &x.holder.recorder); o.Node != 0 || o.Once == 0 {
 			t.Errorf("the holder resets %v", o)
 		}
 		x.boots(0, "again", "")
@@ -153,12 +153,91 @@ func TestUpdateRestart(t *testing.T) {
 	})
 }
 
+// A node that is taken into service before its turn is out of service while it is updated, and in
+// service again afterwards.
+func TestUpdateResumedWaiting(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		x := updatable(t, 2)
+		must[*control.NodesDrained](x.c, &control.DrainNodes{Nodes: []uint32{1}, Reason: "fan"})
+		x.begin(1, 0, 1)
+		must[*control.Done](x.c, &control.ResumeNodes{Nodes: []uint32{1}})
+		x.wants(2*time.Second, "starting waiting")
+		job := x.c.run(spec(1)) // on node1
+		x.boots(0, "second", "new")
+		x.wants(time.Second, "done draining")
+		if d := x.c.node(1).Drain; d.GetReason() != "update to image new" {
+			t.Errorf("node1 is drained: %v", d)
+		}
+		x.played[1].exits(job, 1, 0, 0, 0)
+		x.c.ackAll()
+		x.c.ended()
+		x.wants(2*time.Second, "done starting")
+		x.boots(1, "third", "new")
+		x.wants(time.Second, "done done")
+		if d := x.c.node(1).Drain; d != nil {
+			t.Errorf("node1 is drained: %v", d)
+		}
+	})
+}
+
+// An operator who takes a draining node into service stops the update. One who drains it again
+// keeps it out of service, for another reason than the update's.
+func TestUpdateStopped(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		x := updatable(t, 3)
+		x.c.run(spec(1)) // on node0
+		x.begin(1, 0, 1)
+		x.wants(time.Second, "draining waiting")
+		must[*control.NodesDrained](x.c, &control.DrainNodes{Nodes: []uint32{0}})
+		if d := x.c.node(0).Drain; d == nil || d.Reason != "" {
+			t.Errorf("node0 is drained: %v", d)
+		}
+		must[*control.Done](x.c, &control.ResumeNodes{Nodes: []uint32{0}, User: "op"})
+		x.wants(time.Second, "left left")
+		if got := must[*control.Update](x.c, &control.ReadUpdate{}).Stopped; got != "node0 was taken into service by op" {
+			t.Errorf("stopped: %s", got)
+		}
+		if x.c.node(0).Drain != nil || x.c.node(1).Drain != nil {
+			t.Error("a node is out of service")
+		}
+	})
+}
+
+// A loader that is late sends nothing to a node that has booted since.
+func TestUpdateLateLoader(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		x := updatable(t, 1)
+		var held []func()
+		begun := false
+		x.holder.staging = func(answer func()) {
+			if !begun { // the order itself
+				begun = true
+				answer()
+				return
+			}
+			held = append(held, answer)
+		}
+		must[*control.Update](x.c, &control.UpdateNodes{Nodes: []uint32{0}, Image: "new", TimeoutMs: 20000, User: "op"})
+		x.wants(time.Second, "loading")
+		x.wants(20*time.Second, "resetting")
+		x.boots(0, "again", "")
+		x.wants(time.Second, "failed")
+		for _, answer := range held {
+			answer()
+		}
+		x.wants(time.Minute, "failed")
+		none[*control.ImagePiece](t, &x.played[0].recorder, "its stage has ended")
+		none[*control.StartImage](t, &x.played[0].recorder, "its stage has ended")
+	})
+}
+
 // What an update refuses changes nothing.
 func TestUpdateRefused(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		x := updatable(t, 2)
 		x.c.refused(&control.UpdateNodes{Nodes: []uint32{7}, Image: "new"}, control.Code_CODE_NOT_FOUND, "no node7")
 		x.c.refused(&control.UpdateNodes{Nodes: []uint32{0}}, control.Code_CODE_BAD_REQUEST, `the image ""`)
+		x.c.refused(&control.UpdateNodes{Nodes: []uint32{0}, Image: "new", TimeoutMs: 25 * 3600 * 1000}, control.Code_CODE_BAD_REQUEST, "the time-out 90000000 ms")
 		x.holder.staged = nil
 		x.c.refused(&control.UpdateNodes{Nodes: []uint32{0}, Image: "new"}, control.Code_CODE_REFUSED, "hosted")
 		x.hold()

@@ -41,6 +41,12 @@ func TestAdvance(t *testing.T) {
 		"drained":                  {Draining, late, old, Loading, ""},
 		"away while it drains":     {Draining, late, Sight{}, Draining, ""},
 		"dead while it drains":     {Draining, soon, Sight{Gone: true, Why: "it was lost"}, Failed, "it is not up: it was lost"},
+		"left while it drains":     {Draining, soon, Sight{Gone: true, Left: true}, Failed, "it has left the machine"},
+		"left while it waits":      {Waiting, soon, Sight{Gone: true, Left: true}, Draining, ""},
+		"left while it loads":      {Loading, soon, Sight{Gone: true, Left: true}, Failed, "it has left the machine"},
+		"left while it starts":     {Starting, soon, Sight{Gone: true, Left: true}, Failed, "it has left the machine"},
+		"left while it is reset":   {Resetting, soon, Sight{Gone: true, Left: true}, Failed, "it has left the machine"},
+		"ended while it loads":     {Loading, soon, reset, Failed, "the node has booted its old image instead of image new"},
 		"loading":                  {Loading, soon, old, Loading, ""},
 		"loading takes too long":   {Loading, late, old, Resetting, "image new was not up within 1s"},
 		"no answer before its end": {Loading, soon, new, Keeping, ""},
@@ -52,9 +58,11 @@ func TestAdvance(t *testing.T) {
 		"being reset":              {Resetting, soon, Sight{}, Resetting, ""},
 		"reset":                    {Resetting, soon, reset, Failed, ", and the node has booted its old one"},
 		"not up after the reset":   {Resetting, late, Sight{}, Failed, ", and its old one not either"},
+		"ended after it joined":    {Keeping, soon, reset, Failed, "image new ended after it had joined"},
+		"keeping":                  {Keeping, soon, new, Keeping, ""},
 		"the holder is away":       {Keeping, late, new, Failed, "but its next boot takes the old one"},
 	} {
-		got := Advance(of(1, c.stage), c.now, func(uint32) Sight { return c.sight })
+		got := Advance(of(1, c.stage), time.Time{}, c.now, func(*control.NodeUpdate) Sight { return c.sight })
 		if n := got.Nodes[0]; n.Stage != c.want || !strings.Contains(n.Reason, c.reason) || (n.Stage == Failed) != (got.Stopped != "") {
 			t.Errorf("%s: %v, stopped %q", name, n, got.Stopped)
 		}
@@ -88,10 +96,41 @@ func TestWorkedBefore(t *testing.T) {
 	}
 }
 
+// The time before serve was started does not count for a time-out.
+func TestLateAfterRestart(t *testing.T) {
+	for started, want := range map[int64]control.UpdateStage{0: Resetting, 5000: Starting} {
+		got := Advance(of(1, Starting), time.Unix(started, 0), time.Unix(5000, 5e8), func(*control.NodeUpdate) Sight { return Sight{} })
+		if got.Nodes[0].Stage != want {
+			t.Errorf("serve was started at %d: %v", started, got.Nodes[0])
+		}
+	}
+}
+
+// An operator's orders change nodes that have not ended. A node that drains and is resumed leaves
+// the update, which stops.
+func TestOrders(t *testing.T) {
+	u := Drained(of(4, Waiting, Draining, Starting, Done), []uint32{0, 1, 2, 3})
+	for i, out := range []bool{true, true, true, false} {
+		if u.Nodes[i].Out != out {
+			t.Errorf("drained: %v", u.Nodes[i])
+		}
+	}
+	if got := Resumed(u, []uint32{0}, "op", time.Unix(11, 0)); got.Nodes[0].Out || got.Nodes[0].Stage != Waiting || !got.Nodes[1].Out || got.Stopped != "" {
+		t.Errorf("a waiting node is resumed: %v", got)
+	}
+	got := Resumed(u, []uint32{1}, "op", time.Unix(11, 0))
+	if n := got.Nodes[1]; n.Stage != Left || n.Out || n.SinceNs != time.Unix(11, 0).UnixNano() || got.Stopped != "node1 was taken into service by op" {
+		t.Errorf("a draining node is resumed: %v", got)
+	}
+	if Drained(nil, []uint32{0}) != nil || Resumed(nil, []uint32{0}, "op", time.Now()) != nil {
+		t.Error("a machine without an update has one")
+	}
+}
+
 // The first failure stops the update: nodes that wait are left, and others go on.
 func TestStop(t *testing.T) {
-	got := Advance(of(2, Done, Starting, Draining, Waiting), time.Unix(10, 0), func(node uint32) Sight {
-		return Sight{Up: true, Busy: node == 2, Boot: map[bool]string{true: "reset", false: "old"}[node == 1]}
+	got := Advance(of(2, Done, Starting, Draining, Waiting), time.Time{}, time.Unix(10, 0), func(n *control.NodeUpdate) Sight {
+		return Sight{Up: true, Busy: n.Node == 2, Boot: map[bool]string{true: "reset", false: "old"}[n.Node == 1]}
 	})
 	for i, want := range []control.UpdateStage{Done, Failed, Draining, Left} {
 		if got.Nodes[i].Stage != want {
@@ -110,6 +149,7 @@ type world struct {
 	t        *testing.T
 	r        *rand.Rand
 	now      time.Time
+	started  time.Time       // serve
 	recorded *control.Update // what survives serve
 	working  map[uint32]control.UpdateStage
 	nodes    []*simulated
@@ -124,12 +164,13 @@ type simulated struct {
 	takes string // that a boot takes
 	up    time.Time
 	was   bool // active in the update before
+	out   bool // of service
 }
 
 func (n *simulated) boot(image string, up time.Time) { n.boots, n.image, n.up = n.boots+1, image, up }
 
-func (w *world) see(number uint32) Sight {
-	n := w.nodes[number]
+func (w *world) see(u *control.NodeUpdate) Sight {
+	n := w.nodes[u.Node]
 	return Sight{Up: !w.now.Before(n.up), Busy: n.jobs > 0, Boot: fmt.Sprint(n.boots), Image: n.image}
 }
 
@@ -162,9 +203,45 @@ func (w *world) work(n *control.NodeUpdate) (err error) {
 	return nil
 }
 
+// record records a state, and takes nodes out of service and into it as they enter their stages.
+func (w *world) record(next *control.Update) {
+	for i, n := range next.Nodes {
+		node := w.nodes[n.Node]
+		if n.Stage == w.recorded.Nodes[i].Stage || n.Out && node.out {
+			continue
+		}
+		switch n.Stage {
+		case Draining, Failed:
+			node.out = true
+		case Done:
+			node.out = false
+		}
+	}
+	w.recorded = next
+	for _, n := range next.Nodes {
+		if Active(n.Stage) && !w.nodes[n.Node].out {
+			w.t.Fatalf("node%d is in service: %v", n.Node, next)
+		}
+	}
+}
+
+// order is an order of an operator to take a node out of service, or into it.
+func (w *world) order() {
+	n := w.recorded.Nodes[w.r.IntN(len(w.recorded.Nodes))]
+	node, nodes := w.nodes[n.Node], []uint32{n.Node}
+	switch {
+	case w.r.IntN(2) == 0:
+		node.out = true
+		w.record(Drained(w.recorded, nodes))
+	case node.out && !Held(n.Stage):
+		node.out = false
+		w.record(Resumed(w.recorded, nodes, "op", w.now))
+	}
+}
+
 // turn is what serve does at a time. It may be killed between any two actions.
 func (w *world) turn() {
-	w.recorded = Advance(w.recorded, w.now, w.see)
+	w.record(Advance(w.recorded, w.started, w.now, w.see))
 	active := 0
 	for _, n := range w.recorded.Nodes {
 		node := w.nodes[n.Node]
@@ -180,7 +257,7 @@ func (w *world) turn() {
 		w.t.Fatalf("%d nodes are out of service: %v", active, w.recorded)
 	}
 	for _, n := range w.recorded.Nodes {
-		if (n.Stage != Loading && n.Stage != Resetting && n.Stage != Keeping) || w.working[n.Node] == n.Stage || n.Stage == Loading && !w.see(n.Node).Up {
+		if (n.Stage != Loading && n.Stage != Resetting && n.Stage != Keeping) || w.working[n.Node] == n.Stage || n.Stage == Loading && !w.see(n).Up {
 			continue
 		}
 		if w.killed() {
@@ -191,7 +268,7 @@ func (w *world) turn() {
 		if w.killed() {
 			return
 		}
-		w.recorded = Worked(w.recorded, n, err, w.now)
+		w.record(Worked(w.recorded, n, err, w.now))
 	}
 }
 
@@ -200,12 +277,12 @@ func (w *world) killed() bool {
 	if w.r.IntN(10) > 0 {
 		return false
 	}
-	w.working = make(map[uint32]control.UpdateStage)
+	w.working, w.started = make(map[uint32]control.UpdateStage), w.now
 	return true
 }
 
-// Updates of random machines, good and broken images, refusals, and a serve that is killed at any
-// point: each ends, a node that is done runs the image and boots it, and one that is not boots what
+// Updates of random machines, good and broken images, refusals, orders of an operator, and a serve
+// that is killed at any point: each ends, no node is in service while it is updated, a node that is done runs the image and boots it, and one that is not boots what
 // it did before.
 func TestModel(t *testing.T) {
 	seed := *modelSeed
@@ -220,8 +297,9 @@ func TestModel(t *testing.T) {
 			recorded: &control.Update{Image: image, Rolling: 1 + r.Uint32N(3), TimeoutMs: 5000},
 		}
 		for i := range 1 + r.IntN(6) {
-			w.nodes = append(w.nodes, &simulated{jobs: r.IntN(3)})
-			w.recorded.Nodes = append(w.recorded.Nodes, &control.NodeUpdate{Node: uint32(i)})
+			out := r.IntN(4) == 0
+			w.nodes = append(w.nodes, &simulated{jobs: r.IntN(3), out: out})
+			w.recorded.Nodes = append(w.recorded.Nodes, &control.NodeUpdate{Node: uint32(i), Out: out})
 		}
 		for turns := 0; Running(w.recorded); turns++ {
 			if turns == 2000 {
@@ -229,6 +307,9 @@ func TestModel(t *testing.T) {
 			}
 			w.turn()
 			w.now = w.now.Add(200 * time.Millisecond)
+			if r.IntN(20) == 0 {
+				w.order()
+			}
 			if n := w.nodes[r.IntN(len(w.nodes))]; n.jobs > 0 && r.IntN(3) == 0 {
 				n.jobs--
 			}
@@ -252,11 +333,13 @@ func (w *world) check() {
 	}
 }
 
-// Neither function changes the state that it is given.
+// No function changes the state that it is given.
 func TestPure(t *testing.T) {
 	u := of(1, Loading, Waiting)
 	before := proto.CloneOf(u)
-	Advance(u, time.Unix(99, 0), func(uint32) Sight { return Sight{Up: true, Boot: "x"} })
+	Drained(u, []uint32{0, 1})
+	Resumed(of(1, Draining), []uint32{0}, "op", time.Unix(99, 0))
+	Advance(u, time.Time{}, time.Unix(99, 0), func(*control.NodeUpdate) Sight { return Sight{Up: true, Boot: "x"} })
 	Worked(u, u.Nodes[0], nil, time.Unix(99, 0))
 	if !proto.Equal(u, before) {
 		t.Errorf("%v has become %v", before, u)

@@ -103,7 +103,7 @@ that is to leave the machine (margay machine shrink) and still has a job stays t
 			if err != nil {
 				return err
 			}
-			if _, err := command.Ask[*control.Done](c.Context(), a.App, &control.ResumeNodes{Nodes: nodes}); err != nil {
+			if _, err := command.Ask[*control.Done](c.Context(), a.App, &control.ResumeNodes{Nodes: nodes, User: client.UserName()}); err != nil {
 				return err
 			}
 			a.Detail("%s: in service again", nodeset.Condense(nodes))
