@@ -104,6 +104,7 @@ type Linux interface {
 	Write(p kexec.Part, offset uint64, data []byte) error
 	Load(hashes kexec.Hashes, cmdline string) error
 	Start() error
+	Unload() error
 }
 
 var _ Linux = (*kexec.Loader)(nil)

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"margay/cluster/control"
@@ -31,9 +33,17 @@ func (a *Agent) startImage(conn *control.Conn, f *control.Frame, m *control.Star
 		return
 	}
 	conn.Flush(time.Second)
-	if err := a.config.Linux.Start(); err != nil {
+	if err := a.startLinux(); err != nil {
 		a.config.Log("%v", err)
 	}
+}
+
+// startLinux starts the loaded Linux, unless the node has got a job since it was loaded.
+func (a *Agent) startLinux() error {
+	if jobs := a.node.Jobs(); len(jobs) > 0 {
+		return errors.Join(fmt.Errorf("the node does not start the image, because it has job %d", jobs[0].Job), a.config.Linux.Unload())
+	}
+	return a.config.Linux.Start()
 }
 
 func (a *Agent) loadImage(m *control.StartImage) error {

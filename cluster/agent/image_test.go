@@ -24,7 +24,15 @@ func (l *playedLinux) Load(hashes kexec.Hashes, cmdline string) error {
 	return nil
 }
 
-func (l *playedLinux) Start() error { return nil }
+func (l *playedLinux) Start() error {
+	l.calls = append(l.calls, "start")
+	return nil
+}
+
+func (l *playedLinux) Unload() error {
+	l.calls = append(l.calls, "unload")
+	return nil
+}
 
 // idle is a node kernel with these jobs.
 type idle struct {
@@ -34,7 +42,7 @@ type idle struct {
 
 func (k *idle) Jobs() []kernel.JobInfo { return k.jobs }
 
-// A node loads an image when its last job has gone. A node on the Linux of its host takes none.
+// A node loads an image when its last job has gone, and does not start it if it has got one since. A node on the Linux of its host takes none.
 func TestImage(t *testing.T) {
 	linux, node := new(playedLinux), &idle{jobs: []kernel.JobInfo{{Job: 7}}}
 	a := &Agent{config: Config{Linux: linux}, node: node}
@@ -51,7 +59,15 @@ func TestImage(t *testing.T) {
 	if err := a.loadImage(start); err != nil {
 		t.Error(err)
 	}
-	if got, want := strings.Join(linux.calls, ", "), "kernel 0 k, node image 0 i, node image 1 j, load K I quiet"; got != want {
+	node.jobs = []kernel.JobInfo{{Job: 8}}
+	if err := a.startLinux(); err == nil || !strings.Contains(err.Error(), "job 8") {
+		t.Errorf("a node with a job starts another Linux: %v", err)
+	}
+	node.jobs = nil
+	if err := a.startLinux(); err != nil {
+		t.Error(err)
+	}
+	if got, want := strings.Join(linux.calls, ", "), "kernel 0 k, node image 0 i, node image 1 j, load K I quiet, unload, start"; got != want {
 		t.Errorf("Linux is asked %s, not %s", got, want)
 	}
 	a.config.Linux = nil

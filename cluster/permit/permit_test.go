@@ -80,7 +80,7 @@ func TestRoles(t *testing.T) {
 		"RemoveExtension": {yes, yes, yes, yes}, // serve looks whose it is
 		"Attach FileChunk Stdin Resize Ack Signal Kill ReadFiles FilesRead ReadStacks ReadEvents InsertExtension": {yes, no, none, no},
 		"RemoveOutput": {yes, no, none, yes},
-		"DrainNodes ResumeNodes EvictNodes RebootNodes SwitchNodes ApproveGuests GrowMachine ShrinkMachine SetDuties RestartKernel ReadAudit": {no, no, no, no},
+		"DrainNodes ResumeNodes EvictNodes RebootNodes SwitchNodes ApproveGuests GrowMachine ShrinkMachine SetDuties RestartKernel UpdateNodes ReadUpdate ReadAudit": {no, no, no, no},
 	} {
 		for _, name := range strings.Fields(names) {
 			users[protoreflect.Name(name)] = may

@@ -50,7 +50,7 @@ type Loader struct {
 }
 
 // Write adds a piece of a part. Pieces come in order; one at offset 0 discards the part's earlier
-// ones. A piece that is not the next one is ErrPiece.
+// ones. A piece that is not the next one is ErrPiece. Another error discards the image.
 func (l *Loader) Write(p Part, offset uint64, data []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -64,7 +64,8 @@ func (l *Loader) Write(p Part, offset uint64, data []byte) error {
 	}
 	n, err := l.files[p].Write(data)
 	l.sizes[p] += int64(n)
-	if err != nil {
+	if err != nil { // there is no memory for it
+		l.discardAll()
 		return fmt.Errorf("%v: %w", p, err)
 	}
 	return nil
@@ -88,16 +89,19 @@ func (l *Loader) discard(p Part) {
 	l.files[p], l.sizes[p] = nil, 0
 }
 
+// discardAll discards the image. The caller holds l.mu.
+func (l *Loader) discardAll() {
+	for p := range parts {
+		l.discard(p)
+	}
+}
+
 // Load checks the hashes of the parts (SHA-256), hands them to Linux with the command line of the
 // new kernel, and discards them. It leaves nothing of an image that it refuses.
 func (l *Loader) Load(hashes Hashes, cmdline string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	defer func() {
-		for p := range parts {
-			l.discard(p)
-		}
-	}()
+	defer l.discardAll()
 	for p := range parts {
 		if err := l.check(p, hashes[p]); err != nil {
 			return err
@@ -140,10 +144,19 @@ func (l *Loader) seal(p Part) error {
 }
 
 // Start starts what Load has handed to Linux. All processes end without notice. It returns only
-// with an error.
+// with an error, and Linux has discarded the image then.
 func (l *Loader) Start() error {
-	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_KEXEC); err != nil {
-		return fmt.Errorf("start the loaded kernel: %w", err)
+	err := unix.Reboot(unix.LINUX_REBOOT_CMD_KEXEC)
+	if err == nil {
+		return nil
+	}
+	return errors.Join(fmt.Errorf("start the loaded kernel: %w", err), l.Unload())
+}
+
+// Unload makes Linux discard what Load has handed to it.
+func (l *Loader) Unload() error {
+	if err := unix.KexecFileLoad(-1, -1, "", unix.KEXEC_FILE_UNLOAD); err != nil {
+		return fmt.Errorf("discard the loaded kernel: %w", err)
 	}
 	return nil
 }
