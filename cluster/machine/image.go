@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"margay/cluster/control"
 	"margay/cluster/folder"
@@ -198,10 +199,16 @@ func (o ImageOptions) find(ctx context.Context) (provision.Image, error) {
 	return provision.Image{Path: o.File, Kernel: kernel}, err
 }
 
-// addImage copies an image into the folder of the machine. The folder of the image is complete or
-// absent.
+// addImage copies an image into the folder of the machine, which must exist. The folder of the image
+// is complete or absent.
 func (d Dir) addImage(b bootImage) (name string, err error) {
-	if err := os.MkdirAll(d.file(imagesName), 0o700); err != nil {
+	if name, err = b.name(); err != nil {
+		return "", err
+	}
+	if _, err := d.readImage(name); err == nil {
+		return name, nil
+	}
+	if err := os.Mkdir(d.file(imagesName), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
 	next, err := os.MkdirTemp(d.file(imagesName), nextImage)
@@ -209,9 +216,32 @@ func (d Dir) addImage(b bootImage) (name string, err error) {
 		return "", err
 	}
 	defer os.RemoveAll(next)
+	copied := b
+	copied.Kernel, copied.Image = filepath.Join(next, kernelFile), filepath.Join(next, initrdFile)
+	if err := errors.Join(copyFile(b.Kernel, copied.Kernel), copyFile(b.Image, copied.Image)); err != nil {
+		return "", err
+	}
+	text, err := json.Marshal(b)
+	if err != nil {
+		return "", err
+	}
+	if err := writeFile(filepath.Join(next, describeFile), text); err != nil {
+		return "", err
+	}
+	if name, err = copied.name(); err != nil { // the files may have changed
+		return "", err
+	}
+	if err := os.Rename(next, d.imageFolder(name)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	return name, nil
+}
+
+// name returns the name of an image, which is made from its content.
+func (b bootImage) name() (string, error) {
 	sum := sha256.New()
-	for _, f := range []struct{ from, to string }{{b.Kernel, kernelFile}, {b.Image, initrdFile}} {
-		hash, err := copyFile(f.from, filepath.Join(next, f.to))
+	for _, path := range []string{b.Kernel, b.Image} {
+		hash, err := hashFile(path)
 		if err != nil {
 			return "", err
 		}
@@ -222,30 +252,21 @@ func (d Dir) addImage(b bootImage) (name string, err error) {
 		return "", err
 	}
 	sum.Write(text)
-	if err := writeFile(filepath.Join(next, describeFile), text); err != nil {
-		return "", err
-	}
-	name = hex.EncodeToString(sum.Sum(nil))[:imageDigits]
-	if _, err := d.readImage(name); err == nil {
-		return name, nil
-	}
-	return name, os.Rename(next, d.imageFolder(name))
+	return hex.EncodeToString(sum.Sum(nil))[:imageDigits], nil
 }
 
-// copyFile copies a file, and returns the hash (SHA-256) of its content.
-func copyFile(from, to string) ([]byte, error) {
+func copyFile(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer in.Close()
 	out, err := folder.Open(to, os.O_WRONLY|os.O_CREATE)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	sum := sha256.New()
-	_, err = io.Copy(io.MultiWriter(out, sum), in)
-	return sum.Sum(nil), errors.Join(err, out.Close())
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
 }
 
 // hashFile returns the hash (SHA-256) of a file.
@@ -314,12 +335,14 @@ func (v *virtual) boots(number id.Node) (bootImage, error) {
 }
 
 // stage implements updater. The file of the node has its join token, so serve gives it to that node
-// alone.
+// alone. A machine has one update at a time, so images of earlier ones that no node boots are
+// removed.
 func (v *virtual) stage(number id.Node, term uint32, name string) (*control.ImageStaged, error) {
 	b, err := v.dir.readImage(name)
 	if err != nil {
 		return nil, err
 	}
+	v.removeUnused(name)
 	path := v.dir.stagedImage(number)
 	if err := v.writeImage(b, number, term, path); err != nil {
 		return nil, err
@@ -358,18 +381,41 @@ func (v *virtual) keep(number id.Node, name string) error {
 	if err := v.dir.writeBoots(b); err != nil {
 		return err
 	}
-	return errors.Join(removeFiles(v.dir.stagedImage(number)), v.dir.removeUnused(b))
+	if err := errors.Join(removeFiles(v.dir.stagedImage(number)), v.dir.removeUnused(b, name)); err != nil {
+		fmt.Fprintln(os.Stderr, err) // the image is kept all the same
+	}
+	return nil
 }
 
-// removeUnused removes the images that no node boots.
-func (d Dir) removeUnused(b boots) error {
-	used := make(map[string]bool)
+// removeUnused removes the images that no node boots, except the one of this name.
+func (v *virtual) removeUnused(name string) {
+	v.keeping.Lock()
+	defer v.keeping.Unlock()
+	b, err := v.dir.readBoots()
+	if err == nil {
+		err = v.dir.removeUnused(b, name)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err) // it is tried again with the next image
+	}
+}
+
+// makingImage is how long a client may take to copy an image.
+const makingImage = time.Hour
+
+func (d Dir) removeUnused(b boots, name string) error {
+	used := map[string]bool{name: true}
 	for _, name := range b.Nodes {
 		used[name] = true
 	}
 	entries, err := os.ReadDir(d.file(imagesName))
 	for _, e := range entries {
-		if !used[e.Name()] && !strings.HasPrefix(e.Name(), nextImage) { // one that is being made
+		if strings.HasPrefix(e.Name(), nextImage) {
+			if info, err := e.Info(); err != nil || time.Since(info.ModTime()) < makingImage {
+				continue
+			}
+		}
+		if !used[e.Name()] {
 			err = errors.Join(err, os.RemoveAll(d.imageFolder(e.Name())))
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"margay/cluster/control"
 	"margay/kernel/abi/id"
@@ -71,8 +72,33 @@ func TestBoots(t *testing.T) {
 	}
 	boots(0, "quiet") // the next node of the number
 	boots(1, "two margay.image="+two)
+	making := v.dir.imageFolder(nextImage + "x")
+	if err := os.Mkdir(making, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	v.removeUnused(two)
+	if _, err := os.Stat(making); err != nil {
+		t.Errorf("an image that is being made: %v", err)
+	}
+	old := time.Now().Add(-2 * makingImage)
+	if err := os.Chtimes(making, old, old); err != nil {
+		t.Fatal(err)
+	}
+	v.removeUnused(two)
 	if left, err := filepath.Glob(v.dir.file(imagesName, "*")); err != nil || len(left) != 1 {
 		t.Errorf("the images %v are left, %v", left, err)
+	}
+}
+
+// The folder of a machine that has been removed is not made again.
+func TestAddImageToNoMachine(t *testing.T) {
+	v := imagesOf(t)
+	gone := Dir(v.dir.file("gone"))
+	if name, err := gone.addImage(bootImage{Kernel: v.dir.file("kernel"), Image: v.dir.file("image")}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("image %s, %v", name, err)
+	}
+	if _, err := os.Stat(string(gone)); !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
 	}
 }
 
@@ -91,6 +117,13 @@ func TestStage(t *testing.T) {
 	hash, err := hashFile(v.dir.file("kernel"))
 	if err != nil || string(hash) != string(staged.KernelHash) || !strings.HasSuffix(staged.Cmdline, " margay.image="+name) {
 		t.Errorf("%v, %v", staged, err)
+	}
+	left := v.add(t, "two") // of an update that failed
+	if staged, err = v.stage(3, 1, name); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.dir.readImage(left); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
+		t.Errorf("an image of an earlier update is left: %v", err)
 	}
 	for _, bad := range []string{"", "..", "../../etc/passwd", "0123", "0123456789abcdeg", "0123456789abcdef"} {
 		if _, err := v.stage(3, 1, bad); !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) && !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {

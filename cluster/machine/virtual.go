@@ -256,6 +256,9 @@ func (v *virtual) forget(number id.Node) error {
 // bootFromFiles makes QEMU load the kernel, and an image with the configuration of a node.
 func (v *virtual) bootFromFiles(number id.Node, term uint32, config *qemu.Config) error {
 	b, err := v.boots(number)
+	if err == nil {
+		err = removeFiles(v.dir.stagedImage(number)) // of an attempt that this boot ends
+	}
 	if err != nil {
 		return err
 	}
