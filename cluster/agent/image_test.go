@@ -42,7 +42,8 @@ type idle struct {
 
 func (k *idle) Jobs() []kernel.JobInfo { return k.jobs }
 
-// A node loads an image when its last job has gone, and does not start it if it has got one since. A node on the Linux of its host takes none.
+// A node loads an image when its last job has gone, and does not start it if it has got one since.
+// A node on the Linux of its host takes none.
 func TestImage(t *testing.T) {
 	linux, node := new(playedLinux), &idle{jobs: []kernel.JobInfo{{Job: 7}}}
 	a := &Agent{config: Config{Linux: linux}, node: node}

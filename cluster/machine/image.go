@@ -199,8 +199,8 @@ func (o ImageOptions) find(ctx context.Context) (provision.Image, error) {
 	return provision.Image{Path: o.File, Kernel: kernel}, err
 }
 
-// addImage copies an image into the folder of the machine, which must exist. The folder of the image
-// is complete or absent.
+// addImage copies an image into the folder of the machine, which must exist. The folder of the
+// image is complete or absent.
 func (d Dir) addImage(b bootImage) (name string, err error) {
 	if name, err = b.name(); err != nil {
 		return "", err
@@ -382,7 +382,7 @@ func (v *virtual) keep(number id.Node, name string) error {
 		return err
 	}
 	if err := errors.Join(removeFiles(v.dir.stagedImage(number)), v.dir.removeUnused(b, name)); err != nil {
-		fmt.Fprintln(os.Stderr, err) // the image is kept all the same
+		fmt.Fprintln(os.Stderr, err) // the image is recorded
 	}
 	return nil
 }

@@ -93,7 +93,7 @@ func (s *Server) drain(m *control.DrainNodes) (*control.NodesDrained, error) {
 	return answer, nil
 }
 
-// resume returns drained nodes to service. It stops an update for which a node is being drained.
+// resume returns drained nodes to service. An update that drains one of them stops.
 func (s *Server) resume(m *control.ResumeNodes) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -180,8 +180,8 @@ func TestUpdateResumedWaiting(t *testing.T) {
 	})
 }
 
-// An operator who takes a draining node into service stops the update. One who drains it again
-// keeps it out of service, for another reason than the update's.
+// The update stops when a draining node is taken into service. When it is drained once more, the
+// reason of the update does not stay.
 func TestUpdateStopped(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		x := updatable(t, 3)

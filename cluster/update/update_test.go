@@ -282,8 +282,8 @@ func (w *world) killed() bool {
 }
 
 // Updates of random machines, good and broken images, refusals, orders of an operator, and a serve
-// that is killed at any point: each ends, no node is in service while it is updated, a node that is done runs the image and boots it, and one that is not boots what
-// it did before.
+// that is killed at any point: each ends, no node is in service while it is updated, a node that is
+// done runs the image and boots it, and one that is not boots what it did before.
 func TestModel(t *testing.T) {
 	seed := *modelSeed
 	if seed == 0 {

@@ -39,9 +39,10 @@ Without --image the image is built of the node program beside margay and the gue
 
 A node that does not join within --timeout is reset, boots its old image, and stays out of service with the reason. So does a node
 whose new image ends, or that refuses it. The update stops then: nodes that wait for their turn keep their image. Margay node resume
-takes the failed node into service again.
+takes the failed node into service again. It also stops an update, if it takes a node into service that is being drained for it.
 
-The command can be interrupted; the update goes on. The nodes must be virtual, with --boot kernel.`,
+The command can be interrupted; the update goes on, and margay machine logs says what happens. The nodes must be virtual, with
+--boot kernel. The owner of the machine or root gives the order, because the image goes to the folder of the machine.`,
 		Example: `  margay node update 0..3
   margay node update 0..3 --image node.img --rolling 2`,
 		Args: command.Arguments(1, -1),
