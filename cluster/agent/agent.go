@@ -45,6 +45,7 @@ import (
 	"margay/kernel/extension"
 	"margay/kernel/gate"
 	"margay/kernel/hardware"
+	"margay/kernel/kexec"
 	"margay/kernel/record"
 	"margay/kernel/stack"
 	"margay/kernel/task"
@@ -74,6 +75,9 @@ type Config struct {
 	Reboot func()
 	Orphan time.Duration
 
+	Linux Linux  // starts another one in the place of this node's; nil: it is the host's, and stays
+	Image string // the image that an update has given the node; empty: none has
+
 	// Protocol overrides the protocol version that the agent announces; 0: the real one.
 	Protocol uint32
 }
@@ -101,6 +105,16 @@ type Agent struct {
 	ends    map[id.Job]*ends           // by job: ends of its ranks that wait for others
 	pause   time.Duration              // how long an end waits at most; tests change it
 }
+
+// Linux loads and starts another Linux: a *kexec.Loader.
+type Linux interface {
+	Write(p kexec.Part, offset uint64, data []byte) error
+	Load(hashes kexec.Hashes, cmdline string) error
+	Start() error
+	Unload() error
+}
+
+var _ Linux = (*kexec.Loader)(nil)
 
 // Kernel is the node kernel as its agent sees it: a *kernel.Node.
 type Kernel interface {
@@ -411,6 +425,7 @@ func (a *Agent) info() *control.NodeInfo {
 		Address: a.address().String(), Hostname: cmp.Or(a.config.Boot.Host, a.config.Boot.Hostname()), Substrate: a.config.Boot.Substrate,
 		Kernel: info.Kernel, Arch: runtime.GOARCH, Profile: a.config.Boot.Profile, Memory: info.Memory, Limits: info.Limits,
 		Lacks: info.Lacks, Scheduler: info.Scheduler, Version: a.config.Version, Fabric: a.fabric(),
+		Image: a.config.Image,
 	}
 	out.AllCores = info.AllCores
 	if info.MessageCore != nil {

@@ -65,6 +65,10 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 		conn.Answer(f, &control.Done{}, nil)
 		conn.Flush(time.Second)
 		a.config.Restart()
+	case *control.ImagePiece:
+		conn.Answer(f, &control.Done{}, a.imagePiece(m))
+	case *control.StartImage:
+		go a.startImage(conn, f, m)
 	case *control.SetDuties:
 		go a.setDuties(conn, f, m)
 	case *control.InsertExtension:

@@ -196,6 +196,22 @@ func frameOf(body proto.Message) *Frame {
 		return &Frame{Body: &Frame_Token{m}}
 	case *Tokens:
 		return &Frame{Body: &Frame_Tokens{m}}
+	case *UpdateNodes:
+		return &Frame{Body: &Frame_UpdateNodes{m}}
+	case *ReadUpdate:
+		return &Frame{Body: &Frame_ReadUpdate{m}}
+	case *Update:
+		return &Frame{Body: &Frame_Update{m}}
+	case *StageImage:
+		return &Frame{Body: &Frame_StageImage{m}}
+	case *ImageStaged:
+		return &Frame{Body: &Frame_ImageStaged{m}}
+	case *KeepImage:
+		return &Frame{Body: &Frame_KeepImage{m}}
+	case *ImagePiece:
+		return &Frame{Body: &Frame_ImagePiece{m}}
+	case *StartImage:
+		return &Frame{Body: &Frame_StartImage{m}}
 	}
 	return nil
 }
@@ -387,6 +403,22 @@ func (f *Frame) body() (protowire.Number, coded) {
 		return 313, b.Token
 	case *Frame_Tokens:
 		return 314, b.Tokens
+	case *Frame_UpdateNodes:
+		return 320, b.UpdateNodes
+	case *Frame_ReadUpdate:
+		return 321, b.ReadUpdate
+	case *Frame_Update:
+		return 322, b.Update
+	case *Frame_StageImage:
+		return 323, b.StageImage
+	case *Frame_ImageStaged:
+		return 324, b.ImageStaged
+	case *Frame_KeepImage:
+		return 325, b.KeepImage
+	case *Frame_ImagePiece:
+		return 326, b.ImagePiece
+	case *Frame_StartImage:
+		return 327, b.StartImage
 	}
 	return 0, nil
 }
@@ -578,6 +610,22 @@ func emptyBody(field protowire.Number) coded {
 		return new(Token)
 	case 314:
 		return new(Tokens)
+	case 320:
+		return new(UpdateNodes)
+	case 321:
+		return new(ReadUpdate)
+	case 322:
+		return new(Update)
+	case 323:
+		return new(StageImage)
+	case 324:
+		return new(ImageStaged)
+	case 325:
+		return new(KeepImage)
+	case 326:
+		return new(ImagePiece)
+	case 327:
+		return new(StartImage)
 	}
 	return nil
 }
@@ -839,6 +887,7 @@ func (m *NodeInfo) size() (n int) {
 	n += sizeInt(13, m.MessageCore)
 	n += sizeText(14, m.Scheduler)
 	n += sizeText(15, m.Fabric)
+	n += sizeText(310, m.Image)
 	return n + len(m.unknownFields)
 }
 
@@ -861,6 +910,7 @@ func (m *NodeInfo) encode(e *encoder) {
 	encodeInt(e, 13, m.MessageCore)
 	encodeText(e, 14, m.Scheduler)
 	encodeText(e, 15, m.Fabric)
+	encodeText(e, 310, m.Image)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -897,6 +947,8 @@ func (m *NodeInfo) parse(p *parser) {
 			parseText(p, &m.Scheduler)
 		case 15:
 			parseText(p, &m.Fabric)
+		case 310:
+			parseText(p, &m.Image)
 		default:
 			p.unknown = true
 		}
@@ -3819,6 +3871,7 @@ func (m *ResumeNodes) size() (n int) {
 		return 0
 	}
 	n += sizeInts(1, m.Nodes)
+	n += sizeText(2, m.User)
 	return n + len(m.unknownFields)
 }
 
@@ -3827,6 +3880,7 @@ func (m *ResumeNodes) encode(e *encoder) {
 		return
 	}
 	encodeInts(e, 1, m.Nodes)
+	encodeText(e, 2, m.User)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -3835,6 +3889,8 @@ func (m *ResumeNodes) parse(p *parser) {
 		switch p.field {
 		case 1:
 			parseInts(p, &m.Nodes)
+		case 2:
+			parseText(p, &m.User)
 		default:
 			p.unknown = true
 		}
@@ -6146,6 +6202,7 @@ func (m *RebootNode) size() (n int) {
 	}
 	n += sizeInt(1, m.Node)
 	n += sizeText(2, m.Why)
+	n += sizeInt(3, m.Once)
 	return n + len(m.unknownFields)
 }
 
@@ -6155,6 +6212,7 @@ func (m *RebootNode) encode(e *encoder) {
 	}
 	encodeInt(e, 1, m.Node)
 	encodeText(e, 2, m.Why)
+	encodeInt(e, 3, m.Once)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -6165,6 +6223,8 @@ func (m *RebootNode) parse(p *parser) {
 			parseInt(p, &m.Node)
 		case 2:
 			parseText(p, &m.Why)
+		case 3:
+			parseInt(p, &m.Once)
 		default:
 			p.unknown = true
 		}
@@ -6309,6 +6369,364 @@ func (m *DutiesSet) parse(p *parser) {
 }
 
 func (m *DutiesSet) String() string { return text(m) }
+
+func (m *UpdateNodes) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInts(1, m.Nodes)
+	n += sizeText(2, m.Image)
+	n += sizeInt(3, m.Rolling)
+	n += sizeInt(4, m.TimeoutMs)
+	n += sizeText(5, m.User)
+	return n + len(m.unknownFields)
+}
+
+func (m *UpdateNodes) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInts(e, 1, m.Nodes)
+	encodeText(e, 2, m.Image)
+	encodeInt(e, 3, m.Rolling)
+	encodeInt(e, 4, m.TimeoutMs)
+	encodeText(e, 5, m.User)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *UpdateNodes) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInts(p, &m.Nodes)
+		case 2:
+			parseText(p, &m.Image)
+		case 3:
+			parseInt(p, &m.Rolling)
+		case 4:
+			parseInt(p, &m.TimeoutMs)
+		case 5:
+			parseText(p, &m.User)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *UpdateNodes) String() string { return text(m) }
+
+func (m *ReadUpdate) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	return n + len(m.unknownFields)
+}
+
+func (m *ReadUpdate) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ReadUpdate) parse(p *parser) { p.all(&m.unknownFields) }
+
+func (m *ReadUpdate) String() string { return text(m) }
+
+func (m *Update) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeText(1, m.Image)
+	n += sizeInt(2, m.Rolling)
+	n += sizeInt(3, m.TimeoutMs)
+	n += sizeText(4, m.User)
+	n += sizeMessages(5, m.Nodes)
+	n += sizeText(6, m.Stopped)
+	return n + len(m.unknownFields)
+}
+
+func (m *Update) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeText(e, 1, m.Image)
+	encodeInt(e, 2, m.Rolling)
+	encodeInt(e, 3, m.TimeoutMs)
+	encodeText(e, 4, m.User)
+	encodeMessages(e, 5, m.Nodes)
+	encodeText(e, 6, m.Stopped)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *Update) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseText(p, &m.Image)
+		case 2:
+			parseInt(p, &m.Rolling)
+		case 3:
+			parseInt(p, &m.TimeoutMs)
+		case 4:
+			parseText(p, &m.User)
+		case 5:
+			parseMessages(p, &m.Nodes)
+		case 6:
+			parseText(p, &m.Stopped)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *Update) String() string { return text(m) }
+
+func (m *NodeUpdate) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeInt(2, m.Stage)
+	n += sizeInt(3, m.SinceNs)
+	n += sizeText(4, m.Boot)
+	n += sizeText(5, m.Reason)
+	n += sizeBool(6, m.Out)
+	n += sizeInt(7, m.Term)
+	return n + len(m.unknownFields)
+}
+
+func (m *NodeUpdate) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeInt(e, 2, m.Stage)
+	encodeInt(e, 3, m.SinceNs)
+	encodeText(e, 4, m.Boot)
+	encodeText(e, 5, m.Reason)
+	encodeBool(e, 6, m.Out)
+	encodeInt(e, 7, m.Term)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *NodeUpdate) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseInt(p, &m.Stage)
+		case 3:
+			parseInt(p, &m.SinceNs)
+		case 4:
+			parseText(p, &m.Boot)
+		case 5:
+			parseText(p, &m.Reason)
+		case 6:
+			parseBool(p, &m.Out)
+		case 7:
+			parseInt(p, &m.Term)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *NodeUpdate) String() string { return text(m) }
+
+func (m *StageImage) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeText(2, m.Image)
+	return n + len(m.unknownFields)
+}
+
+func (m *StageImage) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeText(e, 2, m.Image)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *StageImage) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseText(p, &m.Image)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *StageImage) String() string { return text(m) }
+
+func (m *ImageStaged) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeText(1, m.Kernel)
+	n += sizeText(2, m.Initramfs)
+	n += sizeBlob(3, m.KernelHash)
+	n += sizeBlob(4, m.InitramfsHash)
+	n += sizeText(5, m.Cmdline)
+	return n + len(m.unknownFields)
+}
+
+func (m *ImageStaged) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeText(e, 1, m.Kernel)
+	encodeText(e, 2, m.Initramfs)
+	encodeBlob(e, 3, m.KernelHash)
+	encodeBlob(e, 4, m.InitramfsHash)
+	encodeText(e, 5, m.Cmdline)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ImageStaged) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseText(p, &m.Kernel)
+		case 2:
+			parseText(p, &m.Initramfs)
+		case 3:
+			parseBlob(p, &m.KernelHash)
+		case 4:
+			parseBlob(p, &m.InitramfsHash)
+		case 5:
+			parseText(p, &m.Cmdline)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ImageStaged) String() string { return text(m) }
+
+func (m *KeepImage) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeText(2, m.Image)
+	return n + len(m.unknownFields)
+}
+
+func (m *KeepImage) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeText(e, 2, m.Image)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *KeepImage) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseText(p, &m.Image)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *KeepImage) String() string { return text(m) }
+
+func (m *ImagePiece) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeBool(1, m.Initramfs)
+	n += sizeInt(2, m.Offset)
+	n += sizeBlob(3, m.Data)
+	return n + len(m.unknownFields)
+}
+
+func (m *ImagePiece) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeBool(e, 1, m.Initramfs)
+	encodeInt(e, 2, m.Offset)
+	encodeBlob(e, 3, m.Data)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ImagePiece) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseBool(p, &m.Initramfs)
+		case 2:
+			parseInt(p, &m.Offset)
+		case 3:
+			parseBlob(p, &m.Data)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ImagePiece) String() string { return text(m) }
+
+func (m *StartImage) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeBlob(1, m.KernelHash)
+	n += sizeBlob(2, m.InitramfsHash)
+	n += sizeText(3, m.Cmdline)
+	return n + len(m.unknownFields)
+}
+
+func (m *StartImage) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeBlob(e, 1, m.KernelHash)
+	encodeBlob(e, 2, m.InitramfsHash)
+	encodeText(e, 3, m.Cmdline)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *StartImage) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseBlob(p, &m.KernelHash)
+		case 2:
+			parseBlob(p, &m.InitramfsHash)
+		case 3:
+			parseText(p, &m.Cmdline)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *StartImage) String() string { return text(m) }
 
 func (x Role) String() string {
 	switch x {
@@ -6490,6 +6908,30 @@ func (x Switch) String() string {
 		return "SWITCH_ON"
 	case Switch_SWITCH_OFF:
 		return "SWITCH_OFF"
+	}
+	return strconv.Itoa(int(x))
+}
+
+func (x UpdateStage) String() string {
+	switch x {
+	case UpdateStage_UPDATE_WAITING:
+		return "UPDATE_WAITING"
+	case UpdateStage_UPDATE_DRAINING:
+		return "UPDATE_DRAINING"
+	case UpdateStage_UPDATE_LOADING:
+		return "UPDATE_LOADING"
+	case UpdateStage_UPDATE_STARTING:
+		return "UPDATE_STARTING"
+	case UpdateStage_UPDATE_KEEPING:
+		return "UPDATE_KEEPING"
+	case UpdateStage_UPDATE_DONE:
+		return "UPDATE_DONE"
+	case UpdateStage_UPDATE_RESETTING:
+		return "UPDATE_RESETTING"
+	case UpdateStage_UPDATE_FAILED:
+		return "UPDATE_FAILED"
+	case UpdateStage_UPDATE_LEFT:
+		return "UPDATE_LEFT"
 	}
 	return strconv.Itoa(int(x))
 }

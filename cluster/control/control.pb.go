@@ -628,6 +628,71 @@ func (Switch) EnumDescriptor() ([]byte, []int) {
 	return file_control_proto_rawDescGZIP(), []int{10}
 }
 
+type UpdateStage int32
+
+const (
+	UpdateStage_UPDATE_WAITING   UpdateStage = 0 // for its turn
+	UpdateStage_UPDATE_DRAINING  UpdateStage = 1 // its jobs go on, and it gets no others
+	UpdateStage_UPDATE_LOADING   UpdateStage = 2 // it gets the image
+	UpdateStage_UPDATE_STARTING  UpdateStage = 3 // it starts the image
+	UpdateStage_UPDATE_KEEPING   UpdateStage = 4 // it is up with the image, which becomes the one that it boots
+	UpdateStage_UPDATE_DONE      UpdateStage = 5 // it is in service again
+	UpdateStage_UPDATE_RESETTING UpdateStage = 6 // it did not come up, and boots its old image
+	UpdateStage_UPDATE_FAILED    UpdateStage = 7 // it is out of service
+	UpdateStage_UPDATE_LEFT      UpdateStage = 8 // the update has stopped before its turn
+)
+
+// Enum value maps for UpdateStage.
+var (
+	UpdateStage_name = map[int32]string{
+		0: "UPDATE_WAITING",
+		1: "UPDATE_DRAINING",
+		2: "UPDATE_LOADING",
+		3: "UPDATE_STARTING",
+		4: "UPDATE_KEEPING",
+		5: "UPDATE_DONE",
+		6: "UPDATE_RESETTING",
+		7: "UPDATE_FAILED",
+		8: "UPDATE_LEFT",
+	}
+	UpdateStage_value = map[string]int32{
+		"UPDATE_WAITING":   0,
+		"UPDATE_DRAINING":  1,
+		"UPDATE_LOADING":   2,
+		"UPDATE_STARTING":  3,
+		"UPDATE_KEEPING":   4,
+		"UPDATE_DONE":      5,
+		"UPDATE_RESETTING": 6,
+		"UPDATE_FAILED":    7,
+		"UPDATE_LEFT":      8,
+	}
+)
+
+func (x UpdateStage) Enum() *UpdateStage {
+	p := new(UpdateStage)
+	*p = x
+	return p
+}
+
+func (UpdateStage) Descriptor() protoreflect.EnumDescriptor {
+	file_control_proto_init()
+	return file_control_proto_enumTypes[11].Descriptor()
+}
+
+func (UpdateStage) Type() protoreflect.EnumType {
+	file_control_proto_init()
+	return &file_control_proto_enumTypes[11]
+}
+
+func (x UpdateStage) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use UpdateStage.Descriptor instead.
+func (UpdateStage) EnumDescriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{11}
+}
+
 type Frame struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Call   uint64                 `protobuf:"varint,1,opt,name=call,proto3" json:"call,omitempty"`     // number of a request that wants an answer, chosen by its sender; 0: none wanted
@@ -726,6 +791,14 @@ type Frame struct {
 	//	*Frame_RevokeTokens
 	//	*Frame_Token
 	//	*Frame_Tokens
+	//	*Frame_UpdateNodes
+	//	*Frame_ReadUpdate
+	//	*Frame_Update
+	//	*Frame_StageImage
+	//	*Frame_ImageStaged
+	//	*Frame_KeepImage
+	//	*Frame_ImagePiece
+	//	*Frame_StartImage
 	Body          isFrame_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1607,6 +1680,78 @@ func (x *Frame) GetTokens() *Tokens {
 	return nil
 }
 
+func (x *Frame) GetUpdateNodes() *UpdateNodes {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_UpdateNodes); ok {
+			return x.UpdateNodes
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetReadUpdate() *ReadUpdate {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ReadUpdate); ok {
+			return x.ReadUpdate
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetUpdate() *Update {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Update); ok {
+			return x.Update
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetStageImage() *StageImage {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_StageImage); ok {
+			return x.StageImage
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetImageStaged() *ImageStaged {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ImageStaged); ok {
+			return x.ImageStaged
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetKeepImage() *KeepImage {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_KeepImage); ok {
+			return x.KeepImage
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetImagePiece() *ImagePiece {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ImagePiece); ok {
+			return x.ImagePiece
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetStartImage() *StartImage {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_StartImage); ok {
+			return x.StartImage
+		}
+	}
+	return nil
+}
+
 type isFrame_Body interface {
 	isFrame_Body()
 }
@@ -1991,6 +2136,39 @@ type Frame_Tokens struct {
 	Tokens *Tokens `protobuf:"bytes,314,opt,name=tokens,proto3,oneof"`
 }
 
+type Frame_UpdateNodes struct {
+	// Nodes that start another image without a boot of their own: clients ask serve, serve asks the holder and nodes.
+	UpdateNodes *UpdateNodes `protobuf:"bytes,320,opt,name=update_nodes,json=updateNodes,proto3,oneof"`
+}
+
+type Frame_ReadUpdate struct {
+	ReadUpdate *ReadUpdate `protobuf:"bytes,321,opt,name=read_update,json=readUpdate,proto3,oneof"`
+}
+
+type Frame_Update struct {
+	Update *Update `protobuf:"bytes,322,opt,name=update,proto3,oneof"`
+}
+
+type Frame_StageImage struct {
+	StageImage *StageImage `protobuf:"bytes,323,opt,name=stage_image,json=stageImage,proto3,oneof"`
+}
+
+type Frame_ImageStaged struct {
+	ImageStaged *ImageStaged `protobuf:"bytes,324,opt,name=image_staged,json=imageStaged,proto3,oneof"`
+}
+
+type Frame_KeepImage struct {
+	KeepImage *KeepImage `protobuf:"bytes,325,opt,name=keep_image,json=keepImage,proto3,oneof"`
+}
+
+type Frame_ImagePiece struct {
+	ImagePiece *ImagePiece `protobuf:"bytes,326,opt,name=image_piece,json=imagePiece,proto3,oneof"`
+}
+
+type Frame_StartImage struct {
+	StartImage *StartImage `protobuf:"bytes,327,opt,name=start_image,json=startImage,proto3,oneof"`
+}
+
 func (*Frame_Hello) isFrame_Body() {}
 
 func (*Frame_Welcome) isFrame_Body() {}
@@ -2174,6 +2352,22 @@ func (*Frame_RevokeTokens) isFrame_Body() {}
 func (*Frame_Token) isFrame_Body() {}
 
 func (*Frame_Tokens) isFrame_Body() {}
+
+func (*Frame_UpdateNodes) isFrame_Body() {}
+
+func (*Frame_ReadUpdate) isFrame_Body() {}
+
+func (*Frame_Update) isFrame_Body() {}
+
+func (*Frame_StageImage) isFrame_Body() {}
+
+func (*Frame_ImageStaged) isFrame_Body() {}
+
+func (*Frame_KeepImage) isFrame_Body() {}
+
+func (*Frame_ImagePiece) isFrame_Body() {}
+
+func (*Frame_StartImage) isFrame_Body() {}
 
 // Hello opens a connection.
 type Hello struct {
@@ -2570,6 +2764,7 @@ type NodeInfo struct {
 	MessageCore   uint32                 `protobuf:"varint,13,opt,name=message_core,json=messageCore,proto3" json:"message_core,omitempty"` // that handles messages and nothing else; 0: none
 	Scheduler     string                 `protobuf:"bytes,14,opt,name=scheduler,proto3" json:"scheduler,omitempty"`                         // what shares cores among processes: sched_ext, priority, stop; empty: Linux alone, maybe until that is open
 	Fabric        string                 `protobuf:"bytes,15,opt,name=fabric,proto3" json:"fabric,omitempty"`                               // how messages travel between nodes: one of kernel/abi/node
+	Image         string                 `protobuf:"bytes,310,opt,name=image,proto3" json:"image,omitempty"`                                // the image that an update gave it; empty: the machine's first one, or it is hosted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2702,6 +2897,13 @@ func (x *NodeInfo) GetScheduler() string {
 func (x *NodeInfo) GetFabric() string {
 	if x != nil {
 		return x.Fabric
+	}
+	return ""
+}
+
+func (x *NodeInfo) GetImage() string {
+	if x != nil {
+		return x.Image
 	}
 	return ""
 }
@@ -7268,6 +7470,7 @@ func (x *NodesDrained) GetBusy() []uint32 {
 type ResumeNodes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nodes         []uint32               `protobuf:"varint,1,rep,packed,name=nodes,proto3" json:"nodes,omitempty"`
+	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"` // who gives the order
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7304,6 +7507,13 @@ func (x *ResumeNodes) GetNodes() []uint32 {
 		return x.Nodes
 	}
 	return nil
+}
+
+func (x *ResumeNodes) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
 }
 
 // RebootNodes has the things that nodes run on ended and started again, also those of nodes that are dead. The jobs of the nodes end. Answer: Done when they have been started, or Error; when one is refused, none is touched.
@@ -10963,6 +11173,7 @@ type RebootNode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
 	Why           string                 `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	Once          int64                  `protobuf:"varint,3,opt,name=once,proto3" json:"once,omitempty"` // names the order, which is carried out once though it is repeated; 0: it is carried out each time
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -11006,6 +11217,13 @@ func (x *RebootNode) GetWhy() string {
 		return x.Why
 	}
 	return ""
+}
+
+func (x *RebootNode) GetOnce() int64 {
+	if x != nil {
+		return x.Once
+	}
+	return 0
 }
 
 // SwitchNode has the holder start a node, or end it and not start it again before it is asked to. Answer: Done when that has happened,
@@ -11211,11 +11429,582 @@ func (x *DutiesSet) GetInfo() *NodeInfo {
 	return nil
 }
 
+// UpdateNodes has nodes start another image, some at a time, after their last job. Clients ask serve; the holder has the image. Answer:
+// Update when that begins, or Error and no node is changed.
+type UpdateNodes struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []uint32               `protobuf:"varint,1,rep,packed,name=nodes,proto3" json:"nodes,omitempty"`
+	Image         string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`                           // its name in the machine's folder
+	Rolling       uint32                 `protobuf:"varint,3,opt,name=rolling,proto3" json:"rolling,omitempty"`                      // how many nodes are out of service for it at a time; 0: one
+	TimeoutMs     int64                  `protobuf:"varint,4,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // how long a node may take for each stage but DRAINING; 0: as long as for a boot
+	User          string                 `protobuf:"bytes,5,opt,name=user,proto3" json:"user,omitempty"`                             // who gives the order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateNodes) Reset() {
+	*x = UpdateNodes{}
+	mi := &file_control_proto_msgTypes[138]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*UpdateNodes) ProtoMessage() {}
+
+func (x *UpdateNodes) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[138]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateNodes.ProtoReflect.Descriptor instead.
+func (*UpdateNodes) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{138}
+}
+
+func (x *UpdateNodes) GetNodes() []uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *UpdateNodes) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *UpdateNodes) GetRolling() uint32 {
+	if x != nil {
+		return x.Rolling
+	}
+	return 0
+}
+
+func (x *UpdateNodes) GetTimeoutMs() int64 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *UpdateNodes) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+// ReadUpdate asks for the last update of the machine. Answer: Update, without nodes if there was none.
+type ReadUpdate struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadUpdate) Reset() {
+	*x = ReadUpdate{}
+	mi := &file_control_proto_msgTypes[139]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*ReadUpdate) ProtoMessage() {}
+
+func (x *ReadUpdate) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[139]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadUpdate.ProtoReflect.Descriptor instead.
+func (*ReadUpdate) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{139}
+}
+
+// Update is the state of an update of nodes; serve records it.
+type Update struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Image         string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	Rolling       uint32                 `protobuf:"varint,2,opt,name=rolling,proto3" json:"rolling,omitempty"`
+	TimeoutMs     int64                  `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	User          string                 `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
+	Nodes         []*NodeUpdate          `protobuf:"bytes,5,rep,name=nodes,proto3" json:"nodes,omitempty"`     // in the order in which their turns come
+	Stopped       string                 `protobuf:"bytes,6,opt,name=stopped,proto3" json:"stopped,omitempty"` // why no further node gets its turn; empty: they do
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Update) Reset() {
+	*x = Update{}
+	mi := &file_control_proto_msgTypes[140]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*Update) ProtoMessage() {}
+
+func (x *Update) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[140]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Update.ProtoReflect.Descriptor instead.
+func (*Update) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{140}
+}
+
+func (x *Update) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *Update) GetRolling() uint32 {
+	if x != nil {
+		return x.Rolling
+	}
+	return 0
+}
+
+func (x *Update) GetTimeoutMs() int64 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *Update) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Update) GetNodes() []*NodeUpdate {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *Update) GetStopped() string {
+	if x != nil {
+		return x.Stopped
+	}
+	return ""
+}
+
+type NodeUpdate struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Stage         UpdateStage            `protobuf:"varint,2,opt,name=stage,proto3,enum=margay.control.UpdateStage" json:"stage,omitempty"`
+	SinceNs       int64                  `protobuf:"varint,3,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // since the epoch: when the stage began
+	Boot          string                 `protobuf:"bytes,4,opt,name=boot,proto3" json:"boot,omitempty"`                       // the boot (Register) that the image replaces; set from LOADING on
+	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`                   // why it failed, or is being reset
+	Out           bool                   `protobuf:"varint,6,opt,name=out,proto3" json:"out,omitempty"`                        // it is out of service by another order, and stays so
+	Term          uint32                 `protobuf:"varint,7,opt,name=term,proto3" json:"term,omitempty"`                      // of its number: a later node of the number is not meant
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeUpdate) Reset() {
+	*x = NodeUpdate{}
+	mi := &file_control_proto_msgTypes[141]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*NodeUpdate) ProtoMessage() {}
+
+func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[141]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeUpdate.ProtoReflect.Descriptor instead.
+func (*NodeUpdate) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{141}
+}
+
+func (x *NodeUpdate) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *NodeUpdate) GetStage() UpdateStage {
+	if x != nil {
+		return x.Stage
+	}
+	return UpdateStage_UPDATE_WAITING
+}
+
+func (x *NodeUpdate) GetSinceNs() int64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
+func (x *NodeUpdate) GetBoot() string {
+	if x != nil {
+		return x.Boot
+	}
+	return ""
+}
+
+func (x *NodeUpdate) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *NodeUpdate) GetOut() bool {
+	if x != nil {
+		return x.Out
+	}
+	return false
+}
+
+func (x *NodeUpdate) GetTerm() uint32 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+// StageImage asks the holder for an image, with the configuration of a node in it. Answer: ImageStaged.
+type StageImage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Image         string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StageImage) Reset() {
+	*x = StageImage{}
+	mi := &file_control_proto_msgTypes[142]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*StageImage) ProtoMessage() {}
+
+func (x *StageImage) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[142]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StageImage.ProtoReflect.Descriptor instead.
+func (*StageImage) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{142}
+}
+
+func (x *StageImage) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *StageImage) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+// ImageStaged names the files of an image for one node, which serve can read.
+type ImageStaged struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kernel        string                 `protobuf:"bytes,1,opt,name=kernel,proto3" json:"kernel,omitempty"`                           // path of the Linux kernel
+	Initramfs     string                 `protobuf:"bytes,2,opt,name=initramfs,proto3" json:"initramfs,omitempty"`                     // path of the node image
+	KernelHash    []byte                 `protobuf:"bytes,3,opt,name=kernel_hash,json=kernelHash,proto3" json:"kernel_hash,omitempty"` // SHA-256
+	InitramfsHash []byte                 `protobuf:"bytes,4,opt,name=initramfs_hash,json=initramfsHash,proto3" json:"initramfs_hash,omitempty"`
+	Cmdline       string                 `protobuf:"bytes,5,opt,name=cmdline,proto3" json:"cmdline,omitempty"` // of the kernel
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImageStaged) Reset() {
+	*x = ImageStaged{}
+	mi := &file_control_proto_msgTypes[143]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*ImageStaged) ProtoMessage() {}
+
+func (x *ImageStaged) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[143]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImageStaged.ProtoReflect.Descriptor instead.
+func (*ImageStaged) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{143}
+}
+
+func (x *ImageStaged) GetKernel() string {
+	if x != nil {
+		return x.Kernel
+	}
+	return ""
+}
+
+func (x *ImageStaged) GetInitramfs() string {
+	if x != nil {
+		return x.Initramfs
+	}
+	return ""
+}
+
+func (x *ImageStaged) GetKernelHash() []byte {
+	if x != nil {
+		return x.KernelHash
+	}
+	return nil
+}
+
+func (x *ImageStaged) GetInitramfsHash() []byte {
+	if x != nil {
+		return x.InitramfsHash
+	}
+	return nil
+}
+
+func (x *ImageStaged) GetCmdline() string {
+	if x != nil {
+		return x.Cmdline
+	}
+	return ""
+}
+
+// KeepImage makes an image the one that a node boots, whatever starts it. Serve asks the holder. Answer: Done.
+type KeepImage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Image         string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepImage) Reset() {
+	*x = KeepImage{}
+	mi := &file_control_proto_msgTypes[144]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*KeepImage) ProtoMessage() {}
+
+func (x *KeepImage) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[144]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepImage.ProtoReflect.Descriptor instead.
+func (*KeepImage) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{144}
+}
+
+func (x *KeepImage) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *KeepImage) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+// ImagePiece gives a node a piece of an image that it is to start. Answer: Done.
+type ImagePiece struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Initramfs     bool                   `protobuf:"varint,1,opt,name=initramfs,proto3" json:"initramfs,omitempty"` // the piece is of the node image; false: of the kernel
+	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`       // in bytes; 0 discards what came before
+	Data          []byte                 `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImagePiece) Reset() {
+	*x = ImagePiece{}
+	mi := &file_control_proto_msgTypes[145]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*ImagePiece) ProtoMessage() {}
+
+func (x *ImagePiece) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[145]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImagePiece.ProtoReflect.Descriptor instead.
+func (*ImagePiece) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{145}
+}
+
+func (x *ImagePiece) GetInitramfs() bool {
+	if x != nil {
+		return x.Initramfs
+	}
+	return false
+}
+
+func (x *ImagePiece) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *ImagePiece) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+// StartImage makes a node start the image whose pieces it has, in the place of its Linux. Answer: Done when it has loaded the image,
+// and is about to start it.
+type StartImage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	KernelHash    []byte                 `protobuf:"bytes,1,opt,name=kernel_hash,json=kernelHash,proto3" json:"kernel_hash,omitempty"` // SHA-256
+	InitramfsHash []byte                 `protobuf:"bytes,2,opt,name=initramfs_hash,json=initramfsHash,proto3" json:"initramfs_hash,omitempty"`
+	Cmdline       string                 `protobuf:"bytes,3,opt,name=cmdline,proto3" json:"cmdline,omitempty"` // of the kernel
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartImage) Reset() {
+	*x = StartImage{}
+	mi := &file_control_proto_msgTypes[146]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*StartImage) ProtoMessage() {}
+
+func (x *StartImage) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[146]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartImage.ProtoReflect.Descriptor instead.
+func (*StartImage) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{146}
+}
+
+func (x *StartImage) GetKernelHash() []byte {
+	if x != nil {
+		return x.KernelHash
+	}
+	return nil
+}
+
+func (x *StartImage) GetInitramfsHash() []byte {
+	if x != nil {
+		return x.InitramfsHash
+	}
+	return nil
+}
+
+func (x *StartImage) GetCmdline() string {
+	if x != nil {
+		return x.Cmdline
+	}
+	return ""
+}
+
 var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xd1*\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xc7.\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -11337,7 +12126,20 @@ const file_control_proto_rawDesc = "" +
 	"listTokens\x12D\n" +
 	"\rrevoke_tokens\x18\xb8\x02 \x01(\v2\x1c.margay.control.RevokeTokensH\x00R\frevokeTokens\x12.\n" +
 	"\x05token\x18\xb9\x02 \x01(\v2\x15.margay.control.TokenH\x00R\x05token\x121\n" +
-	"\x06tokens\x18\xba\x02 \x01(\v2\x16.margay.control.TokensH\x00R\x06tokensB\x06\n" +
+	"\x06tokens\x18\xba\x02 \x01(\v2\x16.margay.control.TokensH\x00R\x06tokens\x12A\n" +
+	"\fupdate_nodes\x18\xc0\x02 \x01(\v2\x1b.margay.control.UpdateNodesH\x00R\vupdateNodes\x12>\n" +
+	"\vread_update\x18\xc1\x02 \x01(\v2\x1a.margay.control.ReadUpdateH\x00R\n" +
+	"readUpdate\x121\n" +
+	"\x06update\x18\xc2\x02 \x01(\v2\x16.margay.control.UpdateH\x00R\x06update\x12>\n" +
+	"\vstage_image\x18\xc3\x02 \x01(\v2\x1a.margay.control.StageImageH\x00R\n" +
+	"stageImage\x12A\n" +
+	"\fimage_staged\x18\xc4\x02 \x01(\v2\x1b.margay.control.ImageStagedH\x00R\vimageStaged\x12;\n" +
+	"\n" +
+	"keep_image\x18\xc5\x02 \x01(\v2\x19.margay.control.KeepImageH\x00R\tkeepImage\x12>\n" +
+	"\vimage_piece\x18\xc6\x02 \x01(\v2\x1a.margay.control.ImagePieceH\x00R\n" +
+	"imagePiece\x12>\n" +
+	"\vstart_image\x18\xc7\x02 \x01(\v2\x1a.margay.control.StartImageH\x00R\n" +
+	"startImageB\x06\n" +
 	"\x04body\"\xa1\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12(\n" +
@@ -11369,7 +12171,7 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"Registered\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12!\n" +
-	"\fheartbeat_ms\x18\x02 \x01(\rR\vheartbeatMs\"\x90\x03\n" +
+	"\fheartbeat_ms\x18\x02 \x01(\rR\vheartbeatMs\"\xa7\x03\n" +
 	"\bNodeInfo\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\x1c\n" +
@@ -11386,7 +12188,8 @@ const file_control_proto_rawDesc = "" +
 	"\tall_cores\x18\f \x01(\bR\ballCores\x12!\n" +
 	"\fmessage_core\x18\r \x01(\rR\vmessageCore\x12\x1c\n" +
 	"\tscheduler\x18\x0e \x01(\tR\tscheduler\x12\x16\n" +
-	"\x06fabric\x18\x0f \x01(\tR\x06fabric\"M\n" +
+	"\x06fabric\x18\x0f \x01(\tR\x06fabric\x12\x15\n" +
+	"\x05image\x18\xb6\x02 \x01(\tR\x05image\"M\n" +
 	"\tHostedJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\"\xcf\x01\n" +
@@ -11752,9 +12555,10 @@ const file_control_proto_rawDesc = "" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
 	"\x04user\x18\x03 \x01(\tR\x04user\"\"\n" +
 	"\fNodesDrained\x12\x12\n" +
-	"\x04busy\x18\x01 \x03(\rR\x04busy\"#\n" +
+	"\x04busy\x18\x01 \x03(\rR\x04busy\"7\n" +
 	"\vResumeNodes\x12\x14\n" +
-	"\x05nodes\x18\x01 \x03(\rR\x05nodes\"M\n" +
+	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\"M\n" +
 	"\vRebootNodes\x12\x14\n" +
 	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\x12\x12\n" +
@@ -12079,11 +12883,12 @@ const file_control_proto_rawDesc = "" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x18\n" +
 	"\apercent\x18\x03 \x01(\rR\apercent\"\x1c\n" +
 	"\x06NodeUp\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\rR\x04node\"2\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\"F\n" +
 	"\n" +
 	"RebootNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x10\n" +
-	"\x03why\x18\x02 \x01(\tR\x03why\"B\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\x12\x12\n" +
+	"\x04once\x18\x03 \x01(\x03R\x04once\"B\n" +
 	"\n" +
 	"SwitchNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x0e\n" +
@@ -12096,7 +12901,58 @@ const file_control_proto_rawDesc = "" +
 	"\tall_cores\x18\x02 \x01(\x0e2\x16.margay.control.SwitchR\ballCores\x129\n" +
 	"\fmessage_core\x18\x03 \x01(\x0e2\x16.margay.control.SwitchR\vmessageCore\"9\n" +
 	"\tDutiesSet\x12,\n" +
-	"\x04info\x18\x01 \x01(\v2\x18.margay.control.NodeInfoR\x04info*Y\n" +
+	"\x04info\x18\x01 \x01(\v2\x18.margay.control.NodeInfoR\x04info\"\x86\x01\n" +
+	"\vUpdateNodes\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x14\n" +
+	"\x05image\x18\x02 \x01(\tR\x05image\x12\x18\n" +
+	"\arolling\x18\x03 \x01(\rR\arolling\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x04 \x01(\x03R\ttimeoutMs\x12\x12\n" +
+	"\x04user\x18\x05 \x01(\tR\x04user\"\f\n" +
+	"\n" +
+	"ReadUpdate\"\xb7\x01\n" +
+	"\x06Update\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\x12\x18\n" +
+	"\arolling\x18\x02 \x01(\rR\arolling\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x03 \x01(\x03R\ttimeoutMs\x12\x12\n" +
+	"\x04user\x18\x04 \x01(\tR\x04user\x120\n" +
+	"\x05nodes\x18\x05 \x03(\v2\x1a.margay.control.NodeUpdateR\x05nodes\x12\x18\n" +
+	"\astopped\x18\x06 \x01(\tR\astopped\"\xc0\x01\n" +
+	"\n" +
+	"NodeUpdate\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x121\n" +
+	"\x05stage\x18\x02 \x01(\x0e2\x1b.margay.control.UpdateStageR\x05stage\x12\x19\n" +
+	"\bsince_ns\x18\x03 \x01(\x03R\asinceNs\x12\x12\n" +
+	"\x04boot\x18\x04 \x01(\tR\x04boot\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x10\n" +
+	"\x03out\x18\x06 \x01(\bR\x03out\x12\x12\n" +
+	"\x04term\x18\a \x01(\rR\x04term\"6\n" +
+	"\n" +
+	"StageImage\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
+	"\x05image\x18\x02 \x01(\tR\x05image\"\xa5\x01\n" +
+	"\vImageStaged\x12\x16\n" +
+	"\x06kernel\x18\x01 \x01(\tR\x06kernel\x12\x1c\n" +
+	"\tinitramfs\x18\x02 \x01(\tR\tinitramfs\x12\x1f\n" +
+	"\vkernel_hash\x18\x03 \x01(\fR\n" +
+	"kernelHash\x12%\n" +
+	"\x0einitramfs_hash\x18\x04 \x01(\fR\rinitramfsHash\x12\x18\n" +
+	"\acmdline\x18\x05 \x01(\tR\acmdline\"5\n" +
+	"\tKeepImage\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
+	"\x05image\x18\x02 \x01(\tR\x05image\"V\n" +
+	"\n" +
+	"ImagePiece\x12\x1c\n" +
+	"\tinitramfs\x18\x01 \x01(\bR\tinitramfs\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\"n\n" +
+	"\n" +
+	"StartImage\x12\x1f\n" +
+	"\vkernel_hash\x18\x01 \x01(\fR\n" +
+	"kernelHash\x12%\n" +
+	"\x0einitramfs_hash\x18\x02 \x01(\fR\rinitramfsHash\x12\x18\n" +
+	"\acmdline\x18\x03 \x01(\tR\acmdline*Y\n" +
 	"\x04Role\x12\x10\n" +
 	"\fROLE_UNKNOWN\x10\x00\x12\r\n" +
 	"\tROLE_NODE\x10\x01\x12\x0f\n" +
@@ -12175,7 +13031,17 @@ const file_control_proto_rawDesc = "" +
 	"\vSWITCH_KEEP\x10\x00\x12\r\n" +
 	"\tSWITCH_ON\x10\x01\x12\x0e\n" +
 	"\n" +
-	"SWITCH_OFF\x10\x02B\x18Z\x16margay/cluster/controlb\x06proto3"
+	"SWITCH_OFF\x10\x02*\xbe\x01\n" +
+	"\vUpdateStage\x12\x12\n" +
+	"\x0eUPDATE_WAITING\x10\x00\x12\x13\n" +
+	"\x0fUPDATE_DRAINING\x10\x01\x12\x12\n" +
+	"\x0eUPDATE_LOADING\x10\x02\x12\x13\n" +
+	"\x0fUPDATE_STARTING\x10\x03\x12\x12\n" +
+	"\x0eUPDATE_KEEPING\x10\x04\x12\x0f\n" +
+	"\vUPDATE_DONE\x10\x05\x12\x14\n" +
+	"\x10UPDATE_RESETTING\x10\x06\x12\x11\n" +
+	"\rUPDATE_FAILED\x10\a\x12\x0f\n" +
+	"\vUPDATE_LEFT\x10\bB\x18Z\x16margay/cluster/controlb\x06proto3"
 
 var (
 	file_control_proto_rawDescOnce sync.Once
@@ -12189,8 +13055,8 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_enumTypes [11]protoimpl.EnumInfo
-var file_control_proto_msgTypes [139]protoimpl.MessageInfo
+var file_control_proto_enumTypes [12]protoimpl.EnumInfo
+var file_control_proto_msgTypes [148]protoimpl.MessageInfo
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -12203,334 +13069,354 @@ var file_control_proto_goTypes = []any{
 	(NodeHealth)(0),          // 8: margay.control.NodeHealth
 	(NodePower)(0),           // 9: margay.control.NodePower
 	(Switch)(0),              // 10: margay.control.Switch
-	(*Frame)(nil),            // 11: margay.control.Frame
-	(*Hello)(nil),            // 12: margay.control.Hello
-	(*Welcome)(nil),          // 13: margay.control.Welcome
-	(*Error)(nil),            // 14: margay.control.Error
-	(*Done)(nil),             // 15: margay.control.Done
-	(*Register)(nil),         // 16: margay.control.Register
-	(*Registered)(nil),       // 17: margay.control.Registered
-	(*NodeInfo)(nil),         // 18: margay.control.NodeInfo
-	(*HostedJob)(nil),        // 19: margay.control.HostedJob
-	(*Heartbeat)(nil),        // 20: margay.control.Heartbeat
-	(*Vitals)(nil),           // 21: margay.control.Vitals
-	(*LogLine)(nil),          // 22: margay.control.LogLine
-	(*Prepare)(nil),          // 23: margay.control.Prepare
-	(*JobSpec)(nil),          // 24: margay.control.JobSpec
-	(*SharedFolder)(nil),     // 25: margay.control.SharedFolder
-	(*Task)(nil),             // 26: margay.control.Task
-	(*Withdraw)(nil),         // 27: margay.control.Withdraw
-	(*EndAllocation)(nil),    // 28: margay.control.EndAllocation
-	(*Leave)(nil),            // 29: margay.control.Leave
-	(*Terminal)(nil),         // 30: margay.control.Terminal
-	(*Exec)(nil),             // 31: margay.control.Exec
-	(*Part)(nil),             // 32: margay.control.Part
-	(*Prepared)(nil),         // 33: margay.control.Prepared
-	(*Place)(nil),            // 34: margay.control.Place
-	(*Layout)(nil),           // 35: margay.control.Layout
-	(*LayoutRun)(nil),        // 36: margay.control.LayoutRun
-	(*LayoutShare)(nil),      // 37: margay.control.LayoutShare
-	(*LayoutRank)(nil),       // 38: margay.control.LayoutRank
-	(*Member)(nil),           // 39: margay.control.Member
-	(*Start)(nil),            // 40: margay.control.Start
-	(*Started)(nil),          // 41: margay.control.Started
-	(*Forget)(nil),           // 42: margay.control.Forget
-	(*Forgotten)(nil),        // 43: margay.control.Forgotten
-	(*Unkept)(nil),           // 44: margay.control.Unkept
-	(*Loaded)(nil),           // 45: margay.control.Loaded
-	(*JobFault)(nil),         // 46: margay.control.JobFault
-	(*Rewind)(nil),           // 47: margay.control.Rewind
-	(*Finish)(nil),           // 48: margay.control.Finish
-	(*FileChunk)(nil),        // 49: margay.control.FileChunk
-	(*FileTaken)(nil),        // 50: margay.control.FileTaken
-	(*ReadFiles)(nil),        // 51: margay.control.ReadFiles
-	(*FilesPiece)(nil),       // 52: margay.control.FilesPiece
-	(*FilesRead)(nil),        // 53: margay.control.FilesRead
-	(*Record)(nil),           // 54: margay.control.Record
-	(*RankEnd)(nil),          // 55: margay.control.RankEnd
-	(*ExitStatus)(nil),       // 56: margay.control.ExitStatus
-	(*RankFault)(nil),        // 57: margay.control.RankFault
-	(*CodeFile)(nil),         // 58: margay.control.CodeFile
-	(*CodeStack)(nil),        // 59: margay.control.CodeStack
-	(*ReadStacks)(nil),       // 60: margay.control.ReadStacks
-	(*GoLayout)(nil),         // 61: margay.control.GoLayout
-	(*Stacks)(nil),           // 62: margay.control.Stacks
-	(*StackGroup)(nil),       // 63: margay.control.StackGroup
-	(*UnreadRank)(nil),       // 64: margay.control.UnreadRank
-	(*Usage)(nil),            // 65: margay.control.Usage
-	(*Ack)(nil),              // 66: margay.control.Ack
-	(*Stdin)(nil),            // 67: margay.control.Stdin
-	(*StdinTaken)(nil),       // 68: margay.control.StdinTaken
-	(*Signal)(nil),           // 69: margay.control.Signal
-	(*Resize)(nil),           // 70: margay.control.Resize
-	(*RunRequest)(nil),       // 71: margay.control.RunRequest
-	(*RunReply)(nil),         // 72: margay.control.RunReply
-	(*Attach)(nil),           // 73: margay.control.Attach
-	(*RemoveOutput)(nil),     // 74: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 75: margay.control.OutputRemoved
-	(*JobState)(nil),         // 76: margay.control.JobState
-	(*PhaseTime)(nil),        // 77: margay.control.PhaseTime
-	(*RankState)(nil),        // 78: margay.control.RankState
-	(*ListNodes)(nil),        // 79: margay.control.ListNodes
-	(*Nodes)(nil),            // 80: margay.control.Nodes
-	(*Guests)(nil),           // 81: margay.control.Guests
-	(*Guest)(nil),            // 82: margay.control.Guest
-	(*ApproveGuests)(nil),    // 83: margay.control.ApproveGuests
-	(*NodeState)(nil),        // 84: margay.control.NodeState
-	(*Drain)(nil),            // 85: margay.control.Drain
-	(*CoreUse)(nil),          // 86: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 87: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 88: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 89: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 90: margay.control.RebootNodes
-	(*SwitchNodes)(nil),      // 91: margay.control.SwitchNodes
-	(*EvictNodes)(nil),       // 92: margay.control.EvictNodes
-	(*NodesEvicted)(nil),     // 93: margay.control.NodesEvicted
-	(*GrowMachine)(nil),      // 94: margay.control.GrowMachine
-	(*NodesAdded)(nil),       // 95: margay.control.NodesAdded
-	(*ShrinkMachine)(nil),    // 96: margay.control.ShrinkMachine
-	(*NodesLeaving)(nil),     // 97: margay.control.NodesLeaving
-	(*RemoveNode)(nil),       // 98: margay.control.RemoveNode
-	(*Roster)(nil),           // 99: margay.control.Roster
-	(*ListJobs)(nil),         // 100: margay.control.ListJobs
-	(*Jobs)(nil),             // 101: margay.control.Jobs
-	(*WaitingJob)(nil),       // 102: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 103: margay.control.JobSummary
-	(*StoredJob)(nil),        // 104: margay.control.StoredJob
-	(*Kill)(nil),             // 105: margay.control.Kill
-	(*Noise)(nil),            // 106: margay.control.Noise
-	(*NoiseReport)(nil),      // 107: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 108: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 109: margay.control.InterruptRow
-	(*Status)(nil),           // 110: margay.control.Status
-	(*MachineStatus)(nil),    // 111: margay.control.MachineStatus
-	(*ReadAudit)(nil),        // 112: margay.control.ReadAudit
-	(*Audit)(nil),            // 113: margay.control.Audit
-	(*AuditLine)(nil),        // 114: margay.control.AuditLine
-	(*CreateToken)(nil),      // 115: margay.control.CreateToken
-	(*Token)(nil),            // 116: margay.control.Token
-	(*ListTokens)(nil),       // 117: margay.control.ListTokens
-	(*Tokens)(nil),           // 118: margay.control.Tokens
-	(*RevokeTokens)(nil),     // 119: margay.control.RevokeTokens
-	(*StoredToken)(nil),      // 120: margay.control.StoredToken
-	(*ListExtensions)(nil),   // 121: margay.control.ListExtensions
-	(*Extensions)(nil),       // 122: margay.control.Extensions
-	(*ExtensionState)(nil),   // 123: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 124: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 125: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 126: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 127: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 128: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 129: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 130: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 131: margay.control.ReadEvents
-	(*Events)(nil),           // 132: margay.control.Events
-	(*ReadClock)(nil),        // 133: margay.control.ReadClock
-	(*Clock)(nil),            // 134: margay.control.Clock
-	(*TakeSamples)(nil),      // 135: margay.control.TakeSamples
-	(*Samples)(nil),          // 136: margay.control.Samples
-	(*NodeSample)(nil),       // 137: margay.control.NodeSample
-	(*CoreSample)(nil),       // 138: margay.control.CoreSample
-	(*RankSample)(nil),       // 139: margay.control.RankSample
-	(*NodeExit)(nil),         // 140: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 141: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 142: margay.control.NodeStage
-	(*NodeUp)(nil),           // 143: margay.control.NodeUp
-	(*RebootNode)(nil),       // 144: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 145: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 146: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 147: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 148: margay.control.DutiesSet
-	nil,                      // 149: margay.control.ExtensionLog.AfterEntry
+	(UpdateStage)(0),         // 11: margay.control.UpdateStage
+	(*Frame)(nil),            // 12: margay.control.Frame
+	(*Hello)(nil),            // 13: margay.control.Hello
+	(*Welcome)(nil),          // 14: margay.control.Welcome
+	(*Error)(nil),            // 15: margay.control.Error
+	(*Done)(nil),             // 16: margay.control.Done
+	(*Register)(nil),         // 17: margay.control.Register
+	(*Registered)(nil),       // 18: margay.control.Registered
+	(*NodeInfo)(nil),         // 19: margay.control.NodeInfo
+	(*HostedJob)(nil),        // 20: margay.control.HostedJob
+	(*Heartbeat)(nil),        // 21: margay.control.Heartbeat
+	(*Vitals)(nil),           // 22: margay.control.Vitals
+	(*LogLine)(nil),          // 23: margay.control.LogLine
+	(*Prepare)(nil),          // 24: margay.control.Prepare
+	(*JobSpec)(nil),          // 25: margay.control.JobSpec
+	(*SharedFolder)(nil),     // 26: margay.control.SharedFolder
+	(*Task)(nil),             // 27: margay.control.Task
+	(*Withdraw)(nil),         // 28: margay.control.Withdraw
+	(*EndAllocation)(nil),    // 29: margay.control.EndAllocation
+	(*Leave)(nil),            // 30: margay.control.Leave
+	(*Terminal)(nil),         // 31: margay.control.Terminal
+	(*Exec)(nil),             // 32: margay.control.Exec
+	(*Part)(nil),             // 33: margay.control.Part
+	(*Prepared)(nil),         // 34: margay.control.Prepared
+	(*Place)(nil),            // 35: margay.control.Place
+	(*Layout)(nil),           // 36: margay.control.Layout
+	(*LayoutRun)(nil),        // 37: margay.control.LayoutRun
+	(*LayoutShare)(nil),      // 38: margay.control.LayoutShare
+	(*LayoutRank)(nil),       // 39: margay.control.LayoutRank
+	(*Member)(nil),           // 40: margay.control.Member
+	(*Start)(nil),            // 41: margay.control.Start
+	(*Started)(nil),          // 42: margay.control.Started
+	(*Forget)(nil),           // 43: margay.control.Forget
+	(*Forgotten)(nil),        // 44: margay.control.Forgotten
+	(*Unkept)(nil),           // 45: margay.control.Unkept
+	(*Loaded)(nil),           // 46: margay.control.Loaded
+	(*JobFault)(nil),         // 47: margay.control.JobFault
+	(*Rewind)(nil),           // 48: margay.control.Rewind
+	(*Finish)(nil),           // 49: margay.control.Finish
+	(*FileChunk)(nil),        // 50: margay.control.FileChunk
+	(*FileTaken)(nil),        // 51: margay.control.FileTaken
+	(*ReadFiles)(nil),        // 52: margay.control.ReadFiles
+	(*FilesPiece)(nil),       // 53: margay.control.FilesPiece
+	(*FilesRead)(nil),        // 54: margay.control.FilesRead
+	(*Record)(nil),           // 55: margay.control.Record
+	(*RankEnd)(nil),          // 56: margay.control.RankEnd
+	(*ExitStatus)(nil),       // 57: margay.control.ExitStatus
+	(*RankFault)(nil),        // 58: margay.control.RankFault
+	(*CodeFile)(nil),         // 59: margay.control.CodeFile
+	(*CodeStack)(nil),        // 60: margay.control.CodeStack
+	(*ReadStacks)(nil),       // 61: margay.control.ReadStacks
+	(*GoLayout)(nil),         // 62: margay.control.GoLayout
+	(*Stacks)(nil),           // 63: margay.control.Stacks
+	(*StackGroup)(nil),       // 64: margay.control.StackGroup
+	(*UnreadRank)(nil),       // 65: margay.control.UnreadRank
+	(*Usage)(nil),            // 66: margay.control.Usage
+	(*Ack)(nil),              // 67: margay.control.Ack
+	(*Stdin)(nil),            // 68: margay.control.Stdin
+	(*StdinTaken)(nil),       // 69: margay.control.StdinTaken
+	(*Signal)(nil),           // 70: margay.control.Signal
+	(*Resize)(nil),           // 71: margay.control.Resize
+	(*RunRequest)(nil),       // 72: margay.control.RunRequest
+	(*RunReply)(nil),         // 73: margay.control.RunReply
+	(*Attach)(nil),           // 74: margay.control.Attach
+	(*RemoveOutput)(nil),     // 75: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 76: margay.control.OutputRemoved
+	(*JobState)(nil),         // 77: margay.control.JobState
+	(*PhaseTime)(nil),        // 78: margay.control.PhaseTime
+	(*RankState)(nil),        // 79: margay.control.RankState
+	(*ListNodes)(nil),        // 80: margay.control.ListNodes
+	(*Nodes)(nil),            // 81: margay.control.Nodes
+	(*Guests)(nil),           // 82: margay.control.Guests
+	(*Guest)(nil),            // 83: margay.control.Guest
+	(*ApproveGuests)(nil),    // 84: margay.control.ApproveGuests
+	(*NodeState)(nil),        // 85: margay.control.NodeState
+	(*Drain)(nil),            // 86: margay.control.Drain
+	(*CoreUse)(nil),          // 87: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 88: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 89: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 90: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 91: margay.control.RebootNodes
+	(*SwitchNodes)(nil),      // 92: margay.control.SwitchNodes
+	(*EvictNodes)(nil),       // 93: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 94: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 95: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 96: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 97: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 98: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 99: margay.control.RemoveNode
+	(*Roster)(nil),           // 100: margay.control.Roster
+	(*ListJobs)(nil),         // 101: margay.control.ListJobs
+	(*Jobs)(nil),             // 102: margay.control.Jobs
+	(*WaitingJob)(nil),       // 103: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 104: margay.control.JobSummary
+	(*StoredJob)(nil),        // 105: margay.control.StoredJob
+	(*Kill)(nil),             // 106: margay.control.Kill
+	(*Noise)(nil),            // 107: margay.control.Noise
+	(*NoiseReport)(nil),      // 108: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 109: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 110: margay.control.InterruptRow
+	(*Status)(nil),           // 111: margay.control.Status
+	(*MachineStatus)(nil),    // 112: margay.control.MachineStatus
+	(*ReadAudit)(nil),        // 113: margay.control.ReadAudit
+	(*Audit)(nil),            // 114: margay.control.Audit
+	(*AuditLine)(nil),        // 115: margay.control.AuditLine
+	(*CreateToken)(nil),      // 116: margay.control.CreateToken
+	(*Token)(nil),            // 117: margay.control.Token
+	(*ListTokens)(nil),       // 118: margay.control.ListTokens
+	(*Tokens)(nil),           // 119: margay.control.Tokens
+	(*RevokeTokens)(nil),     // 120: margay.control.RevokeTokens
+	(*StoredToken)(nil),      // 121: margay.control.StoredToken
+	(*ListExtensions)(nil),   // 122: margay.control.ListExtensions
+	(*Extensions)(nil),       // 123: margay.control.Extensions
+	(*ExtensionState)(nil),   // 124: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 125: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 126: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 127: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 128: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 129: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 130: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 131: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 132: margay.control.ReadEvents
+	(*Events)(nil),           // 133: margay.control.Events
+	(*ReadClock)(nil),        // 134: margay.control.ReadClock
+	(*Clock)(nil),            // 135: margay.control.Clock
+	(*TakeSamples)(nil),      // 136: margay.control.TakeSamples
+	(*Samples)(nil),          // 137: margay.control.Samples
+	(*NodeSample)(nil),       // 138: margay.control.NodeSample
+	(*CoreSample)(nil),       // 139: margay.control.CoreSample
+	(*RankSample)(nil),       // 140: margay.control.RankSample
+	(*NodeExit)(nil),         // 141: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 142: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 143: margay.control.NodeStage
+	(*NodeUp)(nil),           // 144: margay.control.NodeUp
+	(*RebootNode)(nil),       // 145: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 146: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 147: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 148: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 149: margay.control.DutiesSet
+	(*UpdateNodes)(nil),      // 150: margay.control.UpdateNodes
+	(*ReadUpdate)(nil),       // 151: margay.control.ReadUpdate
+	(*Update)(nil),           // 152: margay.control.Update
+	(*NodeUpdate)(nil),       // 153: margay.control.NodeUpdate
+	(*StageImage)(nil),       // 154: margay.control.StageImage
+	(*ImageStaged)(nil),      // 155: margay.control.ImageStaged
+	(*KeepImage)(nil),        // 156: margay.control.KeepImage
+	(*ImagePiece)(nil),       // 157: margay.control.ImagePiece
+	(*StartImage)(nil),       // 158: margay.control.StartImage
+	nil,                      // 159: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
-	12,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
-	13,  // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
-	14,  // 2: margay.control.Frame.error:type_name -> margay.control.Error
-	15,  // 3: margay.control.Frame.done:type_name -> margay.control.Done
-	16,  // 4: margay.control.Frame.register:type_name -> margay.control.Register
-	17,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
-	20,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
-	22,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
-	23,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	40,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	42,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	45,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	46,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	47,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	48,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	43,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
-	33,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	41,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
-	49,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	54,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	66,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	67,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	68,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	69,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
-	50,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	70,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
-	71,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	72,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	73,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
-	76,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	79,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	80,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	100, // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	101, // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	105, // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	106, // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	107, // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	110, // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	111, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	74,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	75,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	87,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	88,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	89,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	90,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
-	27,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	121, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	122, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	124, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	130, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	126, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	127, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	131, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	132, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	133, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	134, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	135, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	136, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
-	60,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
-	62,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	140, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	141, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	143, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	142, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	144, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	146, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	147, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	148, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	94,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	95,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	96,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	97,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	92,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	93,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	98,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	99,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
-	91,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	145, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
-	81,  // 78: margay.control.Frame.guests:type_name -> margay.control.Guests
-	83,  // 79: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
-	29,  // 80: margay.control.Frame.leave:type_name -> margay.control.Leave
-	51,  // 81: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	52,  // 82: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	53,  // 83: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	112, // 84: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
-	113, // 85: margay.control.Frame.audit:type_name -> margay.control.Audit
-	28,  // 86: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
-	115, // 87: margay.control.Frame.create_token:type_name -> margay.control.CreateToken
-	117, // 88: margay.control.Frame.list_tokens:type_name -> margay.control.ListTokens
-	119, // 89: margay.control.Frame.revoke_tokens:type_name -> margay.control.RevokeTokens
-	116, // 90: margay.control.Frame.token:type_name -> margay.control.Token
-	118, // 91: margay.control.Frame.tokens:type_name -> margay.control.Tokens
-	0,   // 92: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 93: margay.control.Error.code:type_name -> margay.control.Code
-	18,  // 94: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	19,  // 95: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	21,  // 96: margay.control.Register.vitals:type_name -> margay.control.Vitals
-	2,   // 97: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	18,  // 98: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	21,  // 99: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	24,  // 100: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	35,  // 101: margay.control.Prepare.layout:type_name -> margay.control.Layout
-	35,  // 102: margay.control.Prepare.network:type_name -> margay.control.Layout
-	31,  // 103: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 104: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 105: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	30,  // 106: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	26,  // 107: margay.control.JobSpec.task:type_name -> margay.control.Task
-	25,  // 108: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	56,  // 109: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
-	32,  // 110: margay.control.Exec.parts:type_name -> margay.control.Part
-	36,  // 111: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
-	37,  // 112: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
-	38,  // 113: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
-	44,  // 114: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	14,  // 115: margay.control.Loaded.error:type_name -> margay.control.Error
-	14,  // 116: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 117: margay.control.Record.stream:type_name -> margay.control.Stream
-	56,  // 118: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	44,  // 119: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	55,  // 120: margay.control.Record.more:type_name -> margay.control.RankEnd
-	56,  // 121: margay.control.RankEnd.exit:type_name -> margay.control.ExitStatus
-	65,  // 122: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	57,  // 123: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	58,  // 124: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	59,  // 125: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	61,  // 126: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	58,  // 127: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	58,  // 128: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	63,  // 129: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	64,  // 130: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	59,  // 131: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	30,  // 132: margay.control.Resize.size:type_name -> margay.control.Terminal
-	24,  // 133: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	31,  // 134: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	34,  // 135: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 136: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	14,  // 137: margay.control.JobState.error:type_name -> margay.control.Error
-	78,  // 138: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	44,  // 139: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	77,  // 140: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 141: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	56,  // 142: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	84,  // 143: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	81,  // 144: margay.control.Nodes.guests:type_name -> margay.control.Guests
-	82,  // 145: margay.control.Guests.guests:type_name -> margay.control.Guest
-	8,   // 146: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	18,  // 147: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	86,  // 148: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	85,  // 149: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	21,  // 150: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 151: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 152: margay.control.Drain.state:type_name -> margay.control.DrainState
-	103, // 153: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	102, // 154: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 155: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	78,  // 156: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	44,  // 157: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	26,  // 158: margay.control.JobSummary.task:type_name -> margay.control.Task
-	24,  // 159: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	34,  // 160: margay.control.StoredJob.places:type_name -> margay.control.Place
-	39,  // 161: margay.control.StoredJob.members:type_name -> margay.control.Member
-	103, // 162: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	76,  // 163: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	108, // 164: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	109, // 165: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	114, // 166: margay.control.Audit.lines:type_name -> margay.control.AuditLine
-	116, // 167: margay.control.Tokens.tokens:type_name -> margay.control.Token
-	116, // 168: margay.control.StoredToken.token:type_name -> margay.control.Token
-	123, // 169: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	125, // 170: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	149, // 171: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	128, // 172: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	124, // 173: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	123, // 174: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	137, // 175: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	138, // 176: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	139, // 177: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	123, // 178: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 179: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 180: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	18,  // 181: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	182, // [182:182] is the sub-list for method output_type
-	182, // [182:182] is the sub-list for method input_type
-	182, // [182:182] is the sub-list for extension type_name
-	182, // [182:182] is the sub-list for extension extendee
-	0,   // [0:182] is the sub-list for field type_name
+	13,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
+	14,  // 1: margay.control.Frame.welcome:type_name -> margay.control.Welcome
+	15,  // 2: margay.control.Frame.error:type_name -> margay.control.Error
+	16,  // 3: margay.control.Frame.done:type_name -> margay.control.Done
+	17,  // 4: margay.control.Frame.register:type_name -> margay.control.Register
+	18,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
+	21,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
+	23,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
+	24,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
+	41,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	43,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	46,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	47,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	48,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	49,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	44,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	34,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
+	42,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
+	50,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	55,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
+	67,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	68,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	69,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	70,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	51,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	71,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	72,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	73,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	74,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	77,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	80,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	81,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	101, // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	102, // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	106, // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	107, // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	108, // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	111, // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	112, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	75,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	76,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	88,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	89,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	90,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	91,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	28,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
+	122, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	123, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	125, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	131, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	127, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	128, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	132, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	133, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	134, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	135, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	136, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	137, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	61,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
+	63,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
+	141, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	142, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	144, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	143, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	145, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	147, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	148, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	149, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	95,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	96,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	97,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	98,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	93,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	94,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	99,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	100, // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
+	92,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
+	146, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	82,  // 78: margay.control.Frame.guests:type_name -> margay.control.Guests
+	84,  // 79: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
+	30,  // 80: margay.control.Frame.leave:type_name -> margay.control.Leave
+	52,  // 81: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	53,  // 82: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	54,  // 83: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	113, // 84: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
+	114, // 85: margay.control.Frame.audit:type_name -> margay.control.Audit
+	29,  // 86: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
+	116, // 87: margay.control.Frame.create_token:type_name -> margay.control.CreateToken
+	118, // 88: margay.control.Frame.list_tokens:type_name -> margay.control.ListTokens
+	120, // 89: margay.control.Frame.revoke_tokens:type_name -> margay.control.RevokeTokens
+	117, // 90: margay.control.Frame.token:type_name -> margay.control.Token
+	119, // 91: margay.control.Frame.tokens:type_name -> margay.control.Tokens
+	150, // 92: margay.control.Frame.update_nodes:type_name -> margay.control.UpdateNodes
+	151, // 93: margay.control.Frame.read_update:type_name -> margay.control.ReadUpdate
+	152, // 94: margay.control.Frame.update:type_name -> margay.control.Update
+	154, // 95: margay.control.Frame.stage_image:type_name -> margay.control.StageImage
+	155, // 96: margay.control.Frame.image_staged:type_name -> margay.control.ImageStaged
+	156, // 97: margay.control.Frame.keep_image:type_name -> margay.control.KeepImage
+	157, // 98: margay.control.Frame.image_piece:type_name -> margay.control.ImagePiece
+	158, // 99: margay.control.Frame.start_image:type_name -> margay.control.StartImage
+	0,   // 100: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 101: margay.control.Error.code:type_name -> margay.control.Code
+	19,  // 102: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	20,  // 103: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	22,  // 104: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 105: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	19,  // 106: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	22,  // 107: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	25,  // 108: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	36,  // 109: margay.control.Prepare.layout:type_name -> margay.control.Layout
+	36,  // 110: margay.control.Prepare.network:type_name -> margay.control.Layout
+	32,  // 111: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 112: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 113: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	31,  // 114: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	27,  // 115: margay.control.JobSpec.task:type_name -> margay.control.Task
+	26,  // 116: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	57,  // 117: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
+	33,  // 118: margay.control.Exec.parts:type_name -> margay.control.Part
+	37,  // 119: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
+	38,  // 120: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
+	39,  // 121: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
+	45,  // 122: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	15,  // 123: margay.control.Loaded.error:type_name -> margay.control.Error
+	15,  // 124: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 125: margay.control.Record.stream:type_name -> margay.control.Stream
+	57,  // 126: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	45,  // 127: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	56,  // 128: margay.control.Record.more:type_name -> margay.control.RankEnd
+	57,  // 129: margay.control.RankEnd.exit:type_name -> margay.control.ExitStatus
+	66,  // 130: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	58,  // 131: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	59,  // 132: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	60,  // 133: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	62,  // 134: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	59,  // 135: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	59,  // 136: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	64,  // 137: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	65,  // 138: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	60,  // 139: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	31,  // 140: margay.control.Resize.size:type_name -> margay.control.Terminal
+	25,  // 141: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	32,  // 142: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	35,  // 143: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 144: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	15,  // 145: margay.control.JobState.error:type_name -> margay.control.Error
+	79,  // 146: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	45,  // 147: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	78,  // 148: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 149: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	57,  // 150: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	85,  // 151: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	82,  // 152: margay.control.Nodes.guests:type_name -> margay.control.Guests
+	83,  // 153: margay.control.Guests.guests:type_name -> margay.control.Guest
+	8,   // 154: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	19,  // 155: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	87,  // 156: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	86,  // 157: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	22,  // 158: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 159: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 160: margay.control.Drain.state:type_name -> margay.control.DrainState
+	104, // 161: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	103, // 162: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 163: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	79,  // 164: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	45,  // 165: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	27,  // 166: margay.control.JobSummary.task:type_name -> margay.control.Task
+	25,  // 167: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	35,  // 168: margay.control.StoredJob.places:type_name -> margay.control.Place
+	40,  // 169: margay.control.StoredJob.members:type_name -> margay.control.Member
+	104, // 170: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	77,  // 171: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	109, // 172: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	110, // 173: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	115, // 174: margay.control.Audit.lines:type_name -> margay.control.AuditLine
+	117, // 175: margay.control.Tokens.tokens:type_name -> margay.control.Token
+	117, // 176: margay.control.StoredToken.token:type_name -> margay.control.Token
+	124, // 177: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	126, // 178: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	159, // 179: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	129, // 180: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	125, // 181: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	124, // 182: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	138, // 183: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	139, // 184: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	140, // 185: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	124, // 186: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 187: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 188: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	19,  // 189: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	153, // 190: margay.control.Update.nodes:type_name -> margay.control.NodeUpdate
+	11,  // 191: margay.control.NodeUpdate.stage:type_name -> margay.control.UpdateStage
+	192, // [192:192] is the sub-list for method output_type
+	192, // [192:192] is the sub-list for method input_type
+	192, // [192:192] is the sub-list for extension type_name
+	192, // [192:192] is the sub-list for extension extendee
+	0,   // [0:192] is the sub-list for field type_name
 }
 
 var file_control_proto_init_once sync.Once
@@ -12630,14 +13516,22 @@ func file_control_proto_init_tables() {
 		(*Frame_RevokeTokens)(nil),
 		(*Frame_Token)(nil),
 		(*Frame_Tokens)(nil),
+		(*Frame_UpdateNodes)(nil),
+		(*Frame_ReadUpdate)(nil),
+		(*Frame_Update)(nil),
+		(*Frame_StageImage)(nil),
+		(*Frame_ImageStaged)(nil),
+		(*Frame_KeepImage)(nil),
+		(*Frame_ImagePiece)(nil),
+		(*Frame_StartImage)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
-			NumEnums:      11,
-			NumMessages:   139,
+			NumEnums:      12,
+			NumMessages:   148,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

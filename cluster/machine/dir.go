@@ -63,7 +63,10 @@ func (d Dir) specFile() string              { return d.file(folder.SpecName) }
 func (d Dir) keyFile() string               { return d.file("key.pem") }
 func (d Dir) nodeFile(node id.Node) string  { return d.file("nodes", fmt.Sprintf("node%d.json", node)) }
 func (d Dir) nodeImage(node id.Node) string { return d.file("nodes", fmt.Sprintf("node%d.img", node)) }
-func (d Dir) nodeRoot(node id.Node) string  { return d.file("nodes", fmt.Sprintf("node%d", node)) }
+func (d Dir) stagedImage(node id.Node) string {
+	return d.file("nodes", fmt.Sprintf("node%d.next", node))
+}
+func (d Dir) nodeRoot(node id.Node) string { return d.file("nodes", fmt.Sprintf("node%d", node)) }
 
 func (d Dir) file(parts ...string) string { return folder.Dir(d).File(parts...) }
 

@@ -72,6 +72,7 @@ type heldNode struct {
 	term   uint32 // of its number
 	life   life
 	orders chan order    // taken by keepNode
+	once   int64         // the last named order that was carried out; 0: none. keepNode alone uses it
 	leave  func()        // ends it for good
 	gone   chan struct{} // closed when it has ended for good
 
@@ -85,6 +86,7 @@ type heldNode struct {
 type order struct {
 	kind   orderKind
 	why    string
+	once   int64      // its name, if it is carried out once; 0: each time
 	obeyed chan error // gets nil when that has happened; buffered for that
 }
 
@@ -291,9 +293,14 @@ func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, err
 	switch {
 	case o.kind == reboot && off:
 		return ended, control.Failf(control.Code_CODE_REFUSED, "it is switched off")
+	case o.once != 0 && o.once == n.once:
+		return ended, nil
 	case o.kind == reboot:
 		if ended, err = h.stopNode(n, ended); err != nil {
 			return ended, err
+		}
+		if o.once != 0 {
+			n.once = o.once
 		}
 	case o.kind == switchOff:
 		h.mu.Lock()
@@ -480,7 +487,7 @@ func (h *holder) reportOff(n *heldNode) {
 
 // order has an order carried out by the goroutine that keeps the node, and waits for that. ctx ends
 // with the holder.
-func (h *holder) order(ctx context.Context, node uint32, kind orderKind, why string) error {
+func (h *holder) order(ctx context.Context, node uint32, o order) error {
 	h.mu.Lock()
 	n := h.nodes[id.Node(node)]
 	h.mu.Unlock()
@@ -488,7 +495,7 @@ func (h *holder) order(ctx context.Context, node uint32, kind orderKind, why str
 	if n == nil {
 		return none
 	}
-	o := order{kind: kind, why: why, obeyed: make(chan error, 1)}
+	o.obeyed = make(chan error, 1)
 	select {
 	case n.orders <- o:
 	case <-n.gone:
@@ -608,13 +615,22 @@ func (h *holder) attend(ctx, served context.Context, conn *control.Conn) error {
 		case *control.NodeUp:
 			h.nodeUp(m)
 		case *control.RebootNode:
-			h.obeying.Go(func() { conn.Answer(f, &control.Done{}, h.order(ctx, m.Node, reboot, m.Why)) })
+			h.obeying.Go(func() {
+				conn.Answer(f, &control.Done{}, h.order(ctx, m.Node, order{kind: reboot, why: m.Why, once: m.Once}))
+			})
 		case *control.SwitchNode:
 			kind := switchOff
 			if m.On {
 				kind = switchOn
 			}
-			h.obeying.Go(func() { conn.Answer(f, &control.Done{}, h.order(ctx, m.Node, kind, m.Why)) })
+			h.obeying.Go(func() { conn.Answer(f, &control.Done{}, h.order(ctx, m.Node, order{kind: kind, why: m.Why})) })
+		case *control.StageImage:
+			h.obeying.Go(func() {
+				staged, err := h.stageImage(m)
+				conn.Answer(f, staged, err)
+			})
+		case *control.KeepImage:
+			h.obeying.Go(func() { conn.Answer(f, &control.Done{}, h.keepImage(m)) })
 		case *control.GrowMachine:
 			h.obeying.Go(func() {
 				added, err := h.grow(ctx, served, m)

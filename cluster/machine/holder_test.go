@@ -224,7 +224,7 @@ func TestHolderKeepsNodes(t *testing.T) {
 	p := new(playedSubstrate)
 	t.Cleanup(func() {
 		slices.Sort(p.stopped[1:])
-		if !slices.Equal(p.stopped, []id.Node{1, 0, 1, 1, 2}) { // node1 by two orders, and all at the end
+		if !slices.Equal(p.stopped, []id.Node{1, 0, 1, 1, 2, 2}) { // node1 by two orders, node2 by one, and all at the end
 			t.Errorf("stopped: %v", p.stopped)
 		}
 	})
@@ -280,6 +280,12 @@ func TestHolderKeepsNodes(t *testing.T) {
 		s.heard(t, fmt.Sprintf("node%d exits: somebody wants it, [], retry true", node))
 		s.heard(t, fmt.Sprintf("node%d boots 2", node))
 	}
+	for range 2 { // a named order is carried out once
+		if _, err := s.conn.Call(t.Context(), &control.RebootNode{Node: 2, Why: "named", Once: 7}); err != nil {
+			t.Error(err)
+		}
+	}
+	s.heard(t, "node2 boots 3")
 	switched := func(on bool, nodes ...uint32) {
 		t.Helper()
 		for _, node := range nodes {
@@ -304,7 +310,7 @@ func TestHolderKeepsNodes(t *testing.T) {
 	if _, err := s.conn.Call(t.Context(), &control.RebootNode{Node: 77}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
 		t.Errorf("the order for a node that there is not: %v", err)
 	}
-	if p.started(0) != 3 || p.started(1) != 3 || p.started(2) != 2 {
+	if p.started(0) != 3 || p.started(1) != 3 || p.started(2) != 3 {
 		t.Errorf("started: %v", p.starts)
 	}
 }

@@ -12,7 +12,8 @@
 // before it, serializes changes of the roster. hosted.mu, virtual.mu, remote.mu and metalNodes.mu
 // guard the tables of nodes of the substrates. None of holder.mu and these is held while another
 // one is taken. metalNode.switching, which is taken before metalNodes.mu, serializes actions on the
-// power of a node.
+// power of a node. virtual.keeping, which guards the record of the images that nodes boot, is taken
+// alone.
 package machine
 
 import (

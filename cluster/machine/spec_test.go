@@ -151,16 +151,16 @@ func TestTiming(t *testing.T) {
 // The cache may drop a kernel while its machine is up.
 func TestBootKernel(t *testing.T) {
 	s := Spec{Kernel: "/vmlinuz", Direct: filepath.Join(t.TempDir(), "unpacked")}
-	if got := s.bootKernel(); got != s.Kernel {
+	if got := s.first().start(); got != s.Kernel {
 		t.Errorf("%s is started, which does not exist", got)
 	}
 	if err := os.WriteFile(s.Direct, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.bootKernel(); got != s.Direct {
+	if got := s.first().start(); got != s.Direct {
 		t.Errorf("%s is started", got)
 	}
-	if got := (&Spec{Kernel: "/vmlinuz"}).bootKernel(); got != "/vmlinuz" {
+	if got := (&Spec{Kernel: "/vmlinuz"}).first().start(); got != "/vmlinuz" {
 		t.Errorf("%s is started on KVM", got)
 	}
 }

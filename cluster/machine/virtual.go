@@ -49,6 +49,8 @@ type virtual struct {
 	fabric   *vswitch.Switch
 	boot     *bootServices // nil: QEMU loads kernel and image
 
+	keeping sync.Mutex // held while the record of what nodes boot changes
+
 	mu  sync.Mutex
 	vms map[id.Node]*qemu.VM
 }
@@ -104,9 +106,8 @@ func useImage(d Dir, o *UpOptions, image provision.Image, cpus int, more string)
 		form = " unpacked"
 	}
 	o.Told("node image %.1f MB%s, Linux %s (%s)%s", float64(image.Manifest.Compressed)/1e6, form, image.Kernel.Version, image.Kernel.Source, more)
-	for _, lack := range image.Kernel.Lacks {
-		what := lack + ": " + guestkernel.Describe(lack)
-		o.Spec.Lacks = append(o.Spec.Lacks, what)
+	o.Spec.Lacks = lacksOf(image.Kernel)
+	for _, what := range o.Spec.Lacks {
 		o.Told("this kernel lacks %s", what)
 	}
 	o.Spec.Kernel, o.Spec.Image = image.Kernel.Image, d.file(imageName)
@@ -114,6 +115,14 @@ func useImage(d Dir, o *UpOptions, image provision.Image, cpus int, more string)
 		return err
 	}
 	return initramfs.WriteNodeImage(image.Path, nil, o.Spec.Image)
+}
+
+// lacksOf describes what a kernel lacks.
+func lacksOf(k guestkernel.Kernel) (all []string) {
+	for _, lack := range k.Lacks {
+		all = append(all, lack+": "+guestkernel.Describe(lack))
+	}
+	return all
 }
 
 // chooseAccel tests KVM where it is wanted: the existence of /dev/kvm proves nothing.
@@ -174,22 +183,10 @@ func newVirtual(s Spec, d Dir, a *trust.Authority, events virtualEvents) (*virtu
 	return v, nil
 }
 
-// bootKernel is the path of the kernel that a virtual node starts.
-func (s *Spec) bootKernel() string {
-	if _, err := os.Stat(s.Direct); err != nil {
-		return s.Kernel
-	}
-	return s.Direct
-}
-
 func nodeName(node id.Node) string { return fmt.Sprintf("node%d", node) }
 
 // start implements substrate.
 func (v *virtual) start(number id.Node, term uint32) (int, <-chan exit, error) {
-	text, err := v.spec.bootConfig(number, term, v.cert).Encode()
-	if err != nil {
-		return 0, nil, err
-	}
 	if err := v.plugIn(number); err != nil {
 		return 0, nil, err
 	}
@@ -200,12 +197,11 @@ func (v *virtual) start(number id.Node, term uint32) (int, <-chan exit, error) {
 		Console: console.Config{Path: v.dir.ConsoleLog(number)},
 		Stderr:  console.Config{Path: v.dir.file("log", nodeName(number)+".qemu")},
 	}
+	boot := v.bootFromFiles
 	if v.boot != nil {
-		err = v.bootFromNetwork(number, text, &config)
-	} else {
-		err = v.bootFromFiles(number, text, &config)
+		boot = v.bootFromNetwork
 	}
-	if err != nil {
+	if err := boot(number, term, &config); err != nil {
 		return 0, nil, err
 	}
 	vm, err := v.emulator.Start(context.Background(), config)
@@ -250,23 +246,58 @@ func (v *virtual) remove(number id.Node) {
 	v.mu.Lock()
 	delete(v.vms, number)
 	v.mu.Unlock()
-	if err := errors.Join(v.fabric.Remove(nodeName(number)), removeFiles(v.dir.nodeImage(number), v.dir.nodeFile(number))); err != nil {
+	if err := errors.Join(v.fabric.Remove(nodeName(number)), v.forget(number)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
 }
 
+// forget removes the files of a node that has left, and the record of the image that it boots.
+func (v *virtual) forget(number id.Node) error {
+	v.keeping.Lock()
+	defer v.keeping.Unlock()
+	err := removeFiles(v.dir.nodeImage(number), v.dir.nodeFile(number), v.dir.stagedImage(number))
+	b, broken := v.dir.readBoots()
+	if broken != nil || b.Nodes[number] == "" {
+		return errors.Join(err, broken)
+	}
+	delete(b.Nodes, number)
+	return errors.Join(err, v.dir.writeBoots(b))
+}
+
 // bootFromFiles makes QEMU load the kernel, and an image with the configuration of a node.
-func (v *virtual) bootFromFiles(number id.Node, text []byte, config *qemu.Config) error {
-	config.Kernel, config.Initrd, config.Cmdline = v.spec.bootKernel(), v.dir.nodeImage(number), v.spec.Cmdline
-	return initramfs.WriteNodeImage(v.spec.Image, []initramfs.File{
+func (v *virtual) bootFromFiles(number id.Node, term uint32, config *qemu.Config) error {
+	b, err := v.boots(number)
+	if err == nil {
+		err = removeFiles(v.dir.stagedImage(number)) // of an attempt that this boot ends
+	}
+	if err != nil {
+		return err
+	}
+	config.Kernel, config.Initrd, config.Cmdline = b.start(), v.dir.nodeImage(number), b.Cmdline
+	return v.writeImage(b, number, term, config.Initrd)
+}
+
+// writeImage writes an image with the configuration of a node.
+func (v *virtual) writeImage(b bootImage, number id.Node, term uint32, path string) error {
+	config := v.spec.bootConfig(number, term, v.cert)
+	config.Lacks = b.Lacks
+	text, err := config.Encode()
+	if err != nil {
+		return err
+	}
+	return initramfs.WriteNodeImage(b.Image, []initramfs.File{
 		{Path: filepath.Dir(node.Path), Mode: os.ModeDir | 0o700},
 		{Path: node.Path, Mode: 0o600, Data: text},
-	}, config.Initrd)
+	}, path)
 }
 
 // bootFromNetwork makes a node fetch kernel and image. It reads its configuration, which has
 // secrets, from QEMU.
-func (v *virtual) bootFromNetwork(number id.Node, text []byte, config *qemu.Config) error {
+func (v *virtual) bootFromNetwork(number id.Node, term uint32, config *qemu.Config) error {
+	text, err := v.spec.bootConfig(number, term, v.cert).Encode()
+	if err != nil {
+		return err
+	}
 	v.boot.services.Starting(number)
 	path := v.dir.nodeFile(number)
 	config.NetBoot, config.UEFI, config.HTTPBoot = true, v.spec.UEFI, v.spec.Boot == BootHTTP

@@ -102,6 +102,8 @@ var requests = map[protoreflect.Name]request{
 	"ShrinkMachine": {administrators, "shrink"},
 	"SetDuties":     {administrators, "change the cores of"},
 	"RestartKernel": {administrators, "restart kernels of"},
+	"UpdateNodes":   {administrators, "update nodes of"},
+	"ReadUpdate":    {administrators, "update nodes of"},
 	"ReadAudit":     {administrators, "read the audit log of"},
 	"CreateToken":   {administrators, "create tokens of"},
 	"ListTokens":    {administrators, "list the tokens of"},

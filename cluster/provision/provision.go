@@ -57,15 +57,24 @@ func FindFirmware(ctx context.Context, o firmware.Options) (firmware.Files, erro
 	return firmware.Find(ctx, o)
 }
 
+// FindKernel finds the kernel that boots the image of these options.
+func FindKernel(ctx context.Context, o ImageOptions) (guestkernel.Kernel, error) {
+	dir, err := cache.Dir()
+	if err != nil {
+		return guestkernel.Kernel{}, err
+	}
+	return linux.Find(ctx, linux.Options{
+		Override: o.Kernel, CacheDir: filepath.Join(dir, "kernel"), Refresh: o.Refresh,
+	}, o.Told)
+}
+
 // BuildImage makes the node image, or finds the one that was made of the same parts before.
 func BuildImage(ctx context.Context, o ImageOptions) (Image, error) {
 	dir, err := cache.Dir()
 	if err != nil {
 		return Image{}, err
 	}
-	kernel, err := linux.Find(ctx, linux.Options{
-		Override: o.Kernel, CacheDir: filepath.Join(dir, "kernel"), Refresh: o.Refresh,
-	}, o.Told)
+	kernel, err := FindKernel(ctx, o)
 	if err != nil {
 		return Image{}, err
 	}

@@ -107,6 +107,13 @@ func (c *client) handle(f *control.Frame) {
 		})
 	case *control.RebootNodes:
 		c.later(func() { c.conn.Answer(f, &control.Done{}, s.reboot(m)) })
+	case *control.UpdateNodes:
+		c.later(func() {
+			begun, err := s.updateNodes(m)
+			c.conn.Answer(f, begun, err)
+		})
+	case *control.ReadUpdate:
+		c.conn.Answer(f, s.readUpdate(), nil)
 	case *control.SwitchNodes:
 		c.later(func() { c.conn.Answer(f, &control.Done{}, s.switchNodes(m)) })
 	case *control.Status:

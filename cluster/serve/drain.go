@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/cluster/update"
 	"margay/internal/nodeset"
 	"margay/internal/printable"
 )
@@ -52,7 +53,7 @@ func (n *node) drained() *control.Drain {
 
 // drain takes nodes out of service. For nodes that are already out of service it changes the reason
 // and the author of the order, unless the request has no reason; such nodes count as out of service
-// since the first order.
+// since the first order. The reason of an update does not stay.
 func (s *Server) drain(m *control.DrainNodes) (*control.NodesDrained, error) {
 	if len(m.Reason) > maxReason {
 		return nil, control.Failf(control.Code_CODE_BAD_REQUEST, "the reason has %d bytes, %d at most", len(m.Reason), maxReason)
@@ -72,7 +73,7 @@ func (s *Server) drain(m *control.DrainNodes) (*control.NodesDrained, error) {
 		if len(n.uses) > 0 {
 			answer.Busy = append(answer.Busy, number)
 		}
-		if n.drain != nil && m.Reason == "" {
+		if n.drain != nil && m.Reason == "" && !s.drainedByUpdate(number) {
 			continue
 		}
 		d := &control.Drain{Reason: printable.Line(m.Reason), User: printable.Line(m.User), SinceNs: now}
@@ -85,14 +86,14 @@ func (s *Server) drain(m *control.DrainNodes) (*control.NodesDrained, error) {
 	if len(changed) == 0 {
 		return answer, nil
 	}
-	if err := s.setDrains(drains); err != nil {
+	if err := s.changeUpdate(update.Drained(s.update, nodes), drains); err != nil {
 		return nil, err
 	}
 	s.config.Log("%s: drained by %s%s", nodeset.Condense(changed), printable.Line(m.User), because(printable.Line(m.Reason)))
 	return answer, nil
 }
 
-// resume returns drained nodes to service.
+// resume returns drained nodes to service. An update that drains one of them stops.
 func (s *Server) resume(m *control.ResumeNodes) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,12 +111,15 @@ func (s *Server) resume(m *control.ResumeNodes) error {
 		if n.retiring {
 			return control.Failf(control.Code_CODE_REFUSED, "it is just being ended, because it leaves the machine").At(number)
 		}
+		if u := s.updateOf(number); u != nil && update.Held(u.Stage) {
+			return control.Failf(control.Code_CODE_REFUSED, "it is being updated to image %s", s.update.Image).At(number)
+		}
 		drains[number] = nil
 	}
 	if len(in) > 0 {
 		return control.Failf(control.Code_CODE_BAD_REQUEST, "%s %s not drained, so nothing is changed (margay nodes)", nodeset.Condense(in), agree(len(in), "is", "are"))
 	}
-	if err := s.setDrains(drains); err != nil {
+	if err := s.changeUpdate(update.Resumed(s.update, nodes, printable.Line(m.User), time.Now()), drains); err != nil {
 		return err
 	}
 	s.config.Log("%s: in service again", nodeset.Condense(nodes))
@@ -145,12 +149,17 @@ func (s *Server) setDrains(drains map[uint32]*control.Drain) error {
 	if err := s.store.saveDrains(drains); err != nil {
 		return s.onDisk(err)
 	}
+	s.drainsChanged(drains)
+	return nil
+}
+
+// drainsChanged applies a change of drains that has been recorded. The caller holds Server.mu.
+func (s *Server) drainsChanged(drains map[uint32]*control.Drain) {
 	for number, d := range drains {
 		s.nodes[number].drain = d
 	}
 	s.hinder(s.queue...)
 	s.roomChanged()
-	return nil
 }
 
 // restoreDrains restores the drained nodes of an earlier serve. The caller holds Server.mu.

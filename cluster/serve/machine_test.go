@@ -400,6 +400,9 @@ type playedClient struct {
 	recorder
 	m    *machine
 	conn *control.Conn
+
+	staged  *control.ImageStaged // the holder's image; nil: its nodes start none
+	staging func(answer func())  // answers with it; nil: at once
 }
 
 func (m *machine) client() *playedClient { return m.local(control.Role_ROLE_CLIENT) }

@@ -583,6 +583,7 @@ func (s *Server) watch(ctx context.Context) {
 			}
 		}
 		s.retire()
+		s.advanceUpdate()
 		for _, j := range s.jobs {
 			s.catchUpClient(j)
 			s.awaitRecords(j)

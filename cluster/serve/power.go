@@ -20,12 +20,13 @@ const holderTimeout = 30 * time.Second
 // powerOrder is an order of an operator that the holder carries out: to end nodes, to start them,
 // or both.
 type powerOrder struct {
-	nodes []uint32
-	ends  bool // nodes that run end
-	again bool // and start again
-	force bool // nodes that have jobs, too
-	done  string
-	ask   func(node uint32) proto.Message
+	nodes  []uint32
+	ends   bool // nodes that run end
+	again  bool // and start again
+	force  bool // nodes that have jobs, too
+	done   string
+	wanted func() bool // whether it still counts, with Server.mu held; nil: it does
+	ask    func(node uint32) proto.Message
 }
 
 // reboot makes the holder stop nodes and start them again. The holder reports these stops and
@@ -101,6 +102,9 @@ func (s *Server) give(o powerOrder, by string) (nodes []uint32, asked []*control
 	defer s.mu.Unlock()
 	if nodes, err = s.named(o.nodes); err != nil {
 		return nil, nil, err
+	}
+	if o.wanted != nil && !o.wanted() {
+		return nil, nil, errPast
 	}
 	if s.holder == nil {
 		return nil, nil, noHolder

@@ -24,6 +24,19 @@ func (m *machine) playHolder(obey func(h *playedClient, o *control.RebootNode) e
 		switch o := f.Message().(type) {
 		case *control.RebootNode:
 			go func() { h.conn.Answer(f, &control.Done{}, obey(h, o)) }()
+		case *control.StageImage:
+			var err error
+			if h.staged == nil {
+				err = control.Failf(control.Code_CODE_REFUSED, "hosted")
+			}
+			answer := func() { h.conn.Answer(f, h.staged, err) }
+			if h.staging == nil {
+				answer()
+			} else {
+				h.staging(answer)
+			}
+		case *control.KeepImage:
+			h.conn.Answer(f, &control.Done{}, nil)
 		case *control.ApproveGuests:
 			h.conn.Answer(f, &control.NodesAdded{Nodes: []uint32{7}}, nil)
 		case *control.SwitchNode:

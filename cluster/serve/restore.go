@@ -35,6 +35,9 @@ func (s *Server) restore() error {
 	if err := s.restoreDrains(); err != nil {
 		return err
 	}
+	if s.update, err = s.store.update(); err != nil {
+		return err
+	}
 	for _, m := range members {
 		if n := s.member(m.Node); n != nil {
 			control.Tame(m) // an earlier version of serve may have stored it untamed

@@ -35,6 +35,7 @@ var (
 	keyStarts        = []byte("starts")
 	keyLost          = []byte("lost")
 	keyRoster        = []byte("roster")
+	keyUpdate        = []byte("update")
 )
 
 // storeName is the name of the store's file.
@@ -162,25 +163,27 @@ func (s *store) roster() (roster.Roster, error) {
 // saveDrains records why nodes are drained, nil for nodes that are not. On an error it records none
 // of them.
 func (s *store) saveDrains(drains map[uint32]*control.Drain) error {
-	return s.db.Update(func(tx *bbolt.Tx) error {
-		b := tx.Bucket(bucketDrains)
-		for number, d := range drains {
-			if d == nil {
-				if err := b.Delete(key(number)); err != nil {
-					return err
-				}
-				continue
-			}
-			value, err := proto.Marshal(d)
-			if err != nil {
+	return s.db.Update(func(tx *bbolt.Tx) error { return putDrains(tx, drains) })
+}
+
+func putDrains(tx *bbolt.Tx, drains map[uint32]*control.Drain) error {
+	b := tx.Bucket(bucketDrains)
+	for number, d := range drains {
+		if d == nil {
+			if err := b.Delete(key(number)); err != nil {
 				return err
 			}
-			if err := b.Put(key(number), value); err != nil {
-				return err
-			}
+			continue
 		}
-		return nil
-	})
+		value, err := proto.Marshal(d)
+		if err != nil {
+			return err
+		}
+		if err := b.Put(key(number), value); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // drains returns the drained nodes, and why they are drained.
@@ -238,6 +241,34 @@ func (s *store) tokens() (map[uint32]*control.StoredToken, error) {
 		})
 	})
 	return tokens, err
+}
+
+// saveUpdate records the state of an update, and changes of drains as saveDrains does. On an error
+// it records nothing.
+func (s *store) saveUpdate(u *control.Update, drains map[uint32]*control.Drain) error {
+	value, err := proto.Marshal(u)
+	if err != nil {
+		return err
+	}
+	return s.db.Update(func(tx *bbolt.Tx) error {
+		if err := putDrains(tx, drains); err != nil {
+			return err
+		}
+		return tx.Bucket(bucketMeta).Put(keyUpdate, value)
+	})
+}
+
+// update returns the state that saveUpdate has recorded last, nil if there is none.
+func (s *store) update() (u *control.Update, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		value := tx.Bucket(bucketMeta).Get(keyUpdate)
+		if value == nil {
+			return nil
+		}
+		u = new(control.Update)
+		return proto.Unmarshal(value, u)
+	})
+	return u, err
 }
 
 // keepUnwritten stores the record of an ended job that could not be written to the history.

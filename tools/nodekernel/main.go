@@ -23,6 +23,7 @@ import (
 	"margay/internal/procname"
 	"margay/kernel"
 	"margay/kernel/abi/node"
+	"margay/kernel/kexec"
 	"margay/kernel/klog"
 	"margay/kernel/link"
 	"margay/kernel/pid1"
@@ -95,6 +96,12 @@ func runKernel() error {
 		return err
 	}
 	c := agent.Config{Boot: config, Version: version, Log: logf, Restart: func() { os.Exit(0) }}
+	if config.Substrate != node.Hosted {
+		c.Linux = new(kexec.Loader)
+		if c.Image, err = kexec.Running(); err != nil {
+			return err
+		}
+	}
 	if config.Substrate == node.Metal {
 		c.Reboot, c.Orphan = reboot, orphanTime
 	}

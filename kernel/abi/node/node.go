@@ -38,6 +38,10 @@ const (
 	AnyMachine  = "any"
 )
 
+// ImageWord is the word of the kernel command line that names the image which an update has given
+// the node (margay node update).
+const ImageWord = "margay.image"
+
 // LoadOrder is the file of a node image that lists its kernel modules: one absolute path per line,
 // dependencies first.
 const LoadOrder = "/lib/modules/load-order"

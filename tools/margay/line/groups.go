@@ -48,6 +48,7 @@ var otherNames = map[string]map[string][]string{
 		"resume": {"undrain", "up", "online", "enable", "in"},
 		"reboot": {"reset", "restart", "start", "replace"},
 		"power":  {"ipmi", "poweron", "poweroff"},
+		"update": {"upgrade", "kexec", "image"},
 	},
 	"margay node power": {
 		"on":     {"up", "start", "wake"},

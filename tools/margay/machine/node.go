@@ -13,8 +13,8 @@ import (
 )
 
 func (a commands) nodeCommand() *cobra.Command {
-	c := &cobra.Command{Use: "node", Short: "Take nodes out of service and into it, reboot and approve them"}
-	c.AddCommand(a.drainCommand(), a.evictCommand(), a.resumeCommand(), a.rebootCommand(), a.powerCommand(), a.approveCommand())
+	c := &cobra.Command{Use: "node", Short: "Drain, resume, reboot, update and approve nodes"}
+	c.AddCommand(a.drainCommand(), a.evictCommand(), a.resumeCommand(), a.rebootCommand(), a.powerCommand(), a.updateCommand(), a.approveCommand())
 	return c
 }
 
@@ -103,7 +103,7 @@ that is to leave the machine (margay machine shrink) and still has a job stays t
 			if err != nil {
 				return err
 			}
-			if _, err := command.Ask[*control.Done](c.Context(), a.App, &control.ResumeNodes{Nodes: nodes}); err != nil {
+			if _, err := command.Ask[*control.Done](c.Context(), a.App, &control.ResumeNodes{Nodes: nodes, User: client.UserName()}); err != nil {
 				return err
 			}
 			a.Detail("%s: in service again", nodeset.Condense(nodes))

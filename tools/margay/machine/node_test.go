@@ -23,8 +23,8 @@ func TestDrainAndResume(t *testing.T) {
 		{"node drain node[1-2,10] 4..5 node1 --reason fan -v", &control.DrainNodes{Nodes: []uint32{1, 2, 4, 5, 10}, Reason: "fan", User: client.UserName()},
 			&control.NodesDrained{Busy: []uint32{4, 5}},
 			"margay: node1-2,4-5,10: out of service\nmargay: node4-5: draining, until its jobs have ended (margay nodes)\n"},
-		{"node resume node3,1", &control.ResumeNodes{Nodes: []uint32{1, 3}}, &control.Done{}, ""},
-		{"node resume -v 1-2", &control.ResumeNodes{Nodes: []uint32{1, 2}}, &control.Done{}, "margay: node1-2: in service again\n"},
+		{"node resume node3,1", &control.ResumeNodes{Nodes: []uint32{1, 3}, User: client.UserName()}, &control.Done{}, ""},
+		{"node resume -v 1-2", &control.ResumeNodes{Nodes: []uint32{1, 2}, User: client.UserName()}, &control.Done{}, "margay: node1-2: in service again\n"},
 	} {
 		got := make(chan proto.Message, 1)
 		status, stdout, stderr := margaytest.Played(t, func(question proto.Message) (proto.Message, error) {
@@ -44,7 +44,7 @@ func TestDrainAndResume(t *testing.T) {
 		"node drain 1 --reason=":  "node drain: --reason is empty",
 		"node drain 4-1":          "the range 4-1 runs backwards",
 		"node resume node[1-3":    "its brackets do not match: node[1-4,10]",
-		"node":                    "node needs a command: approve, drain, evict, power, reboot, resume (margay node --help)",
+		"node":                    "node needs a command: approve, drain, evict, power, reboot, resume, update (margay node --help)",
 		"node undrain 1":          "did you mean margay node resume?",
 		"node drain 1 -v --quiet": "node drain: -q and -v exclude each other",
 	} {

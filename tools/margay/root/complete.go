@@ -123,7 +123,7 @@ func complete(a *command.App, root *cobra.Command) {
 			c.ValidArgsFunction = names(n.jobNames)
 		case "logs":
 			c.ValidArgsFunction = n.completeLogs
-		case "node drain", "node evict", "node reboot", "machine shrink", "node power on", "node power off", "node power reset", "node power status":
+		case "node drain", "node evict", "node reboot", "node update", "machine shrink", "node power on", "node power off", "node power reset", "node power status":
 			c.ValidArgsFunction = names(n.nodeNames)
 		case "node resume":
 			c.ValidArgsFunction = names(n.drainedNames)
