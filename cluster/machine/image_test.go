@@ -119,7 +119,7 @@ func TestStage(t *testing.T) {
 		t.Errorf("%v, %v", staged, err)
 	}
 	left := v.add(t, "two") // of an update that failed
-	if staged, err = v.stage(3, 1, name); err != nil {
+	if _, err = v.stage(3, 1, name); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := v.dir.readImage(left); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
