@@ -6,8 +6,9 @@ SHELL := /bin/bash
 # The compiled extensions are made by ext/Makefile alone, whatever times a checkout gave to files.
 MAKEFLAGS += --no-builtin-rules
 
-# Paths of the checkout stay out of what Go compiles, so every step, and other checkouts, can use what one has compiled.
-export GOFLAGS := -trimpath
+# Paths and commits of the checkout stay out of what Go compiles and links, so every step, and other checkouts, can use what one
+# has made. VERSION names the commit.
+export GOFLAGS := -trimpath -buildvcs=false
 
 ifndef VERSION
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
