@@ -40,6 +40,9 @@ const (
 	// A node, or the client of a job: after Welcome the connection carries no frames of this protocol, but the files that the job shares
 	// with its ranks on a node. serve connects both sides (kernel/abi/share).
 	Role_ROLE_FILES Role = 90
+	// A client, or the node of a rank: after Welcome the connection carries the stream of a debugger (kernel/abi/gdb). The client counts as
+	// one that asks DebugRank.
+	Role_ROLE_DEBUG Role = 91
 )
 
 // Enum value maps for Role.
@@ -50,6 +53,7 @@ var (
 		2:  "ROLE_CLIENT",
 		3:  "ROLE_HOLDER",
 		90: "ROLE_FILES",
+		91: "ROLE_DEBUG",
 	}
 	Role_value = map[string]int32{
 		"ROLE_UNKNOWN": 0,
@@ -57,6 +61,7 @@ var (
 		"ROLE_CLIENT":  2,
 		"ROLE_HOLDER":  3,
 		"ROLE_FILES":   90,
+		"ROLE_DEBUG":   91,
 	}
 )
 
@@ -694,6 +699,7 @@ type Frame struct {
 	//	*Frame_Samples
 	//	*Frame_ReadStacks
 	//	*Frame_Stacks
+	//	*Frame_DebugRank
 	//	*Frame_NodeExit
 	//	*Frame_NodeBoot
 	//	*Frame_NodeUp
@@ -1314,6 +1320,15 @@ func (x *Frame) GetStacks() *Stacks {
 	return nil
 }
 
+func (x *Frame) GetDebugRank() *DebugRank {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_DebugRank); ok {
+			return x.DebugRank
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetNodeExit() *NodeExit {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_NodeExit); ok {
@@ -1806,6 +1821,10 @@ type Frame_Stacks struct {
 	Stacks *Stacks `protobuf:"bytes,107,opt,name=stacks,proto3,oneof"`
 }
 
+type Frame_DebugRank struct {
+	DebugRank *DebugRank `protobuf:"bytes,108,opt,name=debug_rank,json=debugRank,proto3,oneof"`
+}
+
 type Frame_NodeExit struct {
 	// The holder and serve.
 	NodeExit *NodeExit `protobuf:"bytes,90,opt,name=node_exit,json=nodeExit,proto3,oneof"`
@@ -2040,6 +2059,8 @@ func (*Frame_ReadStacks) isFrame_Body() {}
 
 func (*Frame_Stacks) isFrame_Body() {}
 
+func (*Frame_DebugRank) isFrame_Body() {}
+
 func (*Frame_NodeExit) isFrame_Body() {}
 
 func (*Frame_NodeBoot) isFrame_Body() {}
@@ -2102,7 +2123,9 @@ type Hello struct {
 	Token         string                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`     // from nodes: the node's join token
 	Program       string                 `protobuf:"bytes,4,opt,name=program,proto3" json:"program,omitempty"` // who speaks, for logs
 	Node          uint32                 `protobuf:"varint,5,opt,name=node,proto3" json:"node,omitempty"`      // its number, from nodes; with ROLE_FILES the node of the stream
-	Job           uint32                 `protobuf:"varint,90,opt,name=job,proto3" json:"job,omitempty"`       // with ROLE_FILES: the job of the stream
+	Job           uint32                 `protobuf:"varint,90,opt,name=job,proto3" json:"job,omitempty"`       // with ROLE_FILES: the job of the stream; with ROLE_DEBUG, from a client: of the rank
+	Rank          uint32                 `protobuf:"varint,91,opt,name=rank,proto3" json:"rank,omitempty"`     // with ROLE_DEBUG, from a client
+	Stream        uint64                 `protobuf:"varint,92,opt,name=stream,proto3" json:"stream,omitempty"` // with ROLE_DEBUG, from a node: as in DebugRank
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2172,6 +2195,20 @@ func (x *Hello) GetNode() uint32 {
 func (x *Hello) GetJob() uint32 {
 	if x != nil {
 		return x.Job
+	}
+	return 0
+}
+
+func (x *Hello) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *Hello) GetStream() uint64 {
+	if x != nil {
+		return x.Stream
 	}
 	return 0
 }
@@ -5294,6 +5331,64 @@ func (x *ReadStacks) GetLayouts() []*GoLayout {
 	return nil
 }
 
+// DebugRank has a node open a connection with ROLE_DEBUG for a rank, because a client has opened one. Answer: Done when it is open.
+type DebugRank struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	Stream        uint64                 `protobuf:"varint,3,opt,name=stream,proto3" json:"stream,omitempty"` // which the node names in its Hello
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DebugRank) Reset() {
+	*x = DebugRank{}
+	mi := &file_control_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*DebugRank) ProtoMessage() {}
+
+func (x *DebugRank) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DebugRank.ProtoReflect.Descriptor instead.
+func (*DebugRank) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *DebugRank) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *DebugRank) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *DebugRank) GetStream() uint64 {
+	if x != nil {
+		return x.Stream
+	}
+	return 0
+}
+
 // GoLayout says where Go's runtime keeps the goroutines of a program.
 type GoLayout struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5309,7 +5404,7 @@ type GoLayout struct {
 
 func (x *GoLayout) Reset() {
 	*x = GoLayout{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5318,7 +5413,7 @@ func (*GoLayout) ProtoMessage() {}
 
 func (x *GoLayout) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5331,7 +5426,7 @@ func (x *GoLayout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoLayout.ProtoReflect.Descriptor instead.
 func (*GoLayout) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GoLayout) GetFile() *CodeFile {
@@ -5388,7 +5483,7 @@ type Stacks struct {
 
 func (x *Stacks) Reset() {
 	*x = Stacks{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5397,7 +5492,7 @@ func (*Stacks) ProtoMessage() {}
 
 func (x *Stacks) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5410,7 +5505,7 @@ func (x *Stacks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stacks.ProtoReflect.Descriptor instead.
 func (*Stacks) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Stacks) GetFiles() []*CodeFile {
@@ -5455,7 +5550,7 @@ type StackGroup struct {
 
 func (x *StackGroup) Reset() {
 	*x = StackGroup{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5464,7 +5559,7 @@ func (*StackGroup) ProtoMessage() {}
 
 func (x *StackGroup) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5477,7 +5572,7 @@ func (x *StackGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackGroup.ProtoReflect.Descriptor instead.
 func (*StackGroup) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StackGroup) GetStack() *CodeStack {
@@ -5525,7 +5620,7 @@ type UnreadRank struct {
 
 func (x *UnreadRank) Reset() {
 	*x = UnreadRank{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5534,7 +5629,7 @@ func (*UnreadRank) ProtoMessage() {}
 
 func (x *UnreadRank) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5547,7 +5642,7 @@ func (x *UnreadRank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnreadRank.ProtoReflect.Descriptor instead.
 func (*UnreadRank) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *UnreadRank) GetRank() uint32 {
@@ -5579,7 +5674,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5588,7 +5683,7 @@ func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5601,7 +5696,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -5658,7 +5753,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5667,7 +5762,7 @@ func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5680,7 +5775,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -5719,7 +5814,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5728,7 +5823,7 @@ func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5741,7 +5836,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -5797,7 +5892,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5806,7 +5901,7 @@ func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5819,7 +5914,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -5855,7 +5950,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5864,7 +5959,7 @@ func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5877,7 +5972,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -5912,7 +6007,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5921,7 +6016,7 @@ func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5934,7 +6029,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Resize) GetJob() uint32 {
@@ -5963,7 +6058,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5972,7 +6067,7 @@ func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5985,7 +6080,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -6021,7 +6116,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6030,7 +6125,7 @@ func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6043,7 +6138,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -6085,7 +6180,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6094,7 +6189,7 @@ func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6107,7 +6202,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -6134,7 +6229,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6143,7 +6238,7 @@ func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6156,7 +6251,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -6176,7 +6271,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6185,7 +6280,7 @@ func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6198,7 +6293,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -6233,7 +6328,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6242,7 +6337,7 @@ func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6255,7 +6350,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -6334,7 +6429,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6343,7 +6438,7 @@ func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6356,7 +6451,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -6400,7 +6495,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6409,7 +6504,7 @@ func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6422,7 +6517,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -6468,7 +6563,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6477,7 +6572,7 @@ func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6490,7 +6585,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 type Nodes struct {
@@ -6503,7 +6598,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6512,7 +6607,7 @@ func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6525,7 +6620,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -6554,7 +6649,7 @@ type Guests struct {
 
 func (x *Guests) Reset() {
 	*x = Guests{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6563,7 +6658,7 @@ func (*Guests) ProtoMessage() {}
 
 func (x *Guests) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6576,7 +6671,7 @@ func (x *Guests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guests.ProtoReflect.Descriptor instead.
 func (*Guests) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Guests) GetGuests() []*Guest {
@@ -6603,7 +6698,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6612,7 +6707,7 @@ func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6625,7 +6720,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Guest) GetMac() string {
@@ -6655,7 +6750,7 @@ type ApproveGuests struct {
 
 func (x *ApproveGuests) Reset() {
 	*x = ApproveGuests{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6664,7 +6759,7 @@ func (*ApproveGuests) ProtoMessage() {}
 
 func (x *ApproveGuests) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6677,7 +6772,7 @@ func (x *ApproveGuests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApproveGuests.ProtoReflect.Descriptor instead.
 func (*ApproveGuests) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ApproveGuests) GetMacs() []string {
@@ -6728,7 +6823,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6737,7 +6832,7 @@ func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6750,7 +6845,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -6900,7 +6995,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6909,7 +7004,7 @@ func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6922,7 +7017,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -6971,7 +7066,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6980,7 +7075,7 @@ func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6993,7 +7088,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -7030,7 +7125,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7039,7 +7134,7 @@ func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7052,7 +7147,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -7085,7 +7180,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7094,7 +7189,7 @@ func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7107,7 +7202,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -7127,7 +7222,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7136,7 +7231,7 @@ func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7149,7 +7244,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -7171,7 +7266,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7180,7 +7275,7 @@ func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7193,7 +7288,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -7231,7 +7326,7 @@ type SwitchNodes struct {
 
 func (x *SwitchNodes) Reset() {
 	*x = SwitchNodes{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7240,7 +7335,7 @@ func (*SwitchNodes) ProtoMessage() {}
 
 func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7253,7 +7348,7 @@ func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNodes.ProtoReflect.Descriptor instead.
 func (*SwitchNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *SwitchNodes) GetNodes() []uint32 {
@@ -7297,7 +7392,7 @@ type EvictNodes struct {
 
 func (x *EvictNodes) Reset() {
 	*x = EvictNodes{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7306,7 +7401,7 @@ func (*EvictNodes) ProtoMessage() {}
 
 func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7319,7 +7414,7 @@ func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictNodes.ProtoReflect.Descriptor instead.
 func (*EvictNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *EvictNodes) GetNodes() []uint32 {
@@ -7352,7 +7447,7 @@ type NodesEvicted struct {
 
 func (x *NodesEvicted) Reset() {
 	*x = NodesEvicted{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7361,7 +7456,7 @@ func (*NodesEvicted) ProtoMessage() {}
 
 func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7374,7 +7469,7 @@ func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesEvicted.ProtoReflect.Descriptor instead.
 func (*NodesEvicted) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *NodesEvicted) GetJobs() []uint32 {
@@ -7397,7 +7492,7 @@ type GrowMachine struct {
 
 func (x *GrowMachine) Reset() {
 	*x = GrowMachine{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7406,7 +7501,7 @@ func (*GrowMachine) ProtoMessage() {}
 
 func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7419,7 +7514,7 @@ func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowMachine.ProtoReflect.Descriptor instead.
 func (*GrowMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *GrowMachine) GetCount() uint32 {
@@ -7452,7 +7547,7 @@ type NodesAdded struct {
 
 func (x *NodesAdded) Reset() {
 	*x = NodesAdded{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7461,7 +7556,7 @@ func (*NodesAdded) ProtoMessage() {}
 
 func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7474,7 +7569,7 @@ func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesAdded.ProtoReflect.Descriptor instead.
 func (*NodesAdded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *NodesAdded) GetNodes() []uint32 {
@@ -7497,7 +7592,7 @@ type ShrinkMachine struct {
 
 func (x *ShrinkMachine) Reset() {
 	*x = ShrinkMachine{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7506,7 +7601,7 @@ func (*ShrinkMachine) ProtoMessage() {}
 
 func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7519,7 +7614,7 @@ func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShrinkMachine.ProtoReflect.Descriptor instead.
 func (*ShrinkMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ShrinkMachine) GetNodes() []uint32 {
@@ -7554,7 +7649,7 @@ type NodesLeaving struct {
 
 func (x *NodesLeaving) Reset() {
 	*x = NodesLeaving{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7563,7 +7658,7 @@ func (*NodesLeaving) ProtoMessage() {}
 
 func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7576,7 +7671,7 @@ func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesLeaving.ProtoReflect.Descriptor instead.
 func (*NodesLeaving) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *NodesLeaving) GetNodes() []uint32 {
@@ -7611,7 +7706,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7620,7 +7715,7 @@ func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7633,7 +7728,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *RemoveNode) GetNode() uint32 {
@@ -7661,7 +7756,7 @@ type Roster struct {
 
 func (x *Roster) Reset() {
 	*x = Roster{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7670,7 +7765,7 @@ func (*Roster) ProtoMessage() {}
 
 func (x *Roster) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7683,7 +7778,7 @@ func (x *Roster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Roster.ProtoReflect.Descriptor instead.
 func (*Roster) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Roster) GetNodes() []uint32 {
@@ -7710,7 +7805,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7719,7 +7814,7 @@ func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7732,7 +7827,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -7759,7 +7854,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7768,7 +7863,7 @@ func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7781,7 +7876,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -7815,7 +7910,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7824,7 +7919,7 @@ func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7837,7 +7932,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -7925,7 +8020,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7934,7 +8029,7 @@ func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7947,7 +8042,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -8116,7 +8211,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8125,7 +8220,7 @@ func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8138,7 +8233,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -8224,7 +8319,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8233,7 +8328,7 @@ func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8246,7 +8341,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -8288,7 +8383,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8297,7 +8392,7 @@ func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8310,7 +8405,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -8336,7 +8431,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8345,7 +8440,7 @@ func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8358,7 +8453,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -8381,7 +8476,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8390,7 +8485,7 @@ func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8403,7 +8498,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -8451,7 +8546,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8460,7 +8555,7 @@ func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8473,7 +8568,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -8498,7 +8593,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8507,7 +8602,7 @@ func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8520,7 +8615,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 type MachineStatus struct {
@@ -8551,7 +8646,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8560,7 +8655,7 @@ func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8573,7 +8668,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -8725,7 +8820,7 @@ type ReadAudit struct {
 
 func (x *ReadAudit) Reset() {
 	*x = ReadAudit{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8734,7 +8829,7 @@ func (*ReadAudit) ProtoMessage() {}
 
 func (x *ReadAudit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8747,7 +8842,7 @@ func (x *ReadAudit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadAudit.ProtoReflect.Descriptor instead.
 func (*ReadAudit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 type Audit struct {
@@ -8759,7 +8854,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8768,7 +8863,7 @@ func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8781,7 +8876,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *Audit) GetLines() []*AuditLine {
@@ -8806,7 +8901,7 @@ type AuditLine struct {
 
 func (x *AuditLine) Reset() {
 	*x = AuditLine{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8815,7 +8910,7 @@ func (*AuditLine) ProtoMessage() {}
 
 func (x *AuditLine) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8828,7 +8923,7 @@ func (x *AuditLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLine.ProtoReflect.Descriptor instead.
 func (*AuditLine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *AuditLine) GetTimeNs() int64 {
@@ -8883,7 +8978,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8892,7 +8987,7 @@ func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8905,7 +9000,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -8924,7 +9019,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8933,7 +9028,7 @@ func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8946,7 +9041,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -8981,7 +9076,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8990,7 +9085,7 @@ func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9003,7 +9098,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -9142,7 +9237,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9151,7 +9246,7 @@ func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9164,7 +9259,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -9227,7 +9322,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9236,7 +9331,7 @@ func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9249,7 +9344,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -9277,7 +9372,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9286,7 +9381,7 @@ func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9299,7 +9394,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -9325,7 +9420,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9334,7 +9429,7 @@ func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9347,7 +9442,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{109}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -9372,7 +9467,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9381,7 +9476,7 @@ func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9394,7 +9489,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{110}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -9459,7 +9554,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9468,7 +9563,7 @@ func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9481,7 +9576,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{111}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -9523,7 +9618,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9532,7 +9627,7 @@ func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9545,7 +9640,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{112}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -9577,7 +9672,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9586,7 +9681,7 @@ func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9599,7 +9694,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{113}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -9660,7 +9755,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9669,7 +9764,7 @@ func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9682,7 +9777,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{114}
+	return file_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -9751,7 +9846,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9760,7 +9855,7 @@ func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9773,7 +9868,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{115}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -9792,7 +9887,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9801,7 +9896,7 @@ func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9814,7 +9909,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{116}
+	return file_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -9834,7 +9929,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9843,7 +9938,7 @@ func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9856,7 +9951,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{117}
+	return file_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -9876,7 +9971,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9885,7 +9980,7 @@ func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9898,7 +9993,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{118}
+	return file_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -9930,7 +10025,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9939,7 +10034,7 @@ func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9952,7 +10047,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{119}
+	return file_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -10011,7 +10106,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10020,7 +10115,7 @@ func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10033,7 +10128,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{120}
+	return file_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -10099,7 +10194,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10108,7 +10203,7 @@ func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10121,7 +10216,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{121}
+	return file_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -10230,7 +10325,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10239,7 +10334,7 @@ func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10252,7 +10347,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{122}
+	return file_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -10309,7 +10404,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10318,7 +10413,7 @@ func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10331,7 +10426,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{123}
+	return file_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -10367,7 +10462,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10376,7 +10471,7 @@ func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10389,7 +10484,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{124}
+	return file_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -10423,7 +10518,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10432,7 +10527,7 @@ func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10445,7 +10540,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{125}
+	return file_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -10466,7 +10561,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10475,7 +10570,7 @@ func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10488,7 +10583,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{126}
+	return file_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -10518,7 +10613,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10527,7 +10622,7 @@ func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10540,7 +10635,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{127}
+	return file_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -10575,7 +10670,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10584,7 +10679,7 @@ func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10597,7 +10692,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{128}
+	return file_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -10620,7 +10715,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10629,7 +10724,7 @@ func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10642,7 +10737,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{129}
+	return file_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -10676,7 +10771,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[130]
+	mi := &file_control_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10685,7 +10780,7 @@ func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[130]
+	mi := &file_control_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10698,7 +10793,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{130}
+	return file_control_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -10712,7 +10807,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xa5(\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xe1(\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -10789,7 +10884,9 @@ const file_control_proto_rawDesc = "" +
 	"\asamples\x18i \x01(\v2\x17.margay.control.SamplesH\x00R\asamples\x12=\n" +
 	"\vread_stacks\x18j \x01(\v2\x1a.margay.control.ReadStacksH\x00R\n" +
 	"readStacks\x120\n" +
-	"\x06stacks\x18k \x01(\v2\x16.margay.control.StacksH\x00R\x06stacks\x127\n" +
+	"\x06stacks\x18k \x01(\v2\x16.margay.control.StacksH\x00R\x06stacks\x12:\n" +
+	"\n" +
+	"debug_rank\x18l \x01(\v2\x19.margay.control.DebugRankH\x00R\tdebugRank\x127\n" +
 	"\tnode_exit\x18Z \x01(\v2\x18.margay.control.NodeExitH\x00R\bnodeExit\x127\n" +
 	"\tnode_boot\x18[ \x01(\v2\x18.margay.control.NodeBootH\x00R\bnodeBoot\x121\n" +
 	"\anode_up\x18\\ \x01(\v2\x16.margay.control.NodeUpH\x00R\x06nodeUp\x12:\n" +
@@ -10829,14 +10926,16 @@ const file_control_proto_rawDesc = "" +
 	"read_audit\x18\xbe\x01 \x01(\v2\x19.margay.control.ReadAuditH\x00R\treadAudit\x12.\n" +
 	"\x05audit\x18\xbf\x01 \x01(\v2\x15.margay.control.AuditH\x00R\x05audit\x12G\n" +
 	"\x0eend_allocation\x18\xac\x02 \x01(\v2\x1d.margay.control.EndAllocationH\x00R\rendAllocationB\x06\n" +
-	"\x04body\"\xa1\x01\n" +
+	"\x04body\"\xcd\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12(\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x14.margay.control.RoleR\x04role\x12\x14\n" +
 	"\x05token\x18\x03 \x01(\tR\x05token\x12\x18\n" +
 	"\aprogram\x18\x04 \x01(\tR\aprogram\x12\x12\n" +
 	"\x04node\x18\x05 \x01(\rR\x04node\x12\x10\n" +
-	"\x03job\x18Z \x01(\rR\x03job\"W\n" +
+	"\x03job\x18Z \x01(\rR\x03job\x12\x12\n" +
+	"\x04rank\x18[ \x01(\rR\x04rank\x12\x16\n" +
+	"\x06stream\x18\\ \x01(\x04R\x06stream\"W\n" +
 	"\aWelcome\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x18\n" +
 	"\amachine\x18\x02 \x01(\tR\amachine\x12\x18\n" +
@@ -11093,7 +11192,11 @@ const file_control_proto_rawDesc = "" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x14\n" +
 	"\x05ranks\x18\x03 \x03(\rR\x05ranks\x122\n" +
-	"\alayouts\x18\x04 \x03(\v2\x18.margay.control.GoLayoutR\alayouts\"\x92\x01\n" +
+	"\alayouts\x18\x04 \x03(\v2\x18.margay.control.GoLayoutR\alayouts\"I\n" +
+	"\tDebugRank\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x16\n" +
+	"\x06stream\x18\x03 \x01(\x04R\x06stream\"\x92\x01\n" +
 	"\bGoLayout\x12,\n" +
 	"\x04file\x18\x01 \x01(\v2\x18.margay.control.CodeFileR\x04file\x12\x10\n" +
 	"\x03all\x18\x02 \x01(\x04R\x03all\x12\x0e\n" +
@@ -11554,14 +11657,16 @@ const file_control_proto_rawDesc = "" +
 	"\tall_cores\x18\x02 \x01(\x0e2\x16.margay.control.SwitchR\ballCores\x129\n" +
 	"\fmessage_core\x18\x03 \x01(\x0e2\x16.margay.control.SwitchR\vmessageCore\"9\n" +
 	"\tDutiesSet\x12,\n" +
-	"\x04info\x18\x01 \x01(\v2\x18.margay.control.NodeInfoR\x04info*Y\n" +
+	"\x04info\x18\x01 \x01(\v2\x18.margay.control.NodeInfoR\x04info*i\n" +
 	"\x04Role\x12\x10\n" +
 	"\fROLE_UNKNOWN\x10\x00\x12\r\n" +
 	"\tROLE_NODE\x10\x01\x12\x0f\n" +
 	"\vROLE_CLIENT\x10\x02\x12\x0f\n" +
 	"\vROLE_HOLDER\x10\x03\x12\x0e\n" +
 	"\n" +
-	"ROLE_FILES\x10Z*\xa7\x02\n" +
+	"ROLE_FILES\x10Z\x12\x0e\n" +
+	"\n" +
+	"ROLE_DEBUG\x10[*\xa7\x02\n" +
 	"\x04Code\x12\x10\n" +
 	"\fCODE_UNKNOWN\x10\x00\x12\x10\n" +
 	"\fCODE_VERSION\x10\x01\x12\x10\n" +
@@ -11648,7 +11753,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes [11]protoimpl.EnumInfo
-var file_control_proto_msgTypes [132]protoimpl.MessageInfo
+var file_control_proto_msgTypes [133]protoimpl.MessageInfo
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -11710,89 +11815,90 @@ var file_control_proto_goTypes = []any{
 	(*CodeFile)(nil),         // 57: margay.control.CodeFile
 	(*CodeStack)(nil),        // 58: margay.control.CodeStack
 	(*ReadStacks)(nil),       // 59: margay.control.ReadStacks
-	(*GoLayout)(nil),         // 60: margay.control.GoLayout
-	(*Stacks)(nil),           // 61: margay.control.Stacks
-	(*StackGroup)(nil),       // 62: margay.control.StackGroup
-	(*UnreadRank)(nil),       // 63: margay.control.UnreadRank
-	(*Usage)(nil),            // 64: margay.control.Usage
-	(*Ack)(nil),              // 65: margay.control.Ack
-	(*Stdin)(nil),            // 66: margay.control.Stdin
-	(*StdinTaken)(nil),       // 67: margay.control.StdinTaken
-	(*Signal)(nil),           // 68: margay.control.Signal
-	(*Resize)(nil),           // 69: margay.control.Resize
-	(*RunRequest)(nil),       // 70: margay.control.RunRequest
-	(*RunReply)(nil),         // 71: margay.control.RunReply
-	(*Attach)(nil),           // 72: margay.control.Attach
-	(*RemoveOutput)(nil),     // 73: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 74: margay.control.OutputRemoved
-	(*JobState)(nil),         // 75: margay.control.JobState
-	(*PhaseTime)(nil),        // 76: margay.control.PhaseTime
-	(*RankState)(nil),        // 77: margay.control.RankState
-	(*ListNodes)(nil),        // 78: margay.control.ListNodes
-	(*Nodes)(nil),            // 79: margay.control.Nodes
-	(*Guests)(nil),           // 80: margay.control.Guests
-	(*Guest)(nil),            // 81: margay.control.Guest
-	(*ApproveGuests)(nil),    // 82: margay.control.ApproveGuests
-	(*NodeState)(nil),        // 83: margay.control.NodeState
-	(*Drain)(nil),            // 84: margay.control.Drain
-	(*CoreUse)(nil),          // 85: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 86: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 87: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 88: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 89: margay.control.RebootNodes
-	(*SwitchNodes)(nil),      // 90: margay.control.SwitchNodes
-	(*EvictNodes)(nil),       // 91: margay.control.EvictNodes
-	(*NodesEvicted)(nil),     // 92: margay.control.NodesEvicted
-	(*GrowMachine)(nil),      // 93: margay.control.GrowMachine
-	(*NodesAdded)(nil),       // 94: margay.control.NodesAdded
-	(*ShrinkMachine)(nil),    // 95: margay.control.ShrinkMachine
-	(*NodesLeaving)(nil),     // 96: margay.control.NodesLeaving
-	(*RemoveNode)(nil),       // 97: margay.control.RemoveNode
-	(*Roster)(nil),           // 98: margay.control.Roster
-	(*ListJobs)(nil),         // 99: margay.control.ListJobs
-	(*Jobs)(nil),             // 100: margay.control.Jobs
-	(*WaitingJob)(nil),       // 101: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 102: margay.control.JobSummary
-	(*StoredJob)(nil),        // 103: margay.control.StoredJob
-	(*Kill)(nil),             // 104: margay.control.Kill
-	(*Noise)(nil),            // 105: margay.control.Noise
-	(*NoiseReport)(nil),      // 106: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 107: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 108: margay.control.InterruptRow
-	(*Status)(nil),           // 109: margay.control.Status
-	(*MachineStatus)(nil),    // 110: margay.control.MachineStatus
-	(*ReadAudit)(nil),        // 111: margay.control.ReadAudit
-	(*Audit)(nil),            // 112: margay.control.Audit
-	(*AuditLine)(nil),        // 113: margay.control.AuditLine
-	(*ListExtensions)(nil),   // 114: margay.control.ListExtensions
-	(*Extensions)(nil),       // 115: margay.control.Extensions
-	(*ExtensionState)(nil),   // 116: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 117: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 118: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 119: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 120: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 121: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 122: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 123: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 124: margay.control.ReadEvents
-	(*Events)(nil),           // 125: margay.control.Events
-	(*ReadClock)(nil),        // 126: margay.control.ReadClock
-	(*Clock)(nil),            // 127: margay.control.Clock
-	(*TakeSamples)(nil),      // 128: margay.control.TakeSamples
-	(*Samples)(nil),          // 129: margay.control.Samples
-	(*NodeSample)(nil),       // 130: margay.control.NodeSample
-	(*CoreSample)(nil),       // 131: margay.control.CoreSample
-	(*RankSample)(nil),       // 132: margay.control.RankSample
-	(*NodeExit)(nil),         // 133: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 134: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 135: margay.control.NodeStage
-	(*NodeUp)(nil),           // 136: margay.control.NodeUp
-	(*RebootNode)(nil),       // 137: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 138: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 139: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 140: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 141: margay.control.DutiesSet
-	nil,                      // 142: margay.control.ExtensionLog.AfterEntry
+	(*DebugRank)(nil),        // 60: margay.control.DebugRank
+	(*GoLayout)(nil),         // 61: margay.control.GoLayout
+	(*Stacks)(nil),           // 62: margay.control.Stacks
+	(*StackGroup)(nil),       // 63: margay.control.StackGroup
+	(*UnreadRank)(nil),       // 64: margay.control.UnreadRank
+	(*Usage)(nil),            // 65: margay.control.Usage
+	(*Ack)(nil),              // 66: margay.control.Ack
+	(*Stdin)(nil),            // 67: margay.control.Stdin
+	(*StdinTaken)(nil),       // 68: margay.control.StdinTaken
+	(*Signal)(nil),           // 69: margay.control.Signal
+	(*Resize)(nil),           // 70: margay.control.Resize
+	(*RunRequest)(nil),       // 71: margay.control.RunRequest
+	(*RunReply)(nil),         // 72: margay.control.RunReply
+	(*Attach)(nil),           // 73: margay.control.Attach
+	(*RemoveOutput)(nil),     // 74: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 75: margay.control.OutputRemoved
+	(*JobState)(nil),         // 76: margay.control.JobState
+	(*PhaseTime)(nil),        // 77: margay.control.PhaseTime
+	(*RankState)(nil),        // 78: margay.control.RankState
+	(*ListNodes)(nil),        // 79: margay.control.ListNodes
+	(*Nodes)(nil),            // 80: margay.control.Nodes
+	(*Guests)(nil),           // 81: margay.control.Guests
+	(*Guest)(nil),            // 82: margay.control.Guest
+	(*ApproveGuests)(nil),    // 83: margay.control.ApproveGuests
+	(*NodeState)(nil),        // 84: margay.control.NodeState
+	(*Drain)(nil),            // 85: margay.control.Drain
+	(*CoreUse)(nil),          // 86: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 87: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 88: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 89: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 90: margay.control.RebootNodes
+	(*SwitchNodes)(nil),      // 91: margay.control.SwitchNodes
+	(*EvictNodes)(nil),       // 92: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 93: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 94: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 95: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 96: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 97: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 98: margay.control.RemoveNode
+	(*Roster)(nil),           // 99: margay.control.Roster
+	(*ListJobs)(nil),         // 100: margay.control.ListJobs
+	(*Jobs)(nil),             // 101: margay.control.Jobs
+	(*WaitingJob)(nil),       // 102: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 103: margay.control.JobSummary
+	(*StoredJob)(nil),        // 104: margay.control.StoredJob
+	(*Kill)(nil),             // 105: margay.control.Kill
+	(*Noise)(nil),            // 106: margay.control.Noise
+	(*NoiseReport)(nil),      // 107: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 108: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 109: margay.control.InterruptRow
+	(*Status)(nil),           // 110: margay.control.Status
+	(*MachineStatus)(nil),    // 111: margay.control.MachineStatus
+	(*ReadAudit)(nil),        // 112: margay.control.ReadAudit
+	(*Audit)(nil),            // 113: margay.control.Audit
+	(*AuditLine)(nil),        // 114: margay.control.AuditLine
+	(*ListExtensions)(nil),   // 115: margay.control.ListExtensions
+	(*Extensions)(nil),       // 116: margay.control.Extensions
+	(*ExtensionState)(nil),   // 117: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 118: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 119: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 120: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 121: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 122: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 123: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 124: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 125: margay.control.ReadEvents
+	(*Events)(nil),           // 126: margay.control.Events
+	(*ReadClock)(nil),        // 127: margay.control.ReadClock
+	(*Clock)(nil),            // 128: margay.control.Clock
+	(*TakeSamples)(nil),      // 129: margay.control.TakeSamples
+	(*Samples)(nil),          // 130: margay.control.Samples
+	(*NodeSample)(nil),       // 131: margay.control.NodeSample
+	(*CoreSample)(nil),       // 132: margay.control.CoreSample
+	(*RankSample)(nil),       // 133: margay.control.RankSample
+	(*NodeExit)(nil),         // 134: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 135: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 136: margay.control.NodeStage
+	(*NodeUp)(nil),           // 137: margay.control.NodeUp
+	(*RebootNode)(nil),       // 138: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 139: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 140: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 141: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 142: margay.control.DutiesSet
+	nil,                      // 143: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	12,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -11815,164 +11921,165 @@ var file_control_proto_depIdxs = []int32{
 	41,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
 	49,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
 	54,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	65,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	66,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	67,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	68,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	66,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	67,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	68,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	69,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
 	50,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	69,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
-	70,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	71,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	72,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
-	75,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	78,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	79,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	99,  // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	100, // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	104, // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	105, // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	106, // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	109, // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	110, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	73,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	74,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	86,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	87,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	88,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	89,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	70,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	71,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	72,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	73,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	76,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	79,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	80,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	100, // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	101, // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	105, // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	106, // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	107, // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	110, // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	111, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	74,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	75,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	87,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	88,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	89,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	90,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
 	27,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	114, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	115, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	117, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	123, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	119, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	120, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	124, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	125, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	126, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	127, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	128, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	129, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	115, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	116, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	118, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	124, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	120, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	121, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	125, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	126, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	127, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	128, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	129, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	130, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
 	59,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
-	61,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	133, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	134, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	136, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	135, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	137, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	139, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	140, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	141, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	93,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	94,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	95,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	96,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	91,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	92,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	97,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	98,  // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
-	90,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	138, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
-	80,  // 78: margay.control.Frame.guests:type_name -> margay.control.Guests
-	82,  // 79: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
-	29,  // 80: margay.control.Frame.leave:type_name -> margay.control.Leave
-	51,  // 81: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	52,  // 82: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	53,  // 83: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	111, // 84: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
-	112, // 85: margay.control.Frame.audit:type_name -> margay.control.Audit
-	28,  // 86: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
-	0,   // 87: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 88: margay.control.Error.code:type_name -> margay.control.Code
-	18,  // 89: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	19,  // 90: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	21,  // 91: margay.control.Register.vitals:type_name -> margay.control.Vitals
-	2,   // 92: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	18,  // 93: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	21,  // 94: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	24,  // 95: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	35,  // 96: margay.control.Prepare.layout:type_name -> margay.control.Layout
-	35,  // 97: margay.control.Prepare.network:type_name -> margay.control.Layout
-	31,  // 98: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 99: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 100: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	30,  // 101: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	26,  // 102: margay.control.JobSpec.task:type_name -> margay.control.Task
-	25,  // 103: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	55,  // 104: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
-	32,  // 105: margay.control.Exec.parts:type_name -> margay.control.Part
-	36,  // 106: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
-	37,  // 107: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
-	38,  // 108: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
-	44,  // 109: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	14,  // 110: margay.control.Loaded.error:type_name -> margay.control.Error
-	14,  // 111: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 112: margay.control.Record.stream:type_name -> margay.control.Stream
-	55,  // 113: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	44,  // 114: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	64,  // 115: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	56,  // 116: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	57,  // 117: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	58,  // 118: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	60,  // 119: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	57,  // 120: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	57,  // 121: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	62,  // 122: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	63,  // 123: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	58,  // 124: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	30,  // 125: margay.control.Resize.size:type_name -> margay.control.Terminal
-	24,  // 126: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	31,  // 127: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	34,  // 128: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 129: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	14,  // 130: margay.control.JobState.error:type_name -> margay.control.Error
-	77,  // 131: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	44,  // 132: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	76,  // 133: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 134: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	55,  // 135: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	83,  // 136: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	80,  // 137: margay.control.Nodes.guests:type_name -> margay.control.Guests
-	81,  // 138: margay.control.Guests.guests:type_name -> margay.control.Guest
-	8,   // 139: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	18,  // 140: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	85,  // 141: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	84,  // 142: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	21,  // 143: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 144: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 145: margay.control.Drain.state:type_name -> margay.control.DrainState
-	102, // 146: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	101, // 147: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 148: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	77,  // 149: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	44,  // 150: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	26,  // 151: margay.control.JobSummary.task:type_name -> margay.control.Task
-	24,  // 152: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	34,  // 153: margay.control.StoredJob.places:type_name -> margay.control.Place
-	39,  // 154: margay.control.StoredJob.members:type_name -> margay.control.Member
-	102, // 155: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	75,  // 156: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	107, // 157: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	108, // 158: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	113, // 159: margay.control.Audit.lines:type_name -> margay.control.AuditLine
-	116, // 160: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	118, // 161: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	142, // 162: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	121, // 163: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	117, // 164: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	116, // 165: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	130, // 166: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	131, // 167: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	132, // 168: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	116, // 169: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 170: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 171: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	18,  // 172: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	173, // [173:173] is the sub-list for method output_type
-	173, // [173:173] is the sub-list for method input_type
-	173, // [173:173] is the sub-list for extension type_name
-	173, // [173:173] is the sub-list for extension extendee
-	0,   // [0:173] is the sub-list for field type_name
+	62,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
+	60,  // 60: margay.control.Frame.debug_rank:type_name -> margay.control.DebugRank
+	134, // 61: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	135, // 62: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	137, // 63: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	136, // 64: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	138, // 65: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	140, // 66: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	141, // 67: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	142, // 68: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	94,  // 69: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	95,  // 70: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	96,  // 71: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	97,  // 72: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	92,  // 73: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	93,  // 74: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	98,  // 75: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	99,  // 76: margay.control.Frame.roster:type_name -> margay.control.Roster
+	91,  // 77: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
+	139, // 78: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	81,  // 79: margay.control.Frame.guests:type_name -> margay.control.Guests
+	83,  // 80: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
+	29,  // 81: margay.control.Frame.leave:type_name -> margay.control.Leave
+	51,  // 82: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	52,  // 83: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	53,  // 84: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	112, // 85: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
+	113, // 86: margay.control.Frame.audit:type_name -> margay.control.Audit
+	28,  // 87: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
+	0,   // 88: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 89: margay.control.Error.code:type_name -> margay.control.Code
+	18,  // 90: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	19,  // 91: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	21,  // 92: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 93: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	18,  // 94: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	21,  // 95: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	24,  // 96: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	35,  // 97: margay.control.Prepare.layout:type_name -> margay.control.Layout
+	35,  // 98: margay.control.Prepare.network:type_name -> margay.control.Layout
+	31,  // 99: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 100: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 101: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	30,  // 102: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	26,  // 103: margay.control.JobSpec.task:type_name -> margay.control.Task
+	25,  // 104: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	55,  // 105: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
+	32,  // 106: margay.control.Exec.parts:type_name -> margay.control.Part
+	36,  // 107: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
+	37,  // 108: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
+	38,  // 109: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
+	44,  // 110: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	14,  // 111: margay.control.Loaded.error:type_name -> margay.control.Error
+	14,  // 112: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 113: margay.control.Record.stream:type_name -> margay.control.Stream
+	55,  // 114: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	44,  // 115: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	65,  // 116: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	56,  // 117: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	57,  // 118: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	58,  // 119: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	61,  // 120: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	57,  // 121: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	57,  // 122: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	63,  // 123: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	64,  // 124: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	58,  // 125: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	30,  // 126: margay.control.Resize.size:type_name -> margay.control.Terminal
+	24,  // 127: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	31,  // 128: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	34,  // 129: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 130: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	14,  // 131: margay.control.JobState.error:type_name -> margay.control.Error
+	78,  // 132: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	44,  // 133: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	77,  // 134: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 135: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	55,  // 136: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	84,  // 137: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	81,  // 138: margay.control.Nodes.guests:type_name -> margay.control.Guests
+	82,  // 139: margay.control.Guests.guests:type_name -> margay.control.Guest
+	8,   // 140: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	18,  // 141: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	86,  // 142: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	85,  // 143: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	21,  // 144: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 145: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 146: margay.control.Drain.state:type_name -> margay.control.DrainState
+	103, // 147: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	102, // 148: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 149: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	78,  // 150: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	44,  // 151: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	26,  // 152: margay.control.JobSummary.task:type_name -> margay.control.Task
+	24,  // 153: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	34,  // 154: margay.control.StoredJob.places:type_name -> margay.control.Place
+	39,  // 155: margay.control.StoredJob.members:type_name -> margay.control.Member
+	103, // 156: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	76,  // 157: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	108, // 158: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	109, // 159: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	114, // 160: margay.control.Audit.lines:type_name -> margay.control.AuditLine
+	117, // 161: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	119, // 162: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	143, // 163: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	122, // 164: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	118, // 165: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	117, // 166: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	131, // 167: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	132, // 168: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	133, // 169: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	117, // 170: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 171: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 172: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	18,  // 173: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	174, // [174:174] is the sub-list for method output_type
+	174, // [174:174] is the sub-list for method input_type
+	174, // [174:174] is the sub-list for extension type_name
+	174, // [174:174] is the sub-list for extension extendee
+	0,   // [0:174] is the sub-list for field type_name
 }
 
 var file_control_proto_init_once sync.Once
@@ -12040,6 +12147,7 @@ func file_control_proto_init_tables() {
 		(*Frame_Samples)(nil),
 		(*Frame_ReadStacks)(nil),
 		(*Frame_Stacks)(nil),
+		(*Frame_DebugRank)(nil),
 		(*Frame_NodeExit)(nil),
 		(*Frame_NodeBoot)(nil),
 		(*Frame_NodeUp)(nil),
@@ -12074,7 +12182,7 @@ func file_control_proto_init_tables() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   132,
+			NumMessages:   133,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -107,21 +107,23 @@ type Server struct {
 	heard   chan struct{} // closed when every node of an earlier serve has registered or is dead
 	settled chan struct{} // closed after that, when the jobs whose launch the restart interrupted are gone
 
-	mu      sync.Mutex
-	roster  roster.Roster
-	nodes   []*node         // by number, also those that have left (members)
-	absent  map[uint32]bool // nodes of an earlier serve that have not registered yet
-	jobs    map[uint32]*job
-	ended   map[uint32]*job // jobs whose end could not be recorded yet
-	holder  *control.Conn
-	guests  *control.Guests // as the holder has sent them last; nil: it has sent none
-	room    chan struct{}   // closed, and replaced, when there may be room for more jobs
-	queue   queue
-	held    map[string]*held          // by launch
-	files   map[filesKey]*filesStream // of shared files
-	callers *gate.Room                // for connections of users that are let in
-	frames  map[uint32]*frames        // of these users
-	outputs *outputs
+	mu           sync.Mutex
+	roster       roster.Roster
+	nodes        []*node         // by number, also those that have left (members)
+	absent       map[uint32]bool // nodes of an earlier serve that have not registered yet
+	jobs         map[uint32]*job
+	ended        map[uint32]*job // jobs whose end could not be recorded yet
+	holder       *control.Conn
+	guests       *control.Guests // as the holder has sent them last; nil: it has sent none
+	room         chan struct{}   // closed, and replaced, when there may be room for more jobs
+	queue        queue
+	held         map[string]*held          // by launch
+	files        map[filesKey]*filesStream // of shared files
+	debuggers    map[uint64]*debugger      // that wait for the node, by the number of the stream
+	lastDebugger uint64                    // the number of the last of them
+	callers      *gate.Room                // for connections of users that are let in
+	frames       map[uint32]*frames        // of these users
+	outputs      *outputs
 
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held, but with mu when a node leaves
@@ -156,7 +158,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	s = &Server{
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
-		jobs: make(map[uint32]*job), held: make(map[string]*held), files: make(map[filesKey]*filesStream),
+		jobs: make(map[uint32]*job), held: make(map[string]*held), files: make(map[filesKey]*filesStream), debuggers: make(map[uint64]*debugger),
 		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)
@@ -324,6 +326,8 @@ func (s *Server) serveLocal(conn *control.Conn) error {
 			return err
 		}
 		return s.serveFiles(conn, hello, sideClient)
+	case control.Role_ROLE_DEBUG:
+		return s.serveDebugger(conn, hello, caller)
 	default:
 		err := control.Failf(control.Code_CODE_REFUSED, "only clients and the holder are served here")
 		conn.Refuse(err)
