@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"time"
 
 	"margay/internal/splice"
 	"margay/kernel/abi/gdb"
@@ -26,6 +27,9 @@ func (n *Node) Debug(ctx context.Context, number id.Job, rank id.Rank, stream ne
 	return nil
 }
 
+// initWait bounds how long a job init may take to take the stream of a debugger.
+const initWait = 15 * time.Second
+
 // openDebug opens a stream to the init of a job.
 func (n *Node) openDebug(ctx context.Context, number id.Job, rank id.Rank) (net.Conn, error) {
 	j, err := n.get(number)
@@ -37,6 +41,8 @@ func (n *Node) openDebug(ctx context.Context, number id.Job, rank id.Rank) (net.
 		return nil, fmt.Errorf("debug rank %d of job %d: %w", rank, number, err)
 	}
 	defer far.Close()
+	ctx, cancel := context.WithTimeout(ctx, initWait)
+	defer cancel()
 	if err := j.container.Debug(ctx, rank, far); err != nil {
 		near.Close()
 		return nil, fmt.Errorf("debug rank %d of job %d: %w", rank, number, err)

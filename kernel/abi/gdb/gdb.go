@@ -28,7 +28,7 @@ const (
 // Bounds of the archive.
 const (
 	MaxSize  = 64 << 20 // bytes of all files
-	maxFiles = 64
+	MaxFiles = 64
 )
 
 // maxAnswer bounds the line of an answer, in bytes.
@@ -72,7 +72,7 @@ func writeFile(out *tar.Writer, file File) error {
 func ReadFiles(r io.Reader, create func(name string, content io.Reader) error) error {
 	in := tar.NewReader(r)
 	left := int64(MaxSize)
-	for range maxFiles + 1 {
+	for range MaxFiles + 1 {
 		h, err := in.Next()
 		if err == io.EOF {
 			return nil
@@ -88,7 +88,7 @@ func ReadFiles(r io.Reader, create func(name string, content io.Reader) error) e
 			return err
 		}
 	}
-	return fmt.Errorf("%w: more than %d files", ErrFormat, maxFiles)
+	return fmt.Errorf("%w: more than %d files", ErrFormat, MaxFiles)
 }
 
 // WriteAnswer sends an answer. nil: gdbserver has attached to the rank.

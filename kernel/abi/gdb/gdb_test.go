@@ -72,7 +72,7 @@ func archive(t *testing.T, headers ...tar.Header) *bytes.Buffer {
 
 // Only files with plain names are taken, few of them, and not too large.
 func TestBadStreams(t *testing.T) {
-	many := make([]tar.Header, maxFiles+1)
+	many := make([]tar.Header, MaxFiles+1)
 	for i := range many {
 		many[i] = tar.Header{Name: fmt.Sprint("f", i)}
 	}
@@ -94,7 +94,7 @@ func TestBadStreams(t *testing.T) {
 			}
 			continue
 		}
-		if !errors.Is(err, ErrFormat) || files > maxFiles+1 {
+		if !errors.Is(err, ErrFormat) || files > MaxFiles+1 {
 			t.Errorf("%s: %d files, %v", name, files, err)
 		}
 	}
@@ -132,17 +132,34 @@ func TestTalk(t *testing.T) {
 	} {
 		for size := range 3 {
 			var talk Talk
-			pass := func(text string, take func([]byte)) {
+			var passed []byte
+			fromGDB := func(piece []byte) error {
+				whole, err := talk.FromGDB(piece)
+				passed = append(passed, whole...)
+				return err
+			}
+			pass := func(text string, take func([]byte) error) {
 				for piece := range slices.Chunk([]byte(text), size*size+1) {
-					take(piece)
+					if err := take(piece); err != nil {
+						t.Error(err)
+					}
 				}
 			}
+			var said string
 			for i, s := range k.steps {
-				pass(s.gdb, talk.FromGDB)
+				pass(s.gdb, fromGDB)
 				pass(s.server, talk.FromServer)
+				said += s.gdb
 				if waits := s.waits || s.gdb != "" && s.gdb != "\x03"; talk.Waits() != waits {
 					t.Errorf("%s: after step %d gdbserver owes a reply: %v", name, i, talk.Waits())
 				}
+			}
+			if string(passed) != said {
+				t.Errorf("%s: gdbserver gets %q, and gdb has said %q", name, passed, said)
+			}
+			pass("$X401136,2:", fromGDB) // gdb is gone in the middle of a packet
+			if string(passed) != said {
+				t.Errorf("%s: gdbserver gets a part of a packet: %q", name, passed[len(said):])
 			}
 			if got := string(talk.Farewell()); got != k.farewell {
 				t.Errorf("%s: %q, not %q", name, got, k.farewell)
@@ -151,16 +168,49 @@ func TestTalk(t *testing.T) {
 	}
 }
 
-// No bytes make the state grow beyond what gdb has asked for, and each removal is a packet.
+// A session with more than its bounds ends.
+func TestTalkBounds(t *testing.T) {
+	point := func(i int) []byte { return AppendPacket(nil, fmt.Appendf(nil, "Z0,%x,1;X1,27", i)) }
+	var talk Talk
+	for i := range maxBreakpoints {
+		if _, err := talk.FromGDB(point(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := talk.FromGDB(point(0)); err != nil {
+		t.Errorf("a breakpoint is set again: %v", err)
+	}
+	if whole, err := talk.FromGDB(point(maxBreakpoints)); !errors.Is(err, ErrFormat) || len(whole) > 0 || len(talk.breakpoints) != maxBreakpoints {
+		t.Errorf("%d breakpoints, and gdbserver gets %q: %v", len(talk.breakpoints), whole, err)
+	}
+	long := AppendPacket(nil, bytes.Repeat([]byte("0"), maxPacket))
+	if _, err := new(Talk).FromGDB(long); !errors.Is(err, ErrFormat) {
+		t.Errorf("a long request: %v", err)
+	}
+	if err := new(Talk).FromServer(long); !errors.Is(err, ErrFormat) {
+		t.Errorf("a long reply: %v", err)
+	}
+	if _, err := new(Talk).FromGDB(AppendPacket(nil, fmt.Appendf(nil, "Z0,%0*x,1", maxPoint, 1))); !errors.Is(err, ErrFormat) {
+		t.Errorf("a long breakpoint: %v", err)
+	}
+}
+
+// No bytes make the state grow beyond its bounds and what gdb has asked for, each removal is a
+// packet, and gdbserver gets what gdb has said.
 func FuzzTalk(f *testing.F) {
 	f.Add([]byte("$Z0,1,1#00"), []byte("$OK#9a"))
 	f.Fuzz(func(t *testing.T, gdb, server []byte) {
 		var talk, again Talk
-		talk.FromGDB(gdb)
-		talk.FromServer(server)
-		again.FromGDB(talk.Farewell())
-		if len(again.breakpoints) > 0 || again.asked != len(talk.breakpoints) {
-			t.Errorf("%q is answered by %q", gdb, talk.Farewell())
+		whole, err := talk.FromGDB(gdb)
+		if !bytes.HasPrefix(gdb, whole) || err == nil && len(gdb)-len(whole) != len(talk.requests.piece) {
+			t.Errorf("%q is passed on as %q: %v", gdb, whole, err)
+		}
+		_ = talk.FromServer(server)
+		if len(talk.breakpoints) > maxBreakpoints || len(talk.requests.piece) > maxPacket || len(talk.replies.piece) > maxPacket {
+			t.Errorf("%d breakpoints, and %d and %d bytes", len(talk.breakpoints), len(talk.requests.piece), len(talk.replies.piece))
+		}
+		if _, err := again.FromGDB(talk.Farewell()); err != nil || len(again.breakpoints) > 0 || again.asked != len(talk.breakpoints) {
+			t.Errorf("%q is answered by %q: %v", gdb, talk.Farewell(), err)
 		}
 	})
 }

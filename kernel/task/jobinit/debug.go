@@ -2,6 +2,7 @@ package jobinit
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -28,16 +29,27 @@ const (
 	filesWait  = time.Minute            // for the archive
 	attachWait = 20 * time.Second       // for gdbserver to attach
 	replyWait  = 200 * time.Millisecond // for a reply that is under way when gdb is gone
-	leaveWait  = 10 * time.Second       // for the rank to stop then, and for gdbserver to end
+	leaveWait  = 10 * time.Second       // for the rank to stop then, for gdbserver to end, and for it to take bytes
+	wordsWait  = time.Second            // for the last words of a gdbserver that has ended
 	debugPause = 5 * time.Millisecond   // between two looks
+)
+
+// A rank that was killed is still there while gdbserver has not looked at it, which it does not
+// while gdb waits for its user. The init looks each deadPause, and ends such a gdbserver when it
+// has seen the rank dead deadLooks times: one that looks reports the end to gdb before.
+const (
+	deadPause = 250 * time.Millisecond
+	deadLooks = 4
 )
 
 // debugger is a gdbserver beside a rank.
 type debugger struct {
-	rank *rank
-	pid  int
-	near net.Conn      // the init's end of its standard streams
-	gone chan struct{} // closed when it has ended
+	rank   *rank
+	pid    int
+	near   net.Conn      // the init's end of its standard input and output
+	errors *os.File      // the init's end of its standard error
+	gone   chan struct{} // closed when it has ended
+	killed bool          // by a signal; valid when it has ended
 
 	mu   sync.Mutex
 	talk gdb.Talk // guarded by mu
@@ -70,7 +82,7 @@ func (in *initProcess) debugRank(number id.Rank, stream net.Conn) {
 	}
 	defer in.endDebugger(d)
 	if gdb.WriteAnswer(stream, nil) == nil {
-		d.carry(stream)
+		in.carry(d, stream)
 	}
 }
 
@@ -157,8 +169,9 @@ func newFolder(size int64) (*os.File, error) {
 	}
 	defer unix.Close(config)
 	err = errors.Join(
-		unix.FsconfigSetString(config, "size", strconv.FormatInt(size, 10)), unix.FsconfigSetString(config, "mode", "0755"),
-		unix.FsconfigCreate(config))
+		unix.FsconfigSetString(config, "size", strconv.FormatInt(size, 10)),
+		unix.FsconfigSetString(config, "nr_inodes", strconv.Itoa(gdb.MaxFiles+1)), // and the folder
+		unix.FsconfigSetString(config, "mode", "0755"), unix.FsconfigCreate(config))
 	if err != nil {
 		return nil, fmt.Errorf("make a RAM disk: %w", err)
 	}
@@ -180,7 +193,8 @@ func createIn(folder *os.File, name string, content io.Reader) error {
 	return errors.Join(err, f.Chmod(0o555), f.Close()) // whatever the umask says
 }
 
-// startServer starts gdbserver with the rights of the ranks, on the cores of the init.
+// startServer starts gdbserver with the rights and within the limits of the rank: it is a program
+// of the user.
 func (in *initProcess) startServer(d *debugger, files *os.File, argv []string) (<-chan string, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -194,50 +208,80 @@ func (in *initProcess) startServer(d *debugger, files *os.File, argv []string) (
 		return nil, err
 	}
 	defer errorsIn.Close()
-	if d.near, err = net.FileConn(own); err != nil {
+	near, err := net.FileConn(own)
+	if err != nil {
 		errorsOut.Close()
 		return nil, err
 	}
+	d.near, d.errors = near, errorsOut
 	failed := make(chan error)
 	go func() {
 		// The thread gives up its privileges, so it is never unlocked: it ends with this goroutine.
 		runtime.LockOSThread()
-		if err := dropPrivileges(); err != nil {
-			failed <- err
-			return
+		err := dropPrivileges()
+		if err == nil {
+			err = pin(d.rank.Cores)
 		}
-		failed <- in.forkServer(d, argv, []uintptr{far.Fd(), far.Fd(), errorsIn.Fd(), folderFD: files.Fd()})
+		if err == nil {
+			err = in.forkServer(d, argv, []uintptr{far.Fd(), far.Fd(), errorsIn.Fd(), folderFD: files.Fd()})
+		}
+		failed <- err
 	}()
 	if err := <-failed; err != nil {
-		d.near.Close()
-		errorsOut.Close()
+		d.close()
 		return nil, fmt.Errorf("start gdbserver: %w", err)
 	}
 	report := make(chan string, 1)
-	go func() {
-		defer errorsOut.Close()
-		report <- lastLine(errorsOut)
-	}()
+	go func() { report <- lastLine(errorsOut) }()
 	return report, nil
 }
 
-// forkServer starts the process of a debugger.
+// close closes what the init has of a gdbserver.
+func (d *debugger) close() {
+	d.near.Close()
+	d.errors.Close()
+}
+
+// forkServer starts the process of a debugger. Rank groups stand still at times, so it is in the
+// group that has them all, which has the limits of the job.
 func (in *initProcess) forkServer(d *debugger, argv []string, files []uintptr) error {
 	attr := &syscall.SysProcAttr{Setpgid: true}
 	if os.Geteuid() != in.spec.UID {
 		attr.Credential = &syscall.Credential{Uid: uint32(in.spec.UID), Gid: uint32(in.spec.GID)}
 	}
+	if in.group != nil {
+		attr.UseCgroupFD, attr.CgroupFD = true, int(in.group.Fd())
+	}
 	in.mu.Lock()
 	defer in.mu.Unlock() // the reaper waits until the pid is known
+	if in.pids[d.rank.pid] != d.rank {
+		return fmt.Errorf("rank %d has ended", d.rank.Rank.Rank)
+	}
+	// Like a rank, it goes when memory runs out. Without the right to it, the init stays so, too.
+	_ = writeOOMScore(oomScore)
+	defer writeOOMScore(-1000)
 	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{Dir: "/", Files: files, Sys: attr})
 	if err != nil {
 		return err
 	}
 	d.pid = pid
 	in.servers[pid] = d
-	// Like a rank, it goes when memory runs out. Without the right it stays what the init is.
-	_ = os.WriteFile(filepath.Join("/proc", strconv.Itoa(pid), "oom_score_adj"), []byte(strconv.Itoa(oomScore)), 0)
+	if in.limitsData() {
+		if err := limitData(pid, in.spec); err != nil {
+			_ = unix.Kill(pid, unix.SIGKILL)
+			return err
+		}
+	}
 	return nil
+}
+
+// serverEnded notes that a gdbserver has ended, and ends what it has started. The caller holds
+// initProcess.mu.
+func (in *initProcess) serverEnded(d *debugger, status unix.WaitStatus) {
+	_ = unix.Kill(-d.pid, unix.SIGKILL) // it has led a process group of its own
+	delete(in.servers, d.pid)
+	d.killed = status.Signaled()
+	close(d.gone)
 }
 
 // lastLine reads to the end, and returns the last line.
@@ -258,6 +302,7 @@ func (d *debugger) awaitAttached(report <-chan string) error {
 	for {
 		select {
 		case <-d.gone:
+			_ = d.errors.SetReadDeadline(time.Now().Add(wordsWait)) // another process may have it open
 			return whyNot(<-report)
 		case <-d.rank.gone:
 			return fmt.Errorf("rank %d has ended", d.rank.Rank.Rank)
@@ -300,43 +345,93 @@ func tracer(pid int) int {
 	return 0
 }
 
-// carry passes bytes between gdb and gdbserver until one of them ends.
-func (d *debugger) carry(stream net.Conn) {
+// carry passes bytes between gdb and gdbserver until one of them ends, and closes the stream.
+func (in *initProcess) carry(d *debugger, stream net.Conn) {
+	defer stream.Close()
 	_ = stream.SetReadDeadline(time.Time{})
-	left := make(chan struct{})
+	left, drained := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(left)
-		d.pass(d.near, stream, d.talk.FromGDB)
+		d.pass(d.near, stream, leaveWait, d.fromGDB)
 	}()
 	go func() {
-		d.pass(stream, d.near, d.talk.FromServer)
-		stream.Close()
-		d.pass(nil, d.near, d.talk.FromServer) // gdb is gone, and gdbserver must not wait
+		d.pass(stream, d.near, 0, d.fromServer)
+		close(drained)
+		d.pass(nil, d.near, 0, d.fromServer) // gdb is gone, and gdbserver must not wait
 	}()
-	select {
-	case <-left:
-	case <-d.gone:
+	look := time.NewTicker(deadPause)
+	defer look.Stop()
+	for dead := 0; ; {
+		select {
+		case <-left:
+			return
+		case <-drained:
+			return
+		case <-d.gone:
+			select {
+			case <-drained: // with the last reply
+			case <-time.After(wordsWait):
+			}
+			return
+		case <-look.C:
+			if !dying(d.rank.pid) {
+				dead = 0
+			} else if dead++; dead >= deadLooks {
+				in.signalServer(d, unix.SIGKILL)
+			}
+		}
 	}
 }
 
-// pass passes bytes on, and shows them to note. Without a receiver it drops them.
-func (d *debugger) pass(to io.Writer, from io.Reader, note func([]byte)) {
+// pass passes on what note returns for bytes, until note returns an error. Without a receiver it
+// drops them. The receiver must take each piece within a time, if that is not 0.
+func (d *debugger) pass(to net.Conn, from io.Reader, within time.Duration, note func([]byte) ([]byte, error)) {
 	b := make([]byte, 16<<10)
 	for {
-		n, err := from.Read(b)
+		n, readErr := from.Read(b)
 		d.mu.Lock()
-		note(b[:n])
+		out, err := note(b[:n])
 		d.mu.Unlock()
-		if err != nil {
-			return
+		if to != nil && len(out) > 0 {
+			if within > 0 {
+				_ = to.SetWriteDeadline(time.Now().Add(within))
+			}
+			if _, err := to.Write(out); err != nil {
+				return
+			}
 		}
-		if to == nil {
-			continue
-		}
-		if _, err := to.Write(b[:n]); err != nil {
+		if readErr != nil || err != nil {
 			return
 		}
 	}
+}
+
+// fromGDB takes bytes of gdb, and returns those that are for gdbserver. The caller holds mu; only
+// one goroutine may call it.
+func (d *debugger) fromGDB(p []byte) ([]byte, error) { return d.talk.FromGDB(p) }
+
+// fromServer takes bytes of gdbserver, and returns those that are for gdb. The caller holds mu.
+func (d *debugger) fromServer(p []byte) ([]byte, error) { return p, d.talk.FromServer(p) }
+
+// dying reports whether a process is dead, and waits for its tracer to look: each of its threads is
+// a zombie.
+func dying(pid int) bool {
+	folder := filepath.Join("/proc", strconv.Itoa(pid), "task")
+	threads, err := os.ReadDir(folder)
+	if err != nil {
+		return false // it is no longer there
+	}
+	for _, thread := range threads {
+		stat, err := os.ReadFile(filepath.Join(folder, thread.Name(), "stat"))
+		if err != nil {
+			continue // it has just gone
+		}
+		state := stat[bytes.LastIndexByte(stat, ')')+1:] // proc_pid_stat(5): after the name in brackets
+		if !bytes.HasPrefix(state, []byte(" Z")) && !bytes.HasPrefix(state, []byte(" X")) {
+			return false
+		}
+	}
+	return len(threads) > 0
 }
 
 // waits reports whether gdbserver owes gdb a reply.
@@ -350,7 +445,7 @@ func (d *debugger) waits() bool {
 // Gdbserver listens only while the rank is stopped.
 func (in *initProcess) endDebugger(d *debugger) {
 	defer in.forgetDebugger(d)
-	defer d.near.Close()
+	defer d.close()
 	in.signalServer(d, unix.SIGCONT) // it may have been stopped with the job
 	stopped := !d.listens(replyWait)
 	if stopped {
@@ -360,6 +455,7 @@ func (in *initProcess) endDebugger(d *debugger) {
 	d.mu.Lock()
 	farewell := d.talk.Farewell()
 	d.mu.Unlock()
+	_ = d.near.SetWriteDeadline(time.Now().Add(leaveWait))
 	_, _ = d.near.Write(farewell) // it may have ended
 	_ = d.near.(*net.UnixConn).CloseWrite()
 	select {
@@ -368,7 +464,7 @@ func (in *initProcess) endDebugger(d *debugger) {
 		in.signalServer(d, unix.SIGKILL)
 		<-d.gone
 	}
-	if stopped {
+	if stopped || d.killed { // one that was killed may have left the rank stopped
 		in.signalDebugged(d, unix.SIGCONT)
 	}
 }
@@ -379,6 +475,13 @@ func (in *initProcess) signalServer(d *debugger, signal unix.Signal) {
 	defer in.mu.Unlock()
 	if in.servers[d.pid] == d {
 		_ = unix.Kill(d.pid, signal)
+	}
+}
+
+// killServer ends the gdbserver of a rank that has one. The caller holds initProcess.mu.
+func (in *initProcess) killServer(r *rank) {
+	if d := in.debuggers[r.Rank.Rank]; d != nil && in.servers[d.pid] == d {
+		_ = unix.Kill(d.pid, unix.SIGKILL)
 	}
 }
 

@@ -335,6 +335,9 @@ func (in *initProcess) signal(m link.Message) error {
 		if b.Rank == task.AllRanks || b.Rank == int(r.Rank.Rank) {
 			// It may have ended a moment ago.
 			_ = unix.Kill(-r.pid, b.Signal)
+			if b.Signal == unix.SIGKILL {
+				in.killServer(r) // which might not look at the rank, and that is there until then
+			}
 		}
 	}
 	return nil
@@ -435,8 +438,7 @@ func (in *initProcess) ended(pid int, status unix.WaitStatus, used *unix.Rusage)
 		_ = unix.Kill(-1, unix.SIGKILL)
 	}
 	if d := in.servers[pid]; d != nil {
-		delete(in.servers, pid)
-		close(d.gone)
+		in.serverEnded(d, status)
 	}
 	if r := in.pids[pid]; r != nil {
 		delete(in.pids, pid)
