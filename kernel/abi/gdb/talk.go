@@ -101,7 +101,7 @@ func AppendPacket(to, body []byte) []byte {
 // escaped. Notifications begin with a %.
 type packets struct {
 	state packetState
-	piece []byte // what has come of a packet
+	piece []byte // the begin of a packet
 }
 
 type packetState int

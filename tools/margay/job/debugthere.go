@@ -133,8 +133,19 @@ func sendServer(stream net.Conn, files []gdb.File) error {
 	return stream.SetDeadline(time.Time{})
 }
 
-// runGDB runs gdb with the other end of a stream. gdb takes the signals of the terminal; this
-// process only lives as long as gdb.
+// screened is a stream whose bytes go through a screen.
+type screened struct {
+	net.Conn
+	screen *screen
+}
+
+func (s screened) Read(p []byte) (int, error) { return s.screen.Read(p) }
+
+// endWait is how long gdb may take to end after a signal that asks for its end.
+const endWait = 5 * time.Second
+
+// runGDB runs gdb with the other end of a stream. gdb takes the signals of the terminal, and gets
+// those that ask this process to end, which only lives as long as gdb.
 func runGDB(program string, args []string, stream net.Conn) error {
 	folder, err := os.MkdirTemp("", "margay-debug-")
 	if err != nil {
@@ -146,13 +157,16 @@ func runGDB(program string, args []string, stream net.Conn) error {
 		return fmt.Errorf("debug: %w", err)
 	}
 	defer listener.Close()
+	checked := screened{stream, newScreen(stream)}
 	go func() {
 		if conn, err := listener.Accept(); err == nil {
-			splice.Join(conn, stream)
+			splice.Join(conn, checked)
 		}
 	}()
 	_, stop := command.Catch(1, unix.SIGINT, unix.SIGQUIT)
 	defer stop()
+	ends, stopEnds := command.Catch(1, unix.SIGTERM, unix.SIGHUP)
+	defer stopEnds()
 	argv := append([]string{
 		"-q", "-iex", "set sysroot /", "-iex", fmt.Sprint("set remotetimeout ", remoteTimeout), "-ex", "target remote " + listener.Addr().String(),
 	}, args...)
@@ -161,15 +175,41 @@ func runGDB(program string, args []string, stream net.Conn) error {
 	runtime.LockOSThread() // the signal comes when this thread ends
 	defer runtime.UnlockOSThread()
 	gdb.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	if err := gdb.Start(); err != nil {
+		return fmt.Errorf("debug: start gdb: %w", err)
+	}
+	over := make(chan struct{})
+	defer close(over)
+	go passEnd(gdb.Process, ends, over)
+	err = gdb.Wait()
+	if refused := checked.screen.Refused(); refused != nil {
+		return fmt.Errorf("debug: %w", refused)
+	}
 	var ended *exec.ExitError
-	if err = gdb.Run(); errors.As(err, &ended) {
+	if errors.As(err, &ended) {
 		code := ended.ExitCode()
 		if code < 0 {
 			code = 128 + int(ended.Sys().(syscall.WaitStatus).Signal())
 		}
 		return &command.ExitStatus{Code: code}
 	} else if err != nil {
-		return fmt.Errorf("debug: start gdb: %w", err)
+		return fmt.Errorf("debug: %w", err)
 	}
 	return nil
+}
+
+// passEnd passes a signal that asks for the end on to gdb, which lets the rank go on then, and ends
+// gdb if that takes it too long.
+func passEnd(gdb *os.Process, ends <-chan os.Signal, over <-chan struct{}) {
+	select {
+	case s := <-ends:
+		_ = gdb.Signal(s) // it may just have ended
+	case <-over:
+		return
+	}
+	select {
+	case <-time.After(endWait):
+		_ = gdb.Kill()
+	case <-over:
+	}
 }
