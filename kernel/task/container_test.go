@@ -48,9 +48,8 @@ func run(m *testing.M) int {
 			return 0
 		case "app":
 			return app(os.Args[2:])
-		case "--once": // a played gdbserver
-			fmt.Fprintln(os.Stderr, strings.Join(os.Args[2:4], " "), "and no more")
-			return 1
+		case "--once":
+			return playServer(os.Args[2:])
 		}
 	}
 	var err error
