@@ -137,6 +137,7 @@ type Kernel interface {
 	ReadFiles(ctx context.Context, job id.Job, offset uint64, paths [][]byte) (piece []byte, last bool, err error)
 	Share(ctx context.Context, job id.Job, stream net.Conn) error
 	ReadStacks(ctx context.Context, job id.Job, wanted task.StacksBody) (*stack.Report, error)
+	Debug(ctx context.Context, job id.Job, rank id.Rank, stream net.Conn) error
 	Forget(job id.Job) (task.Unkept, error)
 
 	Extensions() []extension.Info

@@ -49,6 +49,8 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 		go a.answerWith(ctx, conn, f, func(ctx context.Context) (proto.Message, error) { return a.readFiles(ctx, m) })
 	case *control.ReadStacks:
 		go a.answerWith(ctx, conn, f, func(ctx context.Context) (proto.Message, error) { return a.readStacks(ctx, m) })
+	case *control.DebugRank:
+		go a.answer(ctx, conn, f, func(dialing context.Context) error { return a.debugRank(ctx, dialing, m) })
 	case *control.Noise:
 		go a.noise(ctx, conn, f, m)
 	case *control.ListExtensions:

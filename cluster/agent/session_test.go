@@ -477,6 +477,26 @@ func TestShareFiles(t *testing.T) {
 	}
 }
 
+// The agent opens a stream for the debugger of a rank, and reports it when serve has none.
+func TestDebugRank(t *testing.T) {
+	s := newServe(t)
+	k := new(playedKernel)
+	s.run(k)
+	conn := s.next()
+	if _, err := s.ask(conn, &control.DebugRank{Job: 6, Rank: 1, Stream: 9}); err != nil {
+		t.Fatal(err)
+	}
+	hellos := all[*control.Hello](&s.recorder)
+	if h := hellos[len(hellos)-1]; h.Role != control.Role_ROLE_DEBUG || h.Stream != 9 || h.Node != 3 || h.Token != s.token {
+		t.Errorf("it opens the stream by %v", h)
+	}
+	check.AwaitFor(t, patience, "the node kernel", func() bool { return k.called("debug 6 1") })
+	s.refuse = control.Failf(control.Code_CODE_NOT_FOUND, "no debugger waits")
+	if _, err := s.ask(conn, &control.DebugRank{Job: 6, Rank: 1, Stream: 10}); err == nil || !strings.Contains(err.Error(), "no debugger waits") {
+		t.Error(err)
+	}
+}
+
 func TestRefusedAgent(t *testing.T) {
 	check.Leaks(t)
 	s := newServe(t)

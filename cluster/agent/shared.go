@@ -33,7 +33,7 @@ func (a *Agent) shareFiles(ctx context.Context, job id.Job) {
 	}()
 	for retry := firstRetry; a.has(job); retry = min(2*retry, lastRetry) {
 		begun := time.Now()
-		stream, err := a.dialFiles(ctx, job)
+		stream, err := a.dialStream(ctx, &control.Hello{Role: control.Role_ROLE_FILES, Job: uint32(job)})
 		if err == nil {
 			_ = a.node.Share(ctx, job, stream) // whatever has ended it, there is another one
 		}
@@ -53,8 +53,8 @@ func (a *Agent) has(job id.Job) bool {
 	return slices.ContainsFunc(a.node.Jobs(), func(j kernel.JobInfo) bool { return j.Job == job })
 }
 
-// dialFiles opens this node's side of a stream.
-func (a *Agent) dialFiles(ctx context.Context, job id.Job) (net.Conn, error) {
+// dialStream opens this node's side of a stream. hello names its role, and its job or number.
+func (a *Agent) dialStream(ctx context.Context, hello *control.Hello) (net.Conn, error) {
 	dialing, done := context.WithTimeout(ctx, control.HelloTimeout)
 	defer done()
 	dialer := tls.Dialer{Config: a.serve}
@@ -64,11 +64,8 @@ func (a *Agent) dialFiles(ctx context.Context, job id.Job) (net.Conn, error) {
 	}
 	conn := control.NewConn(raw)
 	defer context.AfterFunc(dialing, conn.Close)()
-	_, err = conn.Greet(&control.Hello{
-		Version: a.config.Protocol, Role: control.Role_ROLE_FILES, Token: a.config.Boot.Token, Node: a.self(), Job: uint32(job),
-		Program: a.config.Boot.Hostname(),
-	})
-	if err != nil {
+	hello.Version, hello.Token, hello.Node, hello.Program = a.config.Protocol, a.config.Boot.Token, a.self(), a.config.Boot.Hostname()
+	if _, err := conn.Greet(hello); err != nil {
 		conn.Close()
 		return nil, err
 	}

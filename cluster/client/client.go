@@ -47,6 +47,15 @@ func DialFiles(ctx context.Context, socket string, job, node uint32) (net.Conn, 
 	return conn.Stream(), nil
 }
 
+// DialDebug is Dial for the stream of a debugger of a rank (kernel/abi/gdb).
+func DialDebug(ctx context.Context, socket string, job, rank uint32) (net.Conn, error) {
+	conn, err := retry(ctx, socket, &control.Hello{Role: control.Role_ROLE_DEBUG, Job: job, Rank: rank})
+	if err != nil {
+		return nil, err
+	}
+	return conn.Stream(), nil
+}
+
 // retry is Dial with any opening.
 func retry(ctx context.Context, socket string, hello *control.Hello) (*control.Conn, error) {
 	pause := retryPause

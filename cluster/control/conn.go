@@ -30,6 +30,9 @@ const readAhead = 16 << 10
 // ErrClosed reports that a connection has ended.
 var ErrClosed = errors.New("control connection closed")
 
+// errStreams reports a message on a connection that has become a plain stream.
+var errStreams = errors.New("control: the connection is a plain stream")
+
 // maxProgram is how much of what a program calls itself is taken, in bytes.
 const maxProgram = 200
 
@@ -56,6 +59,7 @@ type Conn struct {
 	queue   [][]byte                // encoded frames that wait to be written
 	queued  int                     // bytes in queue
 	err     error                   // why the connection ended
+	streams bool                    // Stream was called
 	calls   map[uint64]func(*Frame) // what takes the answers; Serve calls them
 	lastID  uint64
 
@@ -134,12 +138,13 @@ func (c *Conn) Refuse(err error) {
 
 // Dismiss sends the reason of the end to the other side, and ends the connection when the other
 // side has, or after a second: closing while the other side writes could discard data that it has
-// not read. Serve must run.
+// not read. Serve must run. A connection that has become a plain stream is only closed.
 func (c *Conn) Dismiss(err error) {
-	_ = c.Send(FromError(err))
-	select {
-	case <-c.done:
-	case <-time.After(time.Second):
+	if c.Send(FromError(err)) == nil {
+		select {
+		case <-c.done:
+		case <-time.After(time.Second):
+		}
 	}
 	c.Close()
 }
@@ -364,9 +369,12 @@ func (c *Conn) Close() {
 }
 
 // Stream makes a connection whose opening conversation is over a plain stream, after the queue has
-// been written. Serve must not have been called, and no message may be sent any more. Closing
+// been written. Serve must not have been called, and no message can be sent any more. Closing
 // the stream closes the connection.
 func (c *Conn) Stream() net.Conn {
+	c.mu.Lock()
+	c.streams = true
+	c.mu.Unlock()
 	c.Flush(HelloTimeout)
 	return plain{c.net, c}
 }
@@ -396,6 +404,9 @@ func (c *Conn) send(f *Frame) error {
 	defer c.mu.Unlock()
 	if c.err != nil {
 		return c.err
+	}
+	if c.streams {
+		return errStreams
 	}
 	if c.queued+len(packet) > queueLimit {
 		c.failLocked(fmt.Errorf("control: the other side lets more than %d bytes pile up", queueLimit))

@@ -286,6 +286,23 @@ func TestDismiss(t *testing.T) {
 	})
 }
 
+// No frame is written into a plain stream when its connection is dismissed.
+func TestDismissStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := connect(t)
+		near, far := a.Stream(), b.Stream()
+		go near.Write([]byte("word"))
+		word := make([]byte, 4)
+		if _, err := io.ReadFull(far, word); err != nil || string(word) != "word" {
+			t.Fatalf("%q, %v", word, err)
+		}
+		go a.Dismiss(errors.New("serve ends"))
+		if rest, err := io.ReadAll(far); err != nil || len(rest) > 0 {
+			t.Errorf("%q, %v", rest, err)
+		}
+	})
+}
+
 // What no frame can carry is answered with an error that says so, and the connection goes on.
 func TestAnswerThatDoesNotFit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -87,6 +87,7 @@ var requests = map[protoreflect.Name]request{
 	"ReadFiles":       {ofJob, "read the files of"},
 	"FilesRead":       {ofJob, "read the files of"},
 	"ReadStacks":      {ofJob, "read the stacks of"},
+	"DebugRank":       {ofJob, "debug"}, // it is not sent as a frame
 	"ReadEvents":      {ofJob, "record"},
 	"InsertExtension": {ofJob, "extend"},
 	"RemoveOutput":    {ofJobs, "remove the output of"},

@@ -78,7 +78,7 @@ func TestRoles(t *testing.T) {
 	for names, may := range map[string][4]string{
 		"RunRequest Withdraw Leave EndAllocation ListNodes ListJobs Status Noise ReadClock TakeSamples ListExtensions ExtensionLog": {yes, yes, yes, yes},
 		"RemoveExtension": {yes, yes, yes, yes}, // serve looks whose it is
-		"Attach FileChunk Stdin Resize Ack Signal Kill ReadFiles FilesRead ReadStacks ReadEvents InsertExtension": {yes, no, none, no},
+		"Attach FileChunk Stdin Resize Ack Signal Kill ReadFiles FilesRead ReadStacks DebugRank ReadEvents InsertExtension": {yes, no, none, no},
 		"RemoveOutput": {yes, no, none, yes},
 		"DrainNodes ResumeNodes EvictNodes RebootNodes SwitchNodes ApproveGuests GrowMachine ShrinkMachine SetDuties RestartKernel UpdateNodes ReadUpdate ReadAudit CreateToken ListTokens RevokeTokens": {no, no, no, no},
 	} {

@@ -123,6 +123,8 @@ func TestOtherUsers(t *testing.T) {
 		}
 		_, err := m.call(7002, &control.Hello{Role: control.Role_ROLE_FILES, Job: job})
 		isRefused(t, err, about)
+		_, err = m.call(7002, &control.Hello{Role: control.Role_ROLE_DEBUG, Job: job})
+		isRefused(t, err, about+" debug it")
 		_, err = m.call(7003, &control.Hello{Role: control.Role_ROLE_HOLDER})
 		isRefused(t, err, "the holder of machine m is a process of its owner")
 		_, err = m.call(6000, &control.Hello{Role: control.Role_ROLE_CLIENT})
@@ -161,7 +163,7 @@ func TestOtherUsers(t *testing.T) {
 		want := "7002 Kill job 1, 7002 Attach job 1, 7002 Attach job 1, 7002 ReadStacks job 1, 7002 ReadEvents job 1, 7002 ReadFiles job 1, " +
 			"7002 InsertExtension job 1, 7002 RemoveExtension job 1, 7002 RemoveOutput job 1, 7002 RunRequest job 1, 7002 Signal job 1, " +
 			"7002 DrainNodes machine, 7002 InsertExtension machine, 7002 RemoveExtension machine, 7002 ReadAudit machine, " +
-			"7002 FileChunk job 1, 7003 hold machine, 6000 connect machine"
+			"7002 FileChunk job 1, 7002 DebugRank job 1, 7003 hold machine, 6000 connect machine"
 		if strings.Join(got, ", ") != want {
 			t.Errorf("the audit log has %s", strings.Join(got, ", "))
 		}

@@ -164,6 +164,9 @@ func (s *Server) serveNode(conn *control.Conn) error {
 	if hello.Role == control.Role_ROLE_FILES {
 		return s.serveFiles(conn, hello, sideNode)
 	}
+	if hello.Role == control.Role_ROLE_DEBUG {
+		return s.serveDebugged(conn, hello)
+	}
 	defer s.greeted(hello.Node, conn)()
 	if err := conn.Send(&control.Welcome{Version: control.Version, Machine: s.config.Machine, TimeNs: time.Now().UnixNano()}); err != nil {
 		return err
@@ -209,7 +212,7 @@ func (s *Server) identify(hello *control.Hello) error {
 	}
 	term := r.Term(hello.Node)
 	switch {
-	case hello.Role != control.Role_ROLE_NODE && hello.Role != control.Role_ROLE_FILES:
+	case !slices.Contains([]control.Role{control.Role_ROLE_NODE, control.Role_ROLE_FILES, control.Role_ROLE_DEBUG}, hello.Role):
 		return refuse("")
 	case r.Has(hello.Node) && made(term):
 		return nil

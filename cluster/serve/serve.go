@@ -117,26 +117,28 @@ type Server struct {
 	heard   chan struct{} // closed when every node of an earlier serve has registered or is dead
 	settled chan struct{} // closed after that, when the jobs whose launch the restart interrupted are gone
 
-	mu      sync.Mutex
-	roster  roster.Roster
-	nodes   []*node         // by number, also those that have left (members)
-	absent  map[uint32]bool // nodes of an earlier serve that have not registered yet
-	jobs    map[uint32]*job
-	ended   map[uint32]*job // jobs whose end could not be recorded yet
-	holder  *control.Conn
-	guests  *control.Guests // as the holder has sent them last; nil: it has sent none
-	room    chan struct{}   // closed, and replaced, when there may be room for more jobs
-	queue   queue
-	held    map[string]*held          // by launch
-	files   map[filesKey]*filesStream // of shared files
-	callers *gate.Room                // for connections of users that are let in
-	frames  map[uint32]*frames        // of these users
-	outputs *outputs
-	chooser *placement.Chooser              // of nodes for jobs
-	tokens  map[uint32]*control.StoredToken // by number
-	remotes map[*control.Conn]uint32        // the connections of other hosts, and the token of each
-	update  *control.Update                 // the last one; nil: there was none. Not changed, but replaced
-	working map[uint32]control.UpdateStage  // by node: the stage whose work has begun
+	mu           sync.Mutex
+	roster       roster.Roster
+	nodes        []*node         // by number, also those that have left (members)
+	absent       map[uint32]bool // nodes of an earlier serve that have not registered yet
+	jobs         map[uint32]*job
+	ended        map[uint32]*job // jobs whose end could not be recorded yet
+	holder       *control.Conn
+	guests       *control.Guests // as the holder has sent them last; nil: it has sent none
+	room         chan struct{}   // closed, and replaced, when there may be room for more jobs
+	queue        queue
+	held         map[string]*held          // by launch
+	files        map[filesKey]*filesStream // of shared files
+	debuggers    map[uint64]*debugger      // that wait for the node, by the number of the stream
+	lastDebugger uint64                    // the number of the last of them
+	callers      *gate.Room                // for connections of users that are let in
+	frames       map[uint32]*frames        // of these users
+	outputs      *outputs
+	chooser      *placement.Chooser              // of nodes for jobs
+	tokens       map[uint32]*control.StoredToken // by number
+	remotes      map[*control.Conn]uint32        // the connections of other hosts, and the token of each
+	update       *control.Update                 // the last one; nil: there was none. Not changed, but replaced
+	working      map[uint32]control.UpdateStage  // by node: the stage whose work has begun
 
 	replacing  sync.Mutex                  // held, before mu, while extensions in slot place are inserted and removed
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
@@ -173,7 +175,8 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
 		jobs: make(map[uint32]*job), working: make(map[uint32]control.UpdateStage), held: make(map[string]*held), files: make(map[filesKey]*filesStream), remotes: make(map[*control.Conn]uint32),
-		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
+		debuggers: make(map[uint64]*debugger),
+		ended:     make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)
 	if s.chooser, err = placement.New(c.Engine, c.Log); err != nil {
@@ -362,6 +365,8 @@ func (s *Server) serveAs(conn *control.Conn, caller permit.Caller) error {
 			return err
 		}
 		return s.serveFiles(conn, hello, sideClient)
+	case control.Role_ROLE_DEBUG:
+		return s.serveDebugger(conn, hello, caller)
 	default:
 		err := control.Failf(control.Code_CODE_REFUSED, "only clients and the holder are served here")
 		conn.Refuse(err)

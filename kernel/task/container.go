@@ -404,6 +404,13 @@ func (c *Container) Stacks(ctx context.Context, body StacksBody, pipe *os.File) 
 	return c.ask(ctx, m)
 }
 
+// Debug gives the init a stream of a debugger (package gdb) of a rank. It stays the caller's.
+func (c *Container) Debug(ctx context.Context, rank id.Rank, stream *os.File) error {
+	m := link.New(Debug, DebugBody{rank})
+	m.Files = []*os.File{stream}
+	return c.ask(ctx, m)
+}
+
 // Unkept returns the files that have vanished with the job. It may be called after End.
 func (c *Container) Unkept() Unkept { return c.unkept }
 

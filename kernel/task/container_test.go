@@ -48,6 +48,8 @@ func run(m *testing.M) int {
 			return 0
 		case "app":
 			return app(os.Args[2:])
+		case "--once":
+			return playServer(os.Args[2:])
 		}
 	}
 	var err error

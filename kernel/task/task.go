@@ -190,6 +190,7 @@ const (
 	Finish   = "finish"   // end what the ranks, which have all ended, have left behind; not answered, but output ends
 	Collect  = "collect"  // CollectBody and a pipe -> (empty), and the archive of the files into the pipe; ends all processes of the job
 	Stacks   = "stacks"   // StacksBody and a pipe -> (empty), and a stack.Report in JSON into the pipe
+	Debug    = "debug"    // DebugBody and a stream -> (empty), and package gdb over the stream
 	Resync   = "resync"   // from a new node kernel -> the kept items, then Resync with State, then each Process
 	Process  = "process"  // from the init: ProcessBody and a pidfd of a running rank; sent at its start and after a Resync
 	Content  = "content"  // from the init: ContentsBody and a file that was unpacked
@@ -260,6 +261,9 @@ type StacksBody struct {
 	Ranks   []id.Rank
 	Layouts []stack.GoLayout // of programs whose goroutines are wanted
 }
+
+// DebugBody names the rank that a debugger wants.
+type DebugBody struct{ Rank id.Rank }
 
 // AckBody acknowledges every record up to Seq.
 type AckBody struct{ Seq uint64 }

@@ -7,8 +7,9 @@
 //
 // Locks: initProcess.mu guards the tables of ranks and is held while a rank is started, so that the
 // reaper finds it there. The others are taken after it, and no other lock is taken under them but
-// the journal's: input.mu for the input of a rank, output.mu for what the ranks write, brought.mu
-// for the files that are unpacked, pmiServer.mu for the process management interface.
+// the journal's: debugger.mu for what gdb and gdbserver have said, input.mu for the input of a
+// rank, output.mu for what the ranks write, brought.mu for the files that are unpacked,
+// pmiServer.mu for the process management interface.
 package jobinit
 
 import (
@@ -57,7 +58,7 @@ type initProcess struct {
 	spec    task.Spec
 	loaded  bool // the files are unpacked, all of them
 	started bool
-	halted  bool // the job's processes were sent SIGSTOP, and no SIGCONT since
+	halted  bool // the job's processes were sent SIGSTOP, and no SIGCONT since; written with mu held
 	kept    keep.Store
 	output  output
 	pmi     *pmiServer    // nil: the ranks do without
@@ -68,6 +69,9 @@ type initProcess struct {
 	ranks map[id.Rank]*rank
 	pids  map[int]*rank // those still running
 	relay int           // the pid of the relay of shared folders; 0: there is none
+
+	debuggers map[id.Rank]*debugger // by the rank that they have
+	servers   map[int]*debugger     // by the pid of gdbserver: those whose gdbserver runs
 
 	device *os.File // of file systems in user space, opened with O_PATH; nil: there is none
 
@@ -95,11 +99,13 @@ func Main(words ...string) error {
 		return err
 	}
 	in := &initProcess{
-		conn:   conn,
-		output: output{journal: journal.New()},
-		ranks:  make(map[id.Rank]*rank),
-		pids:   make(map[int]*rank),
-		held:   make(map[archive.Digest]*os.File),
+		conn:      conn,
+		output:    output{journal: journal.New()},
+		ranks:     make(map[id.Rank]*rank),
+		pids:      make(map[int]*rank),
+		debuggers: make(map[id.Rank]*debugger),
+		servers:   make(map[int]*debugger),
+		held:      make(map[archive.Digest]*os.File),
 
 		reading: make(chan struct{}, 1),
 	}
@@ -202,6 +208,8 @@ func (in *initProcess) do(m link.Message) error {
 		return in.collect(&m)
 	case task.Stacks:
 		return in.readStacks(&m)
+	case task.Debug:
+		return in.debug(&m)
 	case task.Resync:
 		return in.resync()
 	}
@@ -295,9 +303,17 @@ func (in *initProcess) start() error {
 	if err := in.spawn(); err != nil {
 		return err
 	}
-	in.started, in.halted = true, in.spec.Hold
+	in.started = true
+	in.setHalted(in.spec.Hold)
 	in.spec.Argv, in.spec.Env, in.spec.Parts = nil, nil, nil // the ranks have them
 	return in.tell(task.Start, nil)
+}
+
+// setHalted notes whether the job's processes are stopped.
+func (in *initProcess) setHalted(halted bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.halted = halted
 }
 
 // signal sends a signal to the process group that a rank leads. Stopping and continuing all ranks
@@ -309,7 +325,7 @@ func (in *initProcess) signal(m link.Message) error {
 		return err
 	}
 	if b.Rank == task.AllRanks && (b.Signal == unix.SIGSTOP || b.Signal == unix.SIGCONT) {
-		in.halted = b.Signal == unix.SIGSTOP
+		in.setHalted(b.Signal == unix.SIGSTOP)
 		_ = unix.Kill(-1, b.Signal) // ESRCH: everything has ended
 		return nil
 	}
@@ -319,6 +335,9 @@ func (in *initProcess) signal(m link.Message) error {
 		if b.Rank == task.AllRanks || b.Rank == int(r.Rank.Rank) {
 			// It may have ended a moment ago.
 			_ = unix.Kill(-r.pid, b.Signal)
+			if b.Signal == unix.SIGKILL {
+				in.killServer(r) // which might not look at the rank, and that is there until then
+			}
 		}
 	}
 	return nil
@@ -417,6 +436,9 @@ func (in *initProcess) ended(pid int, status unix.WaitStatus, used *unix.Rusage)
 		// With it went writes that ranks take for done. Many would not notice that.
 		in.relay = 0
 		_ = unix.Kill(-1, unix.SIGKILL)
+	}
+	if d := in.servers[pid]; d != nil {
+		in.serverEnded(d, status)
 	}
 	if r := in.pids[pid]; r != nil {
 		delete(in.pids, pid)

@@ -131,15 +131,24 @@ func setRealIDs(uid, gid int) error {
 	return nil
 }
 
+// pin binds this thread, and what it starts, to cores. None means that they are left as they are.
+func pin(cores []id.CPU) error {
+	if len(cores) == 0 {
+		return nil
+	}
+	var set unix.CPUSet
+	for _, c := range cores {
+		set.Set(int(c))
+	}
+	if err := unix.SchedSetaffinity(0, &set); err != nil {
+		return fmt.Errorf("pin to cores %v: %w", cores, err)
+	}
+	return nil
+}
+
 func (in *initProcess) spawnRank(r task.Rank) error {
-	if len(r.Cores) > 0 {
-		var set unix.CPUSet
-		for _, c := range r.Cores {
-			set.Set(int(c))
-		}
-		if err := unix.SchedSetaffinity(0, &set); err != nil {
-			return fmt.Errorf("pin to cores %v: %w", r.Cores, err)
-		}
+	if err := pin(r.Cores); err != nil {
+		return err
 	}
 	pipes, err := openStreams(r)
 	if err != nil {
