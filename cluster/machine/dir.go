@@ -185,16 +185,19 @@ func (d Dir) writeSpec(s Spec) error {
 
 // writeRoster records the nodes that the machine has now. A reader gets the whole roster, the last
 // one or this one.
-func (d Dir) writeRoster(r roster.Roster) error {
-	text, err := json.Marshal(r)
+func (d Dir) writeRoster(r roster.Roster) error { return d.replace(rosterName, nextRosterName, r) }
+
+// replace writes a value to a file of the folder, by way of a second one. A reader gets the whole
+// file, the last one or this one.
+func (d Dir) replace(name, next string, value any) error {
+	text, err := json.Marshal(value)
 	if err != nil {
 		return err
 	}
-	next := d.file(nextRosterName)
-	if err := writeFile(next, append(text, '\n')); err != nil {
+	if err := writeFile(d.file(next), append(text, '\n')); err != nil {
 		return err
 	}
-	return os.Rename(next, d.file(rosterName))
+	return os.Rename(d.file(next), d.file(name))
 }
 
 // ReadRoster returns the nodes that the machine has now. Before its first change these are the

@@ -111,17 +111,7 @@ func (d Dir) readBoots() (b boots, err error) {
 }
 
 // writeBoots records which images nodes boot. A reader gets the last record or this one.
-func (d Dir) writeBoots(b boots) error {
-	text, err := json.Marshal(b)
-	if err != nil {
-		return err
-	}
-	next := d.file(nextBoots)
-	if err := writeFile(next, append(text, '\n')); err != nil {
-		return err
-	}
-	return os.Rename(next, d.file(bootsName))
-}
+func (d Dir) writeBoots(b boots) error { return d.replace(bootsName, nextBoots, b) }
 
 // ImageOptions say what an update gives to nodes.
 type ImageOptions struct {

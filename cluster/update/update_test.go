@@ -2,7 +2,6 @@ package update
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/internal/check"
 )
 
 const image = "new"
@@ -141,8 +141,6 @@ func TestStop(t *testing.T) {
 		t.Errorf("stopped: %q", got.Stopped)
 	}
 }
-
-var modelSeed = flag.Uint64("model-seed", 0, "seed of TestModel; 0: the time")
 
 // world is the nodes, the holder and a serve that is killed now and then.
 type world struct {
@@ -285,12 +283,7 @@ func (w *world) killed() bool {
 // that is killed at any point: each ends, no node is in service while it is updated, a node that is
 // done runs the image and boots it, and one that is not boots what it did before.
 func TestModel(t *testing.T) {
-	seed := *modelSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("-model-seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
+	r := rand.New(rand.NewPCG(check.Seed(t), 0))
 	for range 2000 {
 		w := &world{
 			t: t, r: r, now: time.Unix(1000, 0), working: make(map[uint32]control.UpdateStage), broken: r.IntN(4) == 0, hangs: r.IntN(2) == 0,

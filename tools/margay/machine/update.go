@@ -120,15 +120,13 @@ func (a commands) update(ctx context.Context, nodes []uint32, u updateFlags) err
 func (a commands) follow(ctx context.Context, state *control.Update) (*control.Update, error) {
 	shown := make(map[uint32]control.UpdateStage)
 	for {
-		running := false
 		for _, n := range state.Nodes {
 			if n.Stage != shown[n.Node] {
 				shown[n.Node] = n.Stage
 				a.Report("node%d: %s", n.Node, stageText(n))
 			}
-			running = running || !update.Ended(n.Stage)
 		}
-		if !running {
+		if !update.Running(state) {
 			return state, nil
 		}
 		select {
