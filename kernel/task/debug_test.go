@@ -3,13 +3,9 @@
 package task_test
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -20,60 +16,6 @@ import (
 	"margay/kernel/abi/id"
 	"margay/kernel/task"
 )
-
-// server returns the archive with a played gdbserver.
-func server(t *testing.T, plays ...string) func(io.Writer) error {
-	t.Helper()
-	exe, err := application()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	files := []gdb.File{{Name: gdb.Server, Path: filepath.Join(dir, "server")}}
-	if err := os.WriteFile(files[0].Path, exe, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range plays {
-		f := gdb.File{Name: name, Path: filepath.Join(dir, "plays-"+name)}
-		if err := os.WriteFile(f.Path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		files = append(files, f)
-	}
-	return func(w io.Writer) error { return gdb.WriteFiles(w, files) }
-}
-
-// debug opens the stream of a debugger, and returns it with the answer.
-func debug(t *testing.T, c *task.Container, rank id.Rank, send func(io.Writer) error) (net.Conn, string) {
-	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	own, far := os.NewFile(uintptr(fds[0]), "stream"), os.NewFile(uintptr(fds[1]), "stream")
-	defer own.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	err = c.Debug(ctx, rank, far)
-	far.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stream, err := net.FileConn(own)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { stream.Close() })
-	if err := stream.SetDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
-	go send(stream) // the answer may come before its end
-	refusal, err := gdb.ReadAnswer(stream)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return stream, refusal
-}
 
 // attached is debug for a debugger that attaches, after one before has gone.
 func attached(t *testing.T, c *task.Container, rank id.Rank, plays string) net.Conn {
@@ -132,18 +74,6 @@ func TestDebugRefused(t *testing.T) {
 	}
 	if got := refused(0, played); got != "rank 0 has ended" {
 		t.Errorf("the rank has ended, and the answer is %q", got)
-	}
-}
-
-// A gdbserver has the limits of its rank.
-func TestDebugLimits(t *testing.T) {
-	s := spec(1, "sleep")
-	s.Memory, s.Rlimits = 1<<30, true
-	s.Ranks[0].Cores = allowed(t)[:1]
-	c := start(t, s, newEvents())
-	_, refusal := debug(t, c, 0, server(t, playsLimited))
-	if want := fmt.Sprintf("score 500, data %d, cpus 1, ", s.Memory); !strings.HasPrefix(refusal, want) {
-		t.Errorf("%q, not %q", refusal, want)
 	}
 }
 

@@ -7,22 +7,26 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
-// waiter is a program that calls a function over and over until SIGUSR1, and ends with a status of
-// its own.
+// waiter is a program that calls a function over and over until SIGUSR1, says once that it goes on
+// when a debugger has asked it, and ends with a status of its own.
 const waiter = `
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 static volatile sig_atomic_t end;
-static volatile int ticks;
+static volatile int ticks, asked;
 static void note(int sig) { end = sig; }
 __attribute__((noinline)) void tick(void)
 {
 	ticks++; // line 11
+	if (asked) {
+		asked = 0;
+		printf("goes on\n");
+		fflush(stdout);
+	}
 	usleep(20000);
 }
 int main(void)
@@ -36,10 +40,9 @@ int main(void)
 }
 `
 
-// gdb debugs a rank on a virtual node with the symbols of this host. A margay debug that is killed
-// while the rank runs towards a breakpoint leaves no breakpoint, no gdbserver and a rank that runs.
-func TestDebugVirtual(t *testing.T) {
-	m := use(t, "qemu")
+// compileWaiter returns the path of waiter with its symbols.
+func compileWaiter(t *testing.T) string {
+	t.Helper()
 	source, program := filepath.Join(t.TempDir(), "waiter.c"), filepath.Join(t.TempDir(), "waiter")
 	if err := os.WriteFile(source, []byte(waiter), 0o600); err != nil {
 		t.Fatal(err)
@@ -47,18 +50,24 @@ func TestDebugVirtual(t *testing.T) {
 	if out, err := exec.Command("gcc", "-O0", "-g", "-o", program, source).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
-	c := m.start("run", "-n", "2", "-N", "2", program)
+	return program
+}
+
+// gdb debugs a rank on a virtual node with the symbols of this host. A margay debug that is killed
+// while the rank runs towards a breakpoint leaves no breakpoint, no gdbserver and a rank that runs.
+func TestDebugVirtual(t *testing.T) {
+	m := use(t, "qemu")
+	c := m.start("run", "-n", "2", "-N", "2", compileWaiter(t))
 	c.awaitRanks("waits", 2)
 	job := m.onlyJob()
 
 	// The condition never holds, so the breakpoint is passed often and gdb has nothing to do.
-	killed := m.start("debug", job, "1", "-nx", "-batch", "-ex", "break tick if ticks < 0", "-ex", `shell echo "goes on"`, "-ex", "continue")
-	eventually(t, "the breakpoint", func() bool { return strings.Contains(killed.stdout.String(), "goes on") },
+	killed := m.start("debug", job, "1", "-nx", "-batch", "-ex", "break tick if ticks < 0", "-ex", "set var asked = 1", "-ex", "continue")
+	eventually(t, "the rank behind the breakpoint", func() bool { return strings.Contains(c.stdout.String(), "goes on") },
 		func() string { return fmt.Sprint(killed.stdout.String(), killed.stderr.String()) })
 	if r := m.margay("debug", job, "1", "-batch"); r.code != 125 || !strings.Contains(r.stderr, "a debugger has rank 1") {
 		t.Error(r)
 	}
-	time.Sleep(time.Second) // gdb continues the rank
 	if err := killed.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +78,7 @@ func TestDebugVirtual(t *testing.T) {
 		r = m.margay("debug", job, "1", "-nx", "-batch", "-ex", "break tick", "-ex", "continue", "-ex", "bt")
 		return !strings.Contains(r.stderr, "a debugger has rank 1")
 	}, func() string { return fmt.Sprint(r) })
-	if r.code != 0 || !strings.Contains(r.stdout, "waiter.c:11\n") || !strings.Contains(r.stdout, "waiter.c:20\n") || !strings.Contains(r.stdout, "in main () at ") {
+	if r.code != 0 || !strings.Contains(r.stdout, "waiter.c:11\n") || !strings.Contains(r.stdout, "waiter.c:25\n") || !strings.Contains(r.stdout, "in main () at ") {
 		t.Error(r)
 	}
 	if r := m.margay("kill", "-s", "USR1", job); r.code != 0 {
@@ -79,6 +88,38 @@ func TestDebugVirtual(t *testing.T) {
 		t.Error(r)
 	}
 	if r := m.margay("debug", job, "1"); r.code != 125 || !strings.Contains(r.stderr, "there is no job") && !strings.Contains(r.stderr, "does not run") {
+		t.Error(r)
+	}
+	m.usable()
+}
+
+// gdb lets a rank that is held before its first instruction go to a breakpoint. Its job is still
+// held when gdb has ended, and the rank goes on with it.
+func TestDebugHeld(t *testing.T) {
+	m := use(t, "qemu")
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	c := start(t, func(c *exec.Cmd) { c.Stdin = r }, "-m", m.name, "run", "--attach", compileWaiter(t))
+	r.Close()
+	eventually(t, "the held job", func() bool { return strings.Contains(c.stderr.String(), "Enter lets it go on") }, c.stderr.String)
+	job := m.onlyJob()
+	if r := m.margay("debug", job, "-nx", "-batch", "-ex", "break main", "-ex", "continue", "-ex", "bt"); r.code != 0 || !strings.Contains(r.stdout, "#0  main () at ") {
+		t.Error(r)
+	}
+	if r := m.margay("ps"); !strings.Contains(r.stdout, "stopped") || c.stdout.String() != "" {
+		t.Errorf("%v, and the rank says %q", r, c.stdout.String())
+	}
+	if _, err := w.WriteString("\n"); err != nil {
+		t.Fatal(err)
+	}
+	c.awaitRanks("waits", 1)
+	if r := m.margay("kill", "-s", "USR1", job); r.code != 0 {
+		t.Fatal(r)
+	}
+	if r := c.wait(); r.code != 7 {
 		t.Error(r)
 	}
 	m.usable()

@@ -29,9 +29,10 @@ const (
 	attachTimeout = 2 * time.Minute  // for gdbserver to get to the node and attach; the node's own bounds are shorter
 )
 
-// remoteTimeout is how long gdb waits for a reply of gdbserver, in seconds: its own 2 s are too
-// short for a busy node.
-const remoteTimeout = 60
+// settings are gdb's first commands: programs and libraries are files of this host, a busy node may
+// take longer for an answer than gdb's own 2 s, and SIGSTOP holds and stops whole jobs, so it is
+// neither reported nor given to the rank again when gdb lets it go on.
+const settings = "set sysroot /\nset remotetimeout 60\nhandle SIGSTOP nostop noprint nopass\n"
 
 // debugThere debugs a rank that is not a process of this host: gdb here speaks with gdbserver on
 // the node.
@@ -152,6 +153,10 @@ func runGDB(program string, args []string, stream net.Conn) error {
 		return fmt.Errorf("debug: %w", err)
 	}
 	defer os.RemoveAll(folder)
+	script := filepath.Join(folder, "settings")
+	if err := os.WriteFile(script, []byte(settings), 0o600); err != nil {
+		return fmt.Errorf("debug: %w", err)
+	}
 	listener, err := net.Listen("unix", filepath.Join(folder, "gdb"))
 	if err != nil {
 		return fmt.Errorf("debug: %w", err)
@@ -167,10 +172,7 @@ func runGDB(program string, args []string, stream net.Conn) error {
 	defer stop()
 	ends, stopEnds := command.Catch(1, unix.SIGTERM, unix.SIGHUP)
 	defer stopEnds()
-	argv := append([]string{
-		"-q", "-iex", "set sysroot /", "-iex", fmt.Sprint("set remotetimeout ", remoteTimeout), "-ex", "target remote " + listener.Addr().String(),
-	}, args...)
-	gdb := exec.Command(program, argv...)
+	gdb := exec.Command(program, append([]string{"-q", "-ix", script, "-ex", "target remote " + listener.Addr().String()}, args...)...)
 	gdb.Stdin, gdb.Stdout, gdb.Stderr = os.Stdin, os.Stdout, os.Stderr
 	runtime.LockOSThread() // the signal comes when this thread ends
 	defer runtime.UnlockOSThread()
