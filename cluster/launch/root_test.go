@@ -84,6 +84,38 @@ func packedNames(t *testing.T, f *Files) (names []string) {
 	}
 }
 
+// A job of the host on nodes that have none of its files shares folders, and has links to what is in
+// /etc: to nothing that a node makes itself, and nothing that is not for everybody.
+func TestLendHost(t *testing.T) {
+	f, err := CollectHost([]string{"/bin/sh"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folders, err := f.LendHost()
+	if err != nil || !slices.Contains(folders, HostFolder{"/usr", "/usr"}) || !slices.Contains(folders, HostFolder{"/etc", "/run/margay/host/etc"}) {
+		t.Errorf("%v: %v", folders, err)
+	}
+	links := make(map[string]string)
+	for _, name := range packedNames(t, f) {
+		at, target, _ := strings.Cut(name, " -> ")
+		links["/"+at] = target
+	}
+	for _, name := range append(slices.Clone(made), "/etc/shadow", "/etc/gshadow") {
+		if target, ok := links[name]; ok {
+			t.Errorf("%s leads to %s", name, target)
+		}
+	}
+	if got := links["/etc/ld.so.cache"]; got != "/run/margay/host/etc/ld.so.cache" {
+		t.Errorf("/etc/ld.so.cache leads to %q", got)
+	}
+	for _, name := range []string{"/bin", "/sbin", "/lib", "/lib64", "/etc/os-release"} {
+		target, err := os.Readlink(name)
+		if err == nil && links[name] != target || err == nil && slices.Contains(folders, HostFolder{name, name}) {
+			t.Errorf("the link %s leads to %q, not %q: %v", name, links[name], target, folders)
+		}
+	}
+}
+
 // Names in a tar file lead nowhere but into the job's root. Files that a node makes itself, and
 // devices and pipes, are left out.
 func TestHostileRoot(t *testing.T) {

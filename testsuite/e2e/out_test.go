@@ -187,9 +187,7 @@ func TestRootHost(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		dir := t.TempDir()
 		if !m.hosted() {
-			if r := m.run(125, "--root", "host", "/bin/sh", "-c", "true"); !strings.Contains(r.stderr, "this node has a Linux of its own, and no files of the host") {
-				t.Error(r)
-			}
+			rootHostLent(t, m)
 			return
 		}
 		writeProgram(t, filepath.Join(dir, "script"), []byte("#!/usr/bin/env perl\nprint \"perl \" . join(\",\", map { $_ * 2 } 1..3) . \"\\n\";\n"))
@@ -220,6 +218,28 @@ true`).wait()
 			t.Error("a rank's margay run has read a file of root")
 		}
 	})
+}
+
+// rootHostLent is TestRootHost on nodes with a Linux of their own: they have the host's files from
+// margay run, and of those only what everybody may read.
+func rootHostLent(t *testing.T, m *machine) {
+	dir, secret := t.TempDir(), "/etc/margay-secret-"+filepath.Base(t.TempDir())
+	if err := os.WriteFile(secret, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(secret)
+	r := m.runIn(dir, "-n", "2", "-N", "2", "--root", "host", "bash", "-c", `
+seq 10 | sort -rn | head -1; id -un; cut -d: -f1 /etc/passwd | wc -l
+for f in /home /root /var /srv /opt /etc/shadow `+secret+`; do [ -e $f ] && echo "there is $f"; done
+for f in /usr/new /usr/bin/env /etc/hosts; do ( : >>$f ) 2>/dev/null && echo "writes $f"; done
+test /etc/os-release -ef /usr/lib/os-release || echo "os-release is another file"`).wait()
+	user := strings.TrimSpace(string(output(t, "id", "-un")))
+	if want := strings.Repeat("10\n"+user+"\n2\n", 2); r.code != 0 || !slices.Equal(sorted(r.stdout), sorted(want)) || r.stderr != "" {
+		t.Errorf("want %q: %v", want, r)
+	}
+	if r := m.run(125, "-d", "--root", "host", "true"); !strings.Contains(r.stderr, "leave out -d") {
+		t.Error(r)
+	}
 }
 
 // A root comes from a folder or a tar file, and so does the program. The root's files are the job's

@@ -13,9 +13,20 @@ import (
 	"margay/kernel/abi/fuse"
 )
 
-// valid is how long a node may use names and attributes without asking again. A file that is opened
-// is always looked at.
-const valid = time.Second
+// How long a node may use names and attributes without asking again. A file that is opened is always
+// looked at. Programs look for many files that are not there, so of folders of the host a node
+// remembers that as well.
+const (
+	valid     = time.Second
+	validHost = time.Minute
+)
+
+func (m *mount) valid() time.Duration {
+	if m.Host {
+		return validHost
+	}
+	return valid
+}
 
 // openFlags are the flags of open that ranks may use. They have the same values on all processors.
 const openFlags = unix.O_ACCMODE | unix.O_APPEND | unix.O_TRUNC | unix.O_EXCL | unix.O_SYNC | unix.O_DSYNC
@@ -73,7 +84,7 @@ func (m *mount) in(node uint64, do func(folder int) error) error {
 
 // changing is an error for requests that change a folder that is shared read-only.
 func (m *mount) changing(r *fuse.Request) error {
-	if !m.readOnly {
+	if !m.ReadOnly {
 		return nil
 	}
 	switch r.Opcode {
@@ -173,6 +184,9 @@ func (m *mount) onHandle(answer []byte, r *fuse.Request) ([]byte, error) {
 	fd := int(h.file.Fd())
 	switch r.Opcode {
 	case fuse.Flush: // as the rank closes it; some file systems report errors only then
+		if m.ReadOnly {
+			return nil, unix.ENOSYS // Linux asks no more
+		}
 		if err := m.settleLoss(h); err != nil {
 			return nil, err
 		}
@@ -215,11 +229,14 @@ func (m *mount) entry(answer []byte, folder uint64, name string, st *unix.Stat_t
 	if err != nil {
 		return nil, 0, err
 	}
-	return fuse.AppendEntry(answer, fuse.Entry{Node: number, Attr: m.attributes(st), Valid: valid}), number, nil
+	return fuse.AppendEntry(answer, fuse.Entry{Node: number, Attr: m.attributes(st), Valid: m.valid()}), number, nil
 }
 
 func (m *mount) lookup(answer []byte, folder uint64, name string) ([]byte, error) {
 	path, err := m.path(folder)
+	if err == nil {
+		err = m.searchable(folder)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -264,7 +281,7 @@ func (m *mount) attr(answer []byte, r *fuse.Request, byHandle bool) ([]byte, err
 			return nil, err
 		}
 	}
-	return fuse.AppendAttr(answer, m.attributes(&st), valid), nil
+	return fuse.AppendAttr(answer, m.attributes(&st), m.valid()), nil
 }
 
 // permissions returns the permissions that a regular file may get.
@@ -507,6 +524,10 @@ func checkRegular(f *os.File, st *unix.Stat_t) error {
 
 func (m *mount) openFile(answer []byte, r *fuse.Request) ([]byte, error) {
 	f, st, err := m.regular(r.Node, r.Flags&openFlags&^unix.O_EXCL)
+	if err == nil && !m.permits(st, unix.R_OK) {
+		f.Close()
+		err = unix.EACCES
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -627,5 +648,12 @@ func (m *mount) access(r *fuse.Request) error {
 		return err
 	}
 	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstatat(int(f.Fd()), filepath.Base(path), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if !m.permits(&st, r.Flags&7) {
+		return unix.EACCES
+	}
 	return unix.Faccessat(int(f.Fd()), filepath.Base(path), r.Flags&7, unix.AT_SYMLINK_NOFOLLOW)
 }

@@ -26,7 +26,11 @@ func (m *mount) openFolder(answer []byte, r *fuse.Request) ([]byte, error) {
 		return nil, err
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+	err = unix.Fstat(int(f.Fd()), &st)
+	if err == nil && !m.permits(&st, unix.R_OK|unix.X_OK) {
+		err = unix.EACCES
+	}
+	if err != nil {
 		f.Close()
 		return nil, err
 	}

@@ -16,8 +16,8 @@ import (
 
 // mount is a shared folder on a node.
 type mount struct {
-	root     *os.File
-	readOnly bool
+	root *os.File
+	Folder
 	uid, gid uint32
 	watch    Watch
 	*room
@@ -56,8 +56,9 @@ type inode struct {
 	children map[string]*inode // by name
 	lookups  uint64            // answers with it that the node has
 	dev, ino uint64
-	seen     stamp         // of its content, when it was opened last
+	seen     stamp         // of its content, when it was opened last, or found first
 	open     int           // handles of it
+	closed   bool          // a folder that not everybody may search, of a folder of the host
 	spare    *list.Element // of mount.spare; nil: it is a folder
 }
 
@@ -81,9 +82,9 @@ type handle struct {
 	next int64      // of a folder: position
 }
 
-func newMount(root *os.File, readOnly bool, uid, gid uint32, watch Watch, left *room, mostInodes int) *mount {
+func newMount(root *os.File, folder Folder, uid, gid uint32, watch Watch, left *room, mostInodes int) *mount {
 	m := &mount{
-		root: root, readOnly: readOnly, uid: uid, gid: gid, watch: watch, room: left, mostInodes: mostInodes,
+		root: root, Folder: folder, uid: uid, gid: gid, watch: watch, room: left, mostInodes: mostInodes,
 		inodes: make(map[uint64]*inode), handles: make(map[uint64]*handle), last: fuse.RootNode,
 	}
 	m.inodes[fuse.RootNode] = &inode{number: fuse.RootNode, lookups: 1}
@@ -143,7 +144,7 @@ func (m *mount) enter(folder uint64, name string, st *unix.Stat_t) (uint64, erro
 			return 0, unix.ENOMEM
 		}
 		m.last++
-		i = &inode{number: m.last, parent: parent, name: name, dev: st.Dev, ino: st.Ino}
+		i = &inode{number: m.last, parent: parent, name: name, dev: st.Dev, ino: st.Ino, seen: stampOf(st)}
 		m.inodes[i.number] = i
 		parent.add(i)
 		if !isFolder {
@@ -152,7 +153,22 @@ func (m *mount) enter(folder uint64, name string, st *unix.Stat_t) (uint64, erro
 	}
 	m.used(i)
 	i.lookups++
+	i.closed = isFolder && !m.permits(st, unix.X_OK)
 	return i.number, nil
+}
+
+// permits reports whether ranks may use a file in ways (R_OK, X_OK) as far as the folder decides
+// that. Whether this process may is another question.
+func (m *mount) permits(st *unix.Stat_t, ways uint32) bool { return !m.Host || st.Mode&ways == ways }
+
+// searchable returns an error if ranks may not look for names in a folder.
+func (m *mount) searchable(folder uint64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i := m.inodes[folder]; i != nil && i.closed {
+		return unix.EACCES
+	}
+	return nil
 }
 
 // used notes a use of an inode. The caller holds mount.mu.
@@ -280,7 +296,7 @@ func (m *mount) forget(list []fuse.Forgotten) {
 }
 
 // keep enters an open file into the table, and reports whether the content that the node may have
-// of it is still right.
+// of it is still right, and so are the attributes from when it found the file first.
 func (m *mount) keep(f *os.File, node uint64, st *unix.Stat_t) (number uint64, same bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

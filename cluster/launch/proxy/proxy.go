@@ -28,6 +28,10 @@ import (
 type Folder struct {
 	Path     string
 	ReadOnly bool
+	// Host means that it is a folder with programs and configuration of this host. Ranks get only
+	// what everybody may read, whatever the rights of this process are, and names and attributes
+	// stay valid for longer.
+	Host bool
 }
 
 // Folders are the open folders of a job. They are safe for concurrent use.
@@ -88,7 +92,7 @@ func (f *Folders) Node(uid, gid uint32, watch Watch) *Node {
 	n, left := new(Node), new(room)
 	left.files.Store(int64(f.mostFiles))
 	for i, folder := range f.list {
-		n.mounts = append(n.mounts, newMount(f.roots[i], folder.ReadOnly, uid, gid, watch, left, f.mostInodes))
+		n.mounts = append(n.mounts, newMount(f.roots[i], folder, uid, gid, watch, left, f.mostInodes))
 	}
 	return n
 }
@@ -108,10 +112,13 @@ func (n *Node) Do(folder int, request []byte) []byte {
 	}
 	answer := fuse.NewAnswer(r.Unique, int(min(r.Size, fuse.MaxData))*readRoom(r.Opcode)+fuse.EntrySize+64)
 	if err == nil {
-		m := n.mounts[folder]
+		m, empty := n.mounts[folder], answer
 		did := m.begin(&r)
-		answer, err = m.do(r, answer)
+		answer, err = m.do(r, empty)
 		did(&r, answer, err)
+		if err == unix.ENOENT && r.Opcode == fuse.Lookup && m.Host {
+			answer, err = fuse.AppendEntry(empty, fuse.Entry{Valid: m.valid()}), nil
+		}
 	}
 	if err != nil {
 		return fuse.Failed(r.Unique, errnoOf(err))

@@ -25,9 +25,9 @@ type node struct {
 }
 
 // share shares a folder with one node.
-func share(t testing.TB, dir string, readOnly bool) *node {
+func share(t testing.TB, folder Folder) *node {
 	t.Helper()
-	folders, err := Open([]Folder{{Path: dir, ReadOnly: readOnly}}, 1)
+	folders, err := Open([]Folder{folder}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestEscape(t *testing.T) {
 		unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600), os.Mkdir(filepath.Join(dir, "real"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	n := share(t, dir, false)
+	n := share(t, Folder{Path: dir})
 	file, folder, pipe, real := n.look("file"), n.look("folder"), n.look("pipe"), n.look("real")
 	put(t, filepath.Join(dir, "real", "secret"), "mine")
 	inside := n.look("real", "secret")
@@ -161,7 +161,7 @@ func TestEscape(t *testing.T) {
 
 func TestFiles(t *testing.T) {
 	dir := t.TempDir()
-	n := share(t, dir, false)
+	n := share(t, Folder{Path: dir})
 	b := n.must(n.ask(fuse.Create, fuse.RootNode, uint32(unix.O_RDWR), uint32(0o6666), uint64(0), "a"))
 	handle := binary.LittleEndian.Uint64(b[fuse.EntrySize:])
 	if err := n.write(handle, 1, "text"); err != nil || n.read(handle) != "\x00text" {
@@ -190,18 +190,26 @@ func TestCache(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
 	put(t, path, "one")
-	n := share(t, dir, false)
+	n := share(t, Folder{Path: dir})
 	a := n.look("a")
-	for i, want := range []bool{false, true, true} {
+	for i, want := range []bool{true, true} {
 		handle, keep, err := n.open(a, unix.O_RDONLY)
 		if err != nil || keep != want || n.read(handle) != "one" {
 			t.Errorf("open %d: %v, %v", i, keep, err)
 		}
 	}
 	put(t, path, "other") // another size, so that the clock does not matter
-	handle, keep, err := n.open(a, unix.O_RDONLY)
-	if err != nil || keep || n.read(handle) != "other" {
-		t.Errorf("changed: %v, %v", keep, err)
+	for i, want := range []bool{false, true} {
+		handle, keep, err := n.open(a, unix.O_RDONLY)
+		if err != nil || keep != want || n.read(handle) != "other" {
+			t.Errorf("open %d after a change: %v, %v", i, keep, err)
+		}
+	}
+	put(t, path+"1", "one")
+	found := n.look("a1")
+	put(t, path+"1", "other") // before it is opened for the first time
+	if _, keep, err := n.open(found, unix.O_RDONLY); err != nil || keep {
+		t.Errorf("changed after it was found: %v, %v", keep, err)
 	}
 	put(t, path+"2", "third")
 	if err := os.Rename(path+"2", path); err != nil {
@@ -218,7 +226,7 @@ func TestCache(t *testing.T) {
 func TestReadOnly(t *testing.T) {
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "a"), "one")
-	n := share(t, dir, true)
+	n := share(t, Folder{Path: dir, ReadOnly: true})
 	a := n.look("a")
 	for name, try := range map[string]func() ([]byte, error){
 		"unlink": func() ([]byte, error) { return n.ask(fuse.Unlink, fuse.RootNode, "a") },
@@ -236,6 +244,63 @@ func TestReadOnly(t *testing.T) {
 	}
 	if handle, _, err := n.open(a, unix.O_RDONLY); err != nil || n.read(handle) != "one" {
 		t.Errorf("read: %v", err)
+	}
+}
+
+// Of a folder of the host, ranks get only what everybody may read, whatever this process may. The
+// node remembers for long what is there, and what is not. Closing a file is no request.
+func TestHost(t *testing.T) {
+	dir := t.TempDir()
+	for name, mode := range map[string]os.FileMode{"open": 0o755, "open/inside": 0o755, "names": 0o754, "hidden": 0o711, "closed": 0o750} {
+		if err := errors.Join(os.Mkdir(filepath.Join(dir, name), 0o700), os.Chmod(filepath.Join(dir, name), mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, mode := range map[string]os.FileMode{"open/all": 0o644, "open/own": 0o640, "names/all": 0o644, "hidden/all": 0o644, "closed/all": 0o644} {
+		put(t, filepath.Join(dir, name), name)
+		if err := os.Chmod(filepath.Join(dir, name), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := share(t, Folder{Path: dir, ReadOnly: true, Host: true})
+	for path, want := range map[string]error{
+		"open/all": nil, "open/own": unix.EACCES, "hidden/all": nil, "names/all": unix.EACCES, "closed/all": unix.EACCES,
+	} {
+		folder, name, _ := strings.Cut(path, "/")
+		b, err := n.ask(fuse.Lookup, n.look(folder), name)
+		if err == nil {
+			inode := binary.LittleEndian.Uint64(b)
+			var handle uint64
+			if handle, _, err = n.open(inode, unix.O_RDONLY); err == nil && n.read(handle) != path {
+				t.Errorf("%s has another content", path)
+			}
+			if _, failed := n.ask(fuse.Access, inode, uint64(unix.R_OK)); failed != want {
+				t.Errorf("access to %s: %v", path, failed)
+			}
+			if _, failed := n.ask(fuse.Flush, inode, [3]uint64{handle}); err == nil && failed != unix.ENOSYS {
+				t.Errorf("flush of %s: %v", path, failed)
+			}
+		}
+		if err != want {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	for folder, want := range map[string]error{"open": nil, "names": unix.EACCES, "hidden": unix.EACCES, "closed": unix.EACCES} {
+		if _, err := n.ask(fuse.OpenDir, n.look(folder), uint64(0)); err != want {
+			t.Errorf("list %s: %v", folder, err)
+		}
+	}
+	for name, there := range map[string]bool{"open": true, "nothing": false} {
+		b := n.must(n.ask(fuse.Lookup, fuse.RootNode, name))
+		if seconds := binary.LittleEndian.Uint64(b[16:]); (binary.LittleEndian.Uint64(b) != 0) != there || seconds != uint64(validHost.Seconds()) {
+			t.Errorf("%s: valid for %d s, %x", name, seconds, b)
+		}
+	}
+	if err := os.Chmod(filepath.Join(dir, "open"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.ask(fuse.Lookup, n.look("open"), "all"); err != unix.EACCES {
+		t.Errorf("in a folder that was closed: %v", err)
 	}
 }
 
@@ -270,7 +335,7 @@ func TestFolders(t *testing.T) {
 		want = append(want, fmt.Sprintf("file%02d", i))
 		put(t, filepath.Join(dir, want[i]), "")
 	}
-	n := share(t, dir, false)
+	n := share(t, Folder{Path: dir})
 	for _, opcode := range []fuse.Opcode{fuse.ReadDir, fuse.ReadDirPlus} {
 		for _, size := range []uint64{300, 64 << 10} {
 			names := n.list(opcode, size)
@@ -353,7 +418,7 @@ func TestManyNames(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	n := share(t, dir, false)
+	n := share(t, Folder{Path: dir})
 	m := n.mounts[0]
 	m.mostInodes = most
 	folder, open, used := n.look("folder"), n.look("0"), n.look("1")
@@ -400,7 +465,7 @@ func TestManyNames(t *testing.T) {
 func TestRelease(t *testing.T) {
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "a"), "one")
-	n := share(t, dir, false)
+	n := share(t, Folder{Path: dir})
 	handle, _, err := n.open(n.look("a"), unix.O_RDONLY)
 	if err != nil {
 		t.Fatal(err)
@@ -427,7 +492,7 @@ func TestRelease(t *testing.T) {
 func TestRandom(t *testing.T) {
 	r := rand.New(rand.NewPCG(check.Seed(t), 1))
 	dir := t.TempDir()
-	n := share(t, dir, false)
+	n := share(t, Folder{Path: dir})
 	m := n.mounts[0]
 	names := []string{"a", "b", "c"}
 	pick := func() uint64 { // some inode that the node knows
@@ -482,7 +547,7 @@ func FuzzDo(f *testing.F) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		f.Fatal(err)
 	}
-	n := share(f, dir, false)
+	n := share(f, Folder{Path: dir})
 	for opcode := range byte(50) {
 		for _, body := range []string{"secret\x00", "\x01\x00\x00\x00\x00\x00\x00\x00secret\x00../secret\x00", strings.Repeat("\x00", 88)} {
 			f.Add(opcode, uint64(1), []byte(body))

@@ -25,7 +25,7 @@ func TestBehind(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
 	put(t, path, "one")
-	n := share(t, dir, false)
+	n := share(t, Folder{Path: dir})
 	var lost []string
 	n.mounts[0].watch.Lost = func(path string, errno unix.Errno) { lost = append(lost, fmt.Sprint(path, ": ", errno)) }
 	a := n.look("a")
@@ -74,7 +74,7 @@ func TestBehind(t *testing.T) {
 func TestBehindThenWrite(t *testing.T) {
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "a"), "one")
-	n := share(t, dir, false)
+	n := share(t, Folder{Path: dir})
 	handle, _, err := n.open(n.look("a"), unix.O_RDWR)
 	if err != nil || n.behind(handle, "two") != nil || n.read(handle) != "two" {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestBehindThenWrite(t *testing.T) {
 // TestEvents: what was done is shown as the ranks have asked for it.
 func TestEvents(t *testing.T) {
 	dir := t.TempDir()
-	n := share(t, dir, false)
+	n := share(t, Folder{Path: dir})
 	var got []string
 	n.mounts[0].watch.Did = func(e Event) {
 		rel := func(path string) string {

@@ -13,8 +13,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"margay/cluster/cache"
+	"margay/cluster/control"
 	"margay/cluster/launch"
 	"margay/cluster/launch/image"
+	"margay/kernel/abi/node"
+	"margay/tools/margay/command"
 )
 
 // rootHost is the value of --root for the host's programs. A folder of that name is ./host.
@@ -31,7 +34,7 @@ const layersDir = "layers"
 
 // addRootFlags adds the flags about what ranks see as /.
 func addRootFlags(fs *pflag.FlagSet, f *Flags) {
-	fs.StringVar(&f.Root, "root", "", "what the ranks see as /: a folder, a tar file or an image, or the programs of the `host` (on hosted nodes)")
+	fs.StringVar(&f.Root, "root", "", "what the ranks see as /: a folder, a tar file or an image, or the programs of the `host`")
 	fs.IntVar(&f.RootLimit, "root-limit", imageLimit, "how large an image of --root may be when it is unpacked, in `MiB`")
 }
 
@@ -116,6 +119,24 @@ func (f *Flags) collect(ctx context.Context, status *launch.Status, programs []s
 		release()
 	}
 	return files, release, err
+}
+
+// lendHost has a job with the root of the host share that with nodes that have a Linux of their own.
+// Other nodes have it already.
+func (f *Flags) lendHost(ctx context.Context, a *command.App, s *control.JobSpec, files *launch.Files) ([]launch.HostFolder, error) {
+	if !s.HostRoot {
+		return nil, nil
+	}
+	status, err := command.Ask[*control.MachineStatus](ctx, a, &control.Status{})
+	if err != nil || status.Substrate != node.Virtual && status.Substrate != node.Metal {
+		return nil, err
+	}
+	if f.Detach || f.Array != "" {
+		return nil, errors.New("nodes with a Linux of their own get the files of this host from a margay run that waits for the end of its job: " +
+			"name a folder or a tar file with a root (--root DIR), or leave out -d and --array")
+	}
+	s.HostRoot = false
+	return files.LendHost()
 }
 
 // unpack unpacks an image into the cache.

@@ -359,6 +359,10 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if dir, err := cache.Dir(); err == nil { // without it, each job computes them
 		files.Digests = filepath.Join(dir, "digests")
 	}
+	lent, err := f.lendHost(ctx, a, asked, files)
+	if err != nil {
+		return fmt.Errorf("run: --root host: %w", err)
+	}
 	if asked.Mpi, err = f.interfaceOf(files); err != nil {
 		return fmt.Errorf("run %s: %w", parts[0].argv[0], err)
 	}
@@ -377,7 +381,7 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	for _, t := range out {
 		asked.Out = append(asked.Out, []byte(t.Path))
 	}
-	shared, err := f.shared(asked)
+	shared, err := f.shared(asked, lent)
 	if err != nil {
 		return fmt.Errorf("run: --files %w", err)
 	}
@@ -641,7 +645,7 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 		return errors.New("run: --out brings files back to a margay run that waits for the end of its job: --out and -d exclude each other")
 	case f.Detach && len(f.Files) > 0:
 		return errors.New("run: --files needs a margay run that waits for the end of its job: --files and -d exclude each other")
-	case f.TraceIO != "" && len(f.Files) == 0:
+	case f.TraceIO != "" && len(f.Files) == 0 && f.Root != rootHost:
 		return errors.New("run: --trace-io shows what ranks do in shared folders, and there is no --files")
 	case f.Overwrite && len(f.Out) == 0:
 		return errors.New("run: --out-overwrite says how --out brings files back, and there is no --out")

@@ -18,13 +18,18 @@ import (
 // ownFolders are the folders of a job's root that Margay fills.
 var ownFolders = []string{"/dev", "/proc", "/sys"}
 
-// shared returns the folders of --files, and adds their names on the nodes to the job. Its errors
-// begin with the value.
-func (f *Flags) shared(s *control.JobSpec) (folders []proxy.Folder, err error) {
-	if len(f.Files) > share.MaxFolders {
-		return nil, fmt.Errorf("is given %d times, at most %d folders can be shared", len(f.Files), share.MaxFolders)
+// shared returns the folders of the host that are lent and those of --files, and adds their names
+// on the nodes to the job. Its errors begin with the value.
+func (f *Flags) shared(s *control.JobSpec, lent []launch.HostFolder) (folders []proxy.Folder, err error) {
+	if most := share.MaxFolders - len(lent); len(f.Files) > most {
+		return nil, fmt.Errorf("is given %d times, at most %d folders can be shared", len(f.Files), most)
 	}
 	var names []string
+	for _, folder := range lent {
+		names = append(names, folder.Name)
+		folders = append(folders, proxy.Folder{Path: folder.Path, ReadOnly: true, Host: true})
+		s.Shared = append(s.Shared, &control.SharedFolder{Path: []byte(folder.Name), ReadOnly: true})
+	}
 	for _, value := range f.Files {
 		folder, name, err := sharedFolder(value, string(s.Dir))
 		if err == nil {

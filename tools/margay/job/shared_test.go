@@ -41,7 +41,7 @@ func TestSharedFlag(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := &Flags{Files: test.values}
 			s := &control.JobSpec{Dir: []byte("/work"), Out: [][]byte{[]byte("/out/x")}}
-			folders, err := f.shared(s)
+			folders, err := f.shared(s, nil)
 			if test.name == "" {
 				if err == nil {
 					t.Errorf("accepted: %v, %v", folders, s.Shared)
