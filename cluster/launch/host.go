@@ -19,7 +19,7 @@ type HostFolder struct {
 // LendHost has a job of CollectHost find the host's programs, libraries and configuration on nodes
 // that have none: it adds links to the files of the job, and returns folders that it must share,
 // read-only. The folders have their own names, but for /etc, where nodes make files of each job: a
-// link leads to each other file there that everybody may read. Links of the host stay links.
+// link leads to each other world-readable file there. Links of the host stay links.
 func (f *Files) LendHost() (folders []HostFolder, err error) {
 	for _, name := range node.HostFolders {
 		at := filepath.Join("/", name)

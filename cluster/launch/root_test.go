@@ -84,8 +84,8 @@ func packedNames(t *testing.T, f *Files) (names []string) {
 	}
 }
 
-// A job of the host on nodes that have none of its files shares folders, and has links to what is in
-// /etc: to nothing that a node makes itself, and nothing that is not for everybody.
+// A job of the host on nodes that have none of its files shares folders, and has links to the files
+// of /etc, but for those that a node makes itself and those that are not world-readable.
 func TestLendHost(t *testing.T) {
 	f, err := CollectHost([]string{"/bin/sh"}, nil)
 	if err != nil {

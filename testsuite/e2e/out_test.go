@@ -221,7 +221,7 @@ true`).wait()
 }
 
 // rootHostLent is TestRootHost on nodes with a Linux of their own: they have the host's files from
-// margay run, and of those only what everybody may read.
+// margay run, the world-readable ones only.
 func rootHostLent(t *testing.T, m *machine) {
 	dir, secret := t.TempDir(), "/etc/margay-secret-"+filepath.Base(t.TempDir())
 	if err := os.WriteFile(secret, nil, 0o600); err != nil {

@@ -13,9 +13,9 @@ import (
 	"margay/kernel/abi/fuse"
 )
 
-// How long a node may use names and attributes without asking again. A file that is opened is always
-// looked at. Programs look for many files that are not there, so of folders of the host a node
-// remembers that as well.
+// How long a node may use names and attributes without asking again. A file that is opened is
+// always looked at. Programs look for many files that are not there, so of folders of the host a
+// node remembers that as well.
 const (
 	valid     = time.Second
 	validHost = time.Minute
@@ -185,7 +185,7 @@ func (m *mount) onHandle(answer []byte, r *fuse.Request) ([]byte, error) {
 	switch r.Opcode {
 	case fuse.Flush: // as the rank closes it; some file systems report errors only then
 		if m.ReadOnly {
-			return nil, unix.ENOSYS // Linux asks no more
+			return nil, unix.ENOSYS // which Linux remembers
 		}
 		if err := m.settleLoss(h); err != nil {
 			return nil, err

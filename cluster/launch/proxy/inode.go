@@ -58,7 +58,7 @@ type inode struct {
 	dev, ino uint64
 	seen     stamp         // of its content, when it was opened last, or found first
 	open     int           // handles of it
-	closed   bool          // a folder that not everybody may search, of a folder of the host
+	closed   bool          // it is a folder of the host that is not world-searchable
 	spare    *list.Element // of mount.spare; nil: it is a folder
 }
 

@@ -28,8 +28,8 @@ import (
 type Folder struct {
 	Path     string
 	ReadOnly bool
-	// Host means that it is a folder with programs and configuration of this host. Ranks get only
-	// what everybody may read, whatever the rights of this process are, and names and attributes
+	// Host means that it is a folder with programs and configuration of this host. Ranks get
+	// world-readable files only, whatever the rights of this process are, and names and attributes
 	// stay valid for longer.
 	Host bool
 }

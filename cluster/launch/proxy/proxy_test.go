@@ -247,8 +247,8 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-// Of a folder of the host, ranks get only what everybody may read, whatever this process may. The
-// node remembers for long what is there, and what is not. Closing a file is no request.
+// Of a folder of the host, ranks get world-readable files only, whatever the rights of this process
+// are. The node remembers names for long, also of missing files. Closing a file needs no answer.
 func TestHost(t *testing.T) {
 	dir := t.TempDir()
 	for name, mode := range map[string]os.FileMode{"open": 0o755, "open/inside": 0o755, "names": 0o754, "hidden": 0o711, "closed": 0o750} {

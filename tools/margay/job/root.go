@@ -121,8 +121,8 @@ func (f *Flags) collect(ctx context.Context, status *launch.Status, programs []s
 	return files, release, err
 }
 
-// lendHost has a job with the root of the host share that with nodes that have a Linux of their own.
-// Other nodes have it already.
+// lendHost has a job with the root of the host share that with nodes that have a Linux of their
+// own. Other nodes have it already.
 func (f *Flags) lendHost(ctx context.Context, a *command.App, s *control.JobSpec, files *launch.Files) ([]launch.HostFolder, error) {
 	if !s.HostRoot {
 		return nil, nil

@@ -125,8 +125,8 @@ has changed in a folder. They get the same names here, or the name or folder DES
 is taken, here or by another node, gets the name of its node as well, unless --out-overwrite lets it replace one that was here before
 the job. Status 125 means that a file was lost, such as on a full disk.
 
---root host gives ranks on hosted nodes the programs, libraries and configuration of the host: /usr, /bin, /sbin, /lib* and /etc,
-read-only. Nothing of these is copied. --root with a folder or a tar file makes its contents the root of the ranks, in memory; the
+--root host gives ranks the programs, libraries and configuration of the host: /usr, /bin, /sbin, /lib* and /etc, read-only. Nothing of
+these is copied; nodes with a Linux of their own read them from here as with --files. --root with a folder or a tar file makes its contents the root of the ranks, in memory; the
 program is then one of that root, or one of this host whose libraries are there.
 
 --root also takes an image of a container: oci:PATH[:TAG], docker-archive:FILE[:TAG], or the path alone. Nothing is pulled from a registry.
@@ -225,7 +225,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
   margay run --pty --with "$(command -v ls)" bash -i   # a shell on a node
   margay run -n 8 --huge-pages -v ./app       # and print the resources of each rank
   margay run -n 8 --out results ./app         # and bring back what they wrote in results
-  margay run --root host ./script.py          # on hosted nodes, with the programs of the host
+  margay run --root host ./script.py          # with the programs of the host
   margay run --root oci:debian:12 -n 8 perl -v   # with the programs of an image
   margay run --array 0-9999%200 -o out-%a ./app   # 10,000 jobs, 200 at a time, with MARGAY_ARRAY_TASK_ID
   margay run --detach -n 8 ./app && margay ps`,

@@ -18,8 +18,8 @@ import (
 // ownFolders are the folders of a job's root that Margay fills.
 var ownFolders = []string{"/dev", "/proc", "/sys"}
 
-// shared returns the folders of the host that are lent and those of --files, and adds their names
-// on the nodes to the job. Its errors begin with the value.
+// shared returns the folders to share, the lent ones and the values of --files, and adds their
+// names on the nodes to the job. Its errors begin with the value.
 func (f *Flags) shared(s *control.JobSpec, lent []launch.HostFolder) (folders []proxy.Folder, err error) {
 	if most := share.MaxFolders - len(lent); len(f.Files) > most {
 		return nil, fmt.Errorf("is given %d times, at most %d folders can be shared", len(f.Files), most)

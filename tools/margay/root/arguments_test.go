@@ -27,7 +27,7 @@ func TestArgumentsInWords(t *testing.T) {
 		"record --job 4294967303":         "record: --job 4294967303: it is too large a number",
 		"kill --rank -1 5":                "kill: --rank -1: it must not be negative; without the flag all ranks get the signal",
 		"kill -9 5":                       "kill has no -9: -s KILL names the signal",
-		"debug 5":                         "debug: RANK is missing",
+		"debug":                           "debug: JOB is missing",
 		"kill -TERM 5":                    "kill has no -T: -s TERM names the signal",
 		"kill -z 5":                       "kill has no -z: margay kill --help lists its flags",
 		"record margay run -n 2 hostname": "record has no -n: a command and its flags come after --: margay record -- margay run -n 2 ./a.out",
