@@ -116,6 +116,44 @@ func TestDebugLastReply(t *testing.T) {
 	e.await(t, "the end of the rank", func() bool { return len(e.exits()) == 1 })
 }
 
+// answers checks that a played gdbserver answers.
+func answers(t *testing.T, stream net.Conn) {
+	t.Helper()
+	if _, err := stream.Write(gdb.AppendPacket(nil, []byte("Z0,1,1"))); err != nil {
+		t.Fatal(err)
+	}
+	reply := make([]byte, len("$OK#9a"))
+	if _, err := io.ReadFull(stream, reply); err != nil || string(reply) != "$OK#9a" {
+		t.Errorf("%q, %v", reply, err)
+	}
+}
+
+// gdb can look at a rank of a job that is stopped. The rank goes on with its job.
+func TestDebugStopped(t *testing.T) {
+	e := newEvents()
+	c := start(t, spec(1, "cat"), e)
+	stream := attached(t, c, 0, playsAttached)
+	if err := c.Signal(task.AllRanks, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	answers(t, stream)
+	stream.Close()
+	attached(t, c, 0, playsAttached).Close()
+	if err := c.Input(0, 0, []byte("goes on"), true); err != nil {
+		t.Fatal(err)
+	}
+	if text := e.text(0, task.Stdout); text != "" {
+		t.Errorf("the rank of a stopped job says %q", text)
+	}
+	if err := c.Signal(task.AllRanks, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	e.await(t, "the end of the rank", func() bool { return len(e.exits()) == 1 })
+	if text := e.text(0, task.Stdout); text != "goes on" {
+		t.Errorf("the rank says %q", text)
+	}
+}
+
 // A gdbserver that reads nothing, and whose standard error stays open, is killed when gdb is gone.
 // The rank goes on, and can have another debugger.
 func TestDebugDeaf(t *testing.T) {
@@ -125,13 +163,7 @@ func TestDebugDeaf(t *testing.T) {
 	deaf := attached(t, c, 0, playsDeaf)
 	deaf.Close()
 	next := attached(t, c, 0, playsAttached)
-	if _, err := next.Write(gdb.AppendPacket(nil, []byte("Z0,1,1"))); err != nil {
-		t.Fatal(err)
-	}
-	reply := make([]byte, len("$OK#9a"))
-	if _, err := io.ReadFull(next, reply); err != nil || string(reply) != "$OK#9a" {
-		t.Errorf("%q, %v", reply, err)
-	}
+	answers(t, next)
 	next.Close()
 	if err := c.Input(0, 0, []byte("goes on"), true); err != nil {
 		t.Fatal(err)

@@ -15,15 +15,19 @@ const waiter = `
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 static volatile sig_atomic_t end;
 static volatile int ticks, asked;
 static void note(int sig) { end = sig; }
 __attribute__((noinline)) void tick(void)
 {
-	ticks++; // line 11
+	ticks++; // line 12
 	if (asked) {
 		asked = 0;
+		if (!fork())
+			_exit(0);
+		wait(NULL);
 		printf("goes on\n");
 		fflush(stdout);
 	}
@@ -78,7 +82,7 @@ func TestDebugVirtual(t *testing.T) {
 		r = m.margay("debug", job, "1", "-nx", "-batch", "-ex", "break tick", "-ex", "continue", "-ex", "bt")
 		return !strings.Contains(r.stderr, "a debugger has rank 1")
 	}, func() string { return fmt.Sprint(r) })
-	if r.code != 0 || !strings.Contains(r.stdout, "waiter.c:11\n") || !strings.Contains(r.stdout, "waiter.c:25\n") || !strings.Contains(r.stdout, "in main () at ") {
+	if r.code != 0 || !strings.Contains(r.stdout, "waiter.c:12\n") || !strings.Contains(r.stdout, "waiter.c:29\n") || !strings.Contains(r.stdout, "in main () at ") {
 		t.Error(r)
 	}
 	if r := m.margay("kill", "-s", "USR1", job); r.code != 0 {

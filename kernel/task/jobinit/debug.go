@@ -139,6 +139,15 @@ func (in *initProcess) bring(d *debugger, stream net.Conn) (report <-chan string
 	if err := stream.SetReadDeadline(time.Now().Add(filesWait)); err != nil {
 		return nil, err
 	}
+	received := make(chan struct{})
+	defer close(received)
+	go func() {
+		select {
+		case <-d.rank.gone:
+			_ = stream.SetReadDeadline(time.Now())
+		case <-received:
+		}
+	}()
 	argv := []string{folderAt + gdb.Server}
 	err = gdb.ReadFiles(stream, func(name string, content io.Reader) error {
 		if name == gdb.Loader {
@@ -146,6 +155,11 @@ func (in *initProcess) bring(d *debugger, stream net.Conn) (report <-chan string
 		}
 		return createIn(files, name, content)
 	})
+	select {
+	case <-d.rank.gone:
+		return nil, fmt.Errorf("rank %d has ended", d.rank.Rank.Rank)
+	default:
+	}
 	if err != nil {
 		return nil, fmt.Errorf("bring gdbserver: %w", err)
 	}
@@ -377,7 +391,7 @@ func (in *initProcess) carry(d *debugger, stream net.Conn) {
 			if !dying(d.rank.pid) {
 				dead = 0
 			} else if dead++; dead >= deadLooks {
-				in.signalServer(d, unix.SIGKILL)
+				in.endServer(d)
 			}
 		}
 	}
@@ -446,10 +460,9 @@ func (d *debugger) waits() bool {
 func (in *initProcess) endDebugger(d *debugger) {
 	defer in.forgetDebugger(d)
 	defer d.close()
-	in.signalServer(d, unix.SIGCONT) // it may have been stopped with the job
 	stopped := !d.listens(replyWait)
 	if stopped {
-		in.signalDebugged(d, unix.SIGSTOP)
+		in.stopDebugged(d)
 		d.listens(leaveWait)
 	}
 	d.mu.Lock()
@@ -461,20 +474,28 @@ func (in *initProcess) endDebugger(d *debugger) {
 	select {
 	case <-d.gone:
 	case <-time.After(leaveWait):
-		in.signalServer(d, unix.SIGKILL)
+		in.endServer(d)
 		<-d.gone
 	}
-	if stopped || d.killed { // one that was killed may have left the rank stopped
-		in.signalDebugged(d, unix.SIGCONT)
-	}
+	in.settleDebugged(d, stopped || d.killed) // one that was killed may have left the rank stopped
 }
 
-// signalServer sends a signal to gdbserver unless it has ended.
-func (in *initProcess) signalServer(d *debugger, signal unix.Signal) {
+// endServer kills gdbserver unless it has ended.
+func (in *initProcess) endServer(d *debugger) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.servers[d.pid] == d {
-		_ = unix.Kill(d.pid, signal)
+		_ = unix.Kill(d.pid, unix.SIGKILL)
+	}
+}
+
+// continueServers continues all gdbservers, which were stopped with the job: their gdbs decide when
+// the ranks go on.
+func (in *initProcess) continueServers() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for pid := range in.servers {
+		_ = unix.Kill(pid, unix.SIGCONT)
 	}
 }
 
@@ -485,13 +506,26 @@ func (in *initProcess) killServer(r *rank) {
 	}
 }
 
-// signalDebugged stops or continues the rank of a debugger unless it has ended. A job that is
-// stopped is not continued.
-func (in *initProcess) signalDebugged(d *debugger, signal unix.Signal) {
+// stopDebugged stops the rank of a debugger unless it has ended.
+func (in *initProcess) stopDebugged(d *debugger) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if in.pids[d.rank.pid] == d.rank && (signal != unix.SIGCONT || !in.halted) {
-		_ = unix.Kill(d.rank.pid, signal)
+	if in.pids[d.rank.pid] == d.rank {
+		_ = unix.Kill(d.rank.pid, unix.SIGSTOP)
+	}
+}
+
+// settleDebugged stops a rank whose debugger has ended if its job is stopped: gdb may have let it
+// go on. Otherwise it continues a rank that may have been left stopped.
+func (in *initProcess) settleDebugged(d *debugger, left bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	switch {
+	case in.pids[d.rank.pid] != d.rank:
+	case in.halted:
+		_ = unix.Kill(d.rank.pid, unix.SIGSTOP)
+	case left:
+		_ = unix.Kill(d.rank.pid, unix.SIGCONT)
 	}
 }
 

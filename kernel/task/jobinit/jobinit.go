@@ -327,6 +327,7 @@ func (in *initProcess) signal(m link.Message) error {
 	if b.Rank == task.AllRanks && (b.Signal == unix.SIGSTOP || b.Signal == unix.SIGCONT) {
 		in.setHalted(b.Signal == unix.SIGSTOP)
 		_ = unix.Kill(-1, b.Signal) // ESRCH: everything has ended
+		in.continueServers()
 		return nil
 	}
 	in.mu.Lock()

@@ -30,9 +30,9 @@ const (
 )
 
 // settings are gdb's first commands: programs and libraries are files of this host, a busy node may
-// take longer for an answer than gdb's own 2 s, and SIGSTOP holds and stops whole jobs, so it is
-// neither reported nor given to the rank again when gdb lets it go on.
-const settings = "set sysroot /\nset remotetimeout 60\nhandle SIGSTOP nostop noprint nopass\n"
+// take longer for an answer than gdb's own 2 s, and SIGSTOP and SIGCONT hold, stop and continue
+// whole jobs, so gdb reports neither, nor does it give SIGSTOP to the rank again.
+const settings = "set sysroot /\nset remotetimeout 60\nhandle SIGSTOP nostop noprint nopass\nhandle SIGCONT nostop noprint pass\n"
 
 // debugThere debugs a rank that is not a process of this host: gdb here speaks with gdbserver on
 // the node.
@@ -165,6 +165,7 @@ func runGDB(program string, args []string, stream net.Conn) error {
 	checked := screened{stream, newScreen(stream)}
 	go func() {
 		if conn, err := listener.Accept(); err == nil {
+			os.RemoveAll(folder) // gdb has read its commands, and nothing is left if this process is killed
 			splice.Join(conn, checked)
 		}
 	}()
@@ -180,10 +181,13 @@ func runGDB(program string, args []string, stream net.Conn) error {
 	if err := gdb.Start(); err != nil {
 		return fmt.Errorf("debug: start gdb: %w", err)
 	}
-	over := make(chan struct{})
-	defer close(over)
-	go passEnd(gdb.Process, ends, over)
+	over, asked := make(chan struct{}), make(chan os.Signal, 1)
+	go passEnd(gdb.Process, ends, over, asked)
 	err = gdb.Wait()
+	close(over)
+	if s, ok := <-asked; ok {
+		return &command.ExitStatus{Code: 128 + int(s.(syscall.Signal)), Signal: s.(syscall.Signal)}
+	}
 	if refused := checked.screen.Refused(); refused != nil {
 		return fmt.Errorf("debug: %w", refused)
 	}
@@ -201,10 +205,12 @@ func runGDB(program string, args []string, stream net.Conn) error {
 }
 
 // passEnd passes a signal that asks for the end on to gdb, which lets the rank go on then, and ends
-// gdb if that takes it too long.
-func passEnd(gdb *os.Process, ends <-chan os.Signal, over <-chan struct{}) {
+// gdb if that takes it too long. It reports the signal in asked, which it closes.
+func passEnd(gdb *os.Process, ends <-chan os.Signal, over <-chan struct{}, asked chan<- os.Signal) {
+	defer close(asked)
 	select {
 	case s := <-ends:
+		asked <- s
 		_ = gdb.Signal(s) // it may just have ended
 	case <-over:
 		return

@@ -14,8 +14,8 @@ import (
 	"margay/tools/margay/command"
 )
 
-// A signal that asks margay debug to end goes on to gdb, which lets the rank go on then. The status
-// is gdb's, and no folder is left.
+// A signal that asks margay debug to end goes on to gdb, which lets the rank go on then. margay
+// debug ends by it, too, and no folder is left.
 func TestRunGDBEnds(t *testing.T) {
 	program, ready, temporary := filepath.Join(t.TempDir(), "gdb"), filepath.Join(t.TempDir(), "ready"), t.TempDir()
 	script := "#!/bin/sh\ntrap 'exit 3' HUP\necho \"$@\" >" + ready + "\nwhile :; do sleep 0.01; done\n"
@@ -40,7 +40,7 @@ func TestRunGDBEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	var status *command.ExitStatus
-	if err := <-ended; !errors.As(err, &status) || status.Code != 3 {
+	if err := <-ended; !errors.As(err, &status) || status.Signal != unix.SIGHUP {
 		t.Error(err)
 	}
 	if !strings.HasSuffix(told, " -batch\n") || !strings.Contains(told, "target remote "+temporary) {
