@@ -759,6 +759,8 @@ type Frame struct {
 	//	*Frame_Samples
 	//	*Frame_ReadStacks
 	//	*Frame_Stacks
+	//	*Frame_ReadKernelLog
+	//	*Frame_KernelLog
 	//	*Frame_NodeExit
 	//	*Frame_NodeBoot
 	//	*Frame_NodeUp
@@ -1392,6 +1394,24 @@ func (x *Frame) GetStacks() *Stacks {
 	return nil
 }
 
+func (x *Frame) GetReadKernelLog() *ReadKernelLog {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_ReadKernelLog); ok {
+			return x.ReadKernelLog
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetKernelLog() *KernelLog {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_KernelLog); ok {
+			return x.KernelLog
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetNodeExit() *NodeExit {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_NodeExit); ok {
@@ -2001,6 +2021,14 @@ type Frame_Stacks struct {
 	Stacks *Stacks `protobuf:"bytes,107,opt,name=stacks,proto3,oneof"`
 }
 
+type Frame_ReadKernelLog struct {
+	ReadKernelLog *ReadKernelLog `protobuf:"bytes,108,opt,name=read_kernel_log,json=readKernelLog,proto3,oneof"`
+}
+
+type Frame_KernelLog struct {
+	KernelLog *KernelLog `protobuf:"bytes,109,opt,name=kernel_log,json=kernelLog,proto3,oneof"`
+}
+
 type Frame_NodeExit struct {
 	// The holder and serve.
 	NodeExit *NodeExit `protobuf:"bytes,90,opt,name=node_exit,json=nodeExit,proto3,oneof"`
@@ -2288,6 +2316,10 @@ func (*Frame_Samples) isFrame_Body() {}
 func (*Frame_ReadStacks) isFrame_Body() {}
 
 func (*Frame_Stacks) isFrame_Body() {}
+
+func (*Frame_ReadKernelLog) isFrame_Body() {}
+
+func (*Frame_KernelLog) isFrame_Body() {}
 
 func (*Frame_NodeExit) isFrame_Body() {}
 
@@ -10454,24 +10486,27 @@ func (x *Events) GetKernelNs() int64 {
 	return 0
 }
 
-// ReadClock asks for the time of a node's clock. Answer: Clock.
-type ReadClock struct {
+// ReadKernelLog asks a node for records of the log of its Linux. Answer: KernelLog.
+type ReadKernelLog struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Boot          []byte                 `protobuf:"bytes,2,opt,name=boot,proto3" json:"boot,omitempty"`                    // of the KernelLog that came before; if it is none, or of another boot, from counts as 0, and the node does not wait
+	From          uint64                 `protobuf:"varint,3,opt,name=from,proto3" json:"from,omitempty"`                   // sequence number of the first record wanted
+	WaitMs        uint32                 `protobuf:"varint,4,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"` // how long the node waits for a record if there is none yet; bounded
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ReadClock) Reset() {
-	*x = ReadClock{}
+func (x *ReadKernelLog) Reset() {
+	*x = ReadKernelLog{}
 	mi := &file_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (*ReadClock) ProtoMessage() {}
+func (*ReadKernelLog) ProtoMessage() {}
 
-func (x *ReadClock) ProtoReflect() protoreflect.Message {
+func (x *ReadKernelLog) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
 	mi := &file_control_proto_msgTypes[122]
 	if x != nil {
@@ -10484,9 +10519,194 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
+// Deprecated: Use ReadKernelLog.ProtoReflect.Descriptor instead.
+func (*ReadKernelLog) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{122}
+}
+
+func (x *ReadKernelLog) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *ReadKernelLog) GetBoot() []byte {
+	if x != nil {
+		return x.Boot
+	}
+	return nil
+}
+
+func (x *ReadKernelLog) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *ReadKernelLog) GetWaitMs() uint32 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+type KernelLog struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Boot          []byte                 `protobuf:"bytes,1,opt,name=boot,proto3" json:"boot,omitempty"`       // identifies the boot of the node
+	Records       []*KernelRecord        `protobuf:"bytes,2,rep,name=records,proto3" json:"records,omitempty"` // in order; numbers that are missing are of records that Linux has overwritten
+	More          bool                   `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"`      // there are more already
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KernelLog) Reset() {
+	*x = KernelLog{}
+	mi := &file_control_proto_msgTypes[123]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*KernelLog) ProtoMessage() {}
+
+func (x *KernelLog) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[123]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KernelLog.ProtoReflect.Descriptor instead.
+func (*KernelLog) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{123}
+}
+
+func (x *KernelLog) GetBoot() []byte {
+	if x != nil {
+		return x.Boot
+	}
+	return nil
+}
+
+func (x *KernelLog) GetRecords() []*KernelRecord {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
+func (x *KernelLog) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+type KernelRecord struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`           // the records of a boot are numbered from 0
+	Priority      uint32                 `protobuf:"varint,2,opt,name=priority,proto3" json:"priority,omitempty"`           // eight times the facility, plus the level
+	TimeNs        int64                  `protobuf:"varint,3,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // since the boot
+	Text          []byte                 `protobuf:"bytes,4,opt,name=text,proto3" json:"text,omitempty"`                    // without the escapes of /dev/kmsg
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KernelRecord) Reset() {
+	*x = KernelRecord{}
+	mi := &file_control_proto_msgTypes[124]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*KernelRecord) ProtoMessage() {}
+
+func (x *KernelRecord) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[124]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KernelRecord.ProtoReflect.Descriptor instead.
+func (*KernelRecord) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{124}
+}
+
+func (x *KernelRecord) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *KernelRecord) GetPriority() uint32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+func (x *KernelRecord) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *KernelRecord) GetText() []byte {
+	if x != nil {
+		return x.Text
+	}
+	return nil
+}
+
+// ReadClock asks for the time of a node's clock. Answer: Clock.
+type ReadClock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadClock) Reset() {
+	*x = ReadClock{}
+	mi := &file_control_proto_msgTypes[125]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*ReadClock) ProtoMessage() {}
+
+func (x *ReadClock) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[125]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{122}
+	return file_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -10505,7 +10725,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10514,7 +10734,7 @@ func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10527,7 +10747,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{123}
+	return file_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -10547,7 +10767,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10556,7 +10776,7 @@ func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10569,7 +10789,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{124}
+	return file_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -10589,7 +10809,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10598,7 +10818,7 @@ func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10611,7 +10831,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{125}
+	return file_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -10643,7 +10863,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10652,7 +10872,7 @@ func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10665,7 +10885,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{126}
+	return file_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -10724,7 +10944,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10733,7 +10953,7 @@ func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10746,7 +10966,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{127}
+	return file_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -10812,7 +11032,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10821,7 +11041,7 @@ func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10834,7 +11054,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{128}
+	return file_control_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -10943,7 +11163,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10952,7 +11172,7 @@ func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10965,7 +11185,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{129}
+	return file_control_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -11022,7 +11242,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[130]
+	mi := &file_control_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11031,7 +11251,7 @@ func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[130]
+	mi := &file_control_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11044,7 +11264,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{130}
+	return file_control_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -11080,7 +11300,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[131]
+	mi := &file_control_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11089,7 +11309,7 @@ func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[131]
+	mi := &file_control_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11102,7 +11322,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{131}
+	return file_control_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -11136,7 +11356,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[132]
+	mi := &file_control_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11145,7 +11365,7 @@ func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[132]
+	mi := &file_control_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11158,7 +11378,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{132}
+	return file_control_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -11180,7 +11400,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[133]
+	mi := &file_control_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11189,7 +11409,7 @@ func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[133]
+	mi := &file_control_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11202,7 +11422,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{133}
+	return file_control_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -11239,7 +11459,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[134]
+	mi := &file_control_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11248,7 +11468,7 @@ func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[134]
+	mi := &file_control_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11261,7 +11481,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{134}
+	return file_control_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -11296,7 +11516,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[135]
+	mi := &file_control_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11305,7 +11525,7 @@ func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[135]
+	mi := &file_control_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11318,7 +11538,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{135}
+	return file_control_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -11341,7 +11561,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[136]
+	mi := &file_control_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11350,7 +11570,7 @@ func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[136]
+	mi := &file_control_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11363,7 +11583,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{136}
+	return file_control_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -11397,7 +11617,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[137]
+	mi := &file_control_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11406,7 +11626,7 @@ func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[137]
+	mi := &file_control_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11419,7 +11639,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{137}
+	return file_control_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -11444,7 +11664,7 @@ type UpdateNodes struct {
 
 func (x *UpdateNodes) Reset() {
 	*x = UpdateNodes{}
-	mi := &file_control_proto_msgTypes[138]
+	mi := &file_control_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11453,7 +11673,7 @@ func (*UpdateNodes) ProtoMessage() {}
 
 func (x *UpdateNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[138]
+	mi := &file_control_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11466,7 +11686,7 @@ func (x *UpdateNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateNodes.ProtoReflect.Descriptor instead.
 func (*UpdateNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{138}
+	return file_control_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *UpdateNodes) GetNodes() []uint32 {
@@ -11513,7 +11733,7 @@ type ReadUpdate struct {
 
 func (x *ReadUpdate) Reset() {
 	*x = ReadUpdate{}
-	mi := &file_control_proto_msgTypes[139]
+	mi := &file_control_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11522,7 +11742,7 @@ func (*ReadUpdate) ProtoMessage() {}
 
 func (x *ReadUpdate) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[139]
+	mi := &file_control_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11535,7 +11755,7 @@ func (x *ReadUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadUpdate.ProtoReflect.Descriptor instead.
 func (*ReadUpdate) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{139}
+	return file_control_proto_rawDescGZIP(), []int{142}
 }
 
 // Update is the state of an update of nodes; serve records it.
@@ -11553,7 +11773,7 @@ type Update struct {
 
 func (x *Update) Reset() {
 	*x = Update{}
-	mi := &file_control_proto_msgTypes[140]
+	mi := &file_control_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11562,7 +11782,7 @@ func (*Update) ProtoMessage() {}
 
 func (x *Update) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[140]
+	mi := &file_control_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11575,7 +11795,7 @@ func (x *Update) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Update.ProtoReflect.Descriptor instead.
 func (*Update) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{140}
+	return file_control_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *Update) GetImage() string {
@@ -11635,7 +11855,7 @@ type NodeUpdate struct {
 
 func (x *NodeUpdate) Reset() {
 	*x = NodeUpdate{}
-	mi := &file_control_proto_msgTypes[141]
+	mi := &file_control_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11644,7 +11864,7 @@ func (*NodeUpdate) ProtoMessage() {}
 
 func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[141]
+	mi := &file_control_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11657,7 +11877,7 @@ func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUpdate.ProtoReflect.Descriptor instead.
 func (*NodeUpdate) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{141}
+	return file_control_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *NodeUpdate) GetNode() uint32 {
@@ -11720,7 +11940,7 @@ type StageImage struct {
 
 func (x *StageImage) Reset() {
 	*x = StageImage{}
-	mi := &file_control_proto_msgTypes[142]
+	mi := &file_control_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11729,7 +11949,7 @@ func (*StageImage) ProtoMessage() {}
 
 func (x *StageImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[142]
+	mi := &file_control_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11742,7 +11962,7 @@ func (x *StageImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageImage.ProtoReflect.Descriptor instead.
 func (*StageImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{142}
+	return file_control_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *StageImage) GetNode() uint32 {
@@ -11773,7 +11993,7 @@ type ImageStaged struct {
 
 func (x *ImageStaged) Reset() {
 	*x = ImageStaged{}
-	mi := &file_control_proto_msgTypes[143]
+	mi := &file_control_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11782,7 +12002,7 @@ func (*ImageStaged) ProtoMessage() {}
 
 func (x *ImageStaged) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[143]
+	mi := &file_control_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11795,7 +12015,7 @@ func (x *ImageStaged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageStaged.ProtoReflect.Descriptor instead.
 func (*ImageStaged) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{143}
+	return file_control_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *ImageStaged) GetKernel() string {
@@ -11844,7 +12064,7 @@ type KeepImage struct {
 
 func (x *KeepImage) Reset() {
 	*x = KeepImage{}
-	mi := &file_control_proto_msgTypes[144]
+	mi := &file_control_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11853,7 +12073,7 @@ func (*KeepImage) ProtoMessage() {}
 
 func (x *KeepImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[144]
+	mi := &file_control_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11866,7 +12086,7 @@ func (x *KeepImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepImage.ProtoReflect.Descriptor instead.
 func (*KeepImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{144}
+	return file_control_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *KeepImage) GetNode() uint32 {
@@ -11895,7 +12115,7 @@ type ImagePiece struct {
 
 func (x *ImagePiece) Reset() {
 	*x = ImagePiece{}
-	mi := &file_control_proto_msgTypes[145]
+	mi := &file_control_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11904,7 +12124,7 @@ func (*ImagePiece) ProtoMessage() {}
 
 func (x *ImagePiece) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[145]
+	mi := &file_control_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11917,7 +12137,7 @@ func (x *ImagePiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagePiece.ProtoReflect.Descriptor instead.
 func (*ImagePiece) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{145}
+	return file_control_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *ImagePiece) GetInitramfs() bool {
@@ -11954,7 +12174,7 @@ type StartImage struct {
 
 func (x *StartImage) Reset() {
 	*x = StartImage{}
-	mi := &file_control_proto_msgTypes[146]
+	mi := &file_control_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11963,7 +12183,7 @@ func (*StartImage) ProtoMessage() {}
 
 func (x *StartImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[146]
+	mi := &file_control_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11976,7 +12196,7 @@ func (x *StartImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartImage.ProtoReflect.Descriptor instead.
 func (*StartImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{146}
+	return file_control_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *StartImage) GetKernelHash() []byte {
@@ -12004,7 +12224,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xc7.\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xcc/\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -12081,7 +12301,10 @@ const file_control_proto_rawDesc = "" +
 	"\asamples\x18i \x01(\v2\x17.margay.control.SamplesH\x00R\asamples\x12=\n" +
 	"\vread_stacks\x18j \x01(\v2\x1a.margay.control.ReadStacksH\x00R\n" +
 	"readStacks\x120\n" +
-	"\x06stacks\x18k \x01(\v2\x16.margay.control.StacksH\x00R\x06stacks\x127\n" +
+	"\x06stacks\x18k \x01(\v2\x16.margay.control.StacksH\x00R\x06stacks\x12G\n" +
+	"\x0fread_kernel_log\x18l \x01(\v2\x1d.margay.control.ReadKernelLogH\x00R\rreadKernelLog\x12:\n" +
+	"\n" +
+	"kernel_log\x18m \x01(\v2\x19.margay.control.KernelLogH\x00R\tkernelLog\x127\n" +
 	"\tnode_exit\x18Z \x01(\v2\x18.margay.control.NodeExitH\x00R\bnodeExit\x127\n" +
 	"\tnode_boot\x18[ \x01(\v2\x18.margay.control.NodeBootH\x00R\bnodeBoot\x121\n" +
 	"\anode_up\x18\\ \x01(\v2\x16.margay.control.NodeUpH\x00R\x06nodeUp\x12:\n" +
@@ -12821,7 +13044,21 @@ const file_control_proto_rawDesc = "" +
 	"\x06events\x18\x05 \x01(\fR\x06events\x12\x12\n" +
 	"\x04lost\x18\x06 \x01(\x04R\x04lost\x12\x12\n" +
 	"\x04more\x18\a \x01(\bR\x04more\x12\x1b\n" +
-	"\tkernel_ns\x18\b \x01(\x03R\bkernelNs\"\x1f\n" +
+	"\tkernel_ns\x18\b \x01(\x03R\bkernelNs\"d\n" +
+	"\rReadKernelLog\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x12\n" +
+	"\x04boot\x18\x02 \x01(\fR\x04boot\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\x04R\x04from\x12\x17\n" +
+	"\await_ms\x18\x04 \x01(\rR\x06waitMs\"k\n" +
+	"\tKernelLog\x12\x12\n" +
+	"\x04boot\x18\x01 \x01(\fR\x04boot\x126\n" +
+	"\arecords\x18\x02 \x03(\v2\x1c.margay.control.KernelRecordR\arecords\x12\x12\n" +
+	"\x04more\x18\x03 \x01(\bR\x04more\"s\n" +
+	"\fKernelRecord\x12\x1a\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x1a\n" +
+	"\bpriority\x18\x02 \x01(\rR\bpriority\x12\x17\n" +
+	"\atime_ns\x18\x03 \x01(\x03R\x06timeNs\x12\x12\n" +
+	"\x04text\x18\x04 \x01(\fR\x04text\"\x1f\n" +
 	"\tReadClock\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\" \n" +
 	"\x05Clock\x12\x17\n" +
@@ -13056,7 +13293,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes [12]protoimpl.EnumInfo
-var file_control_proto_msgTypes [148]protoimpl.MessageInfo
+var file_control_proto_msgTypes [151]protoimpl.MessageInfo
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -13192,32 +13429,35 @@ var file_control_proto_goTypes = []any{
 	(*RemoveExtension)(nil),  // 131: margay.control.RemoveExtension
 	(*ReadEvents)(nil),       // 132: margay.control.ReadEvents
 	(*Events)(nil),           // 133: margay.control.Events
-	(*ReadClock)(nil),        // 134: margay.control.ReadClock
-	(*Clock)(nil),            // 135: margay.control.Clock
-	(*TakeSamples)(nil),      // 136: margay.control.TakeSamples
-	(*Samples)(nil),          // 137: margay.control.Samples
-	(*NodeSample)(nil),       // 138: margay.control.NodeSample
-	(*CoreSample)(nil),       // 139: margay.control.CoreSample
-	(*RankSample)(nil),       // 140: margay.control.RankSample
-	(*NodeExit)(nil),         // 141: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 142: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 143: margay.control.NodeStage
-	(*NodeUp)(nil),           // 144: margay.control.NodeUp
-	(*RebootNode)(nil),       // 145: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 146: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 147: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 148: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 149: margay.control.DutiesSet
-	(*UpdateNodes)(nil),      // 150: margay.control.UpdateNodes
-	(*ReadUpdate)(nil),       // 151: margay.control.ReadUpdate
-	(*Update)(nil),           // 152: margay.control.Update
-	(*NodeUpdate)(nil),       // 153: margay.control.NodeUpdate
-	(*StageImage)(nil),       // 154: margay.control.StageImage
-	(*ImageStaged)(nil),      // 155: margay.control.ImageStaged
-	(*KeepImage)(nil),        // 156: margay.control.KeepImage
-	(*ImagePiece)(nil),       // 157: margay.control.ImagePiece
-	(*StartImage)(nil),       // 158: margay.control.StartImage
-	nil,                      // 159: margay.control.ExtensionLog.AfterEntry
+	(*ReadKernelLog)(nil),    // 134: margay.control.ReadKernelLog
+	(*KernelLog)(nil),        // 135: margay.control.KernelLog
+	(*KernelRecord)(nil),     // 136: margay.control.KernelRecord
+	(*ReadClock)(nil),        // 137: margay.control.ReadClock
+	(*Clock)(nil),            // 138: margay.control.Clock
+	(*TakeSamples)(nil),      // 139: margay.control.TakeSamples
+	(*Samples)(nil),          // 140: margay.control.Samples
+	(*NodeSample)(nil),       // 141: margay.control.NodeSample
+	(*CoreSample)(nil),       // 142: margay.control.CoreSample
+	(*RankSample)(nil),       // 143: margay.control.RankSample
+	(*NodeExit)(nil),         // 144: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 145: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 146: margay.control.NodeStage
+	(*NodeUp)(nil),           // 147: margay.control.NodeUp
+	(*RebootNode)(nil),       // 148: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 149: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 150: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 151: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 152: margay.control.DutiesSet
+	(*UpdateNodes)(nil),      // 153: margay.control.UpdateNodes
+	(*ReadUpdate)(nil),       // 154: margay.control.ReadUpdate
+	(*Update)(nil),           // 155: margay.control.Update
+	(*NodeUpdate)(nil),       // 156: margay.control.NodeUpdate
+	(*StageImage)(nil),       // 157: margay.control.StageImage
+	(*ImageStaged)(nil),      // 158: margay.control.ImageStaged
+	(*KeepImage)(nil),        // 159: margay.control.KeepImage
+	(*ImagePiece)(nil),       // 160: margay.control.ImagePiece
+	(*StartImage)(nil),       // 161: margay.control.StartImage
+	nil,                      // 162: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	13,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -13274,149 +13514,152 @@ var file_control_proto_depIdxs = []int32{
 	128, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
 	132, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
 	133, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	134, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	135, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	136, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	137, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	137, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	138, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	139, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	140, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
 	61,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
 	63,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	141, // 60: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	142, // 61: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	144, // 62: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	143, // 63: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	145, // 64: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	147, // 65: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	148, // 66: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	149, // 67: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	95,  // 68: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	96,  // 69: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	97,  // 70: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	98,  // 71: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	93,  // 72: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	94,  // 73: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	99,  // 74: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	100, // 75: margay.control.Frame.roster:type_name -> margay.control.Roster
-	92,  // 76: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	146, // 77: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
-	82,  // 78: margay.control.Frame.guests:type_name -> margay.control.Guests
-	84,  // 79: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
-	30,  // 80: margay.control.Frame.leave:type_name -> margay.control.Leave
-	52,  // 81: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	53,  // 82: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	54,  // 83: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	113, // 84: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
-	114, // 85: margay.control.Frame.audit:type_name -> margay.control.Audit
-	29,  // 86: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
-	116, // 87: margay.control.Frame.create_token:type_name -> margay.control.CreateToken
-	118, // 88: margay.control.Frame.list_tokens:type_name -> margay.control.ListTokens
-	120, // 89: margay.control.Frame.revoke_tokens:type_name -> margay.control.RevokeTokens
-	117, // 90: margay.control.Frame.token:type_name -> margay.control.Token
-	119, // 91: margay.control.Frame.tokens:type_name -> margay.control.Tokens
-	150, // 92: margay.control.Frame.update_nodes:type_name -> margay.control.UpdateNodes
-	151, // 93: margay.control.Frame.read_update:type_name -> margay.control.ReadUpdate
-	152, // 94: margay.control.Frame.update:type_name -> margay.control.Update
-	154, // 95: margay.control.Frame.stage_image:type_name -> margay.control.StageImage
-	155, // 96: margay.control.Frame.image_staged:type_name -> margay.control.ImageStaged
-	156, // 97: margay.control.Frame.keep_image:type_name -> margay.control.KeepImage
-	157, // 98: margay.control.Frame.image_piece:type_name -> margay.control.ImagePiece
-	158, // 99: margay.control.Frame.start_image:type_name -> margay.control.StartImage
-	0,   // 100: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 101: margay.control.Error.code:type_name -> margay.control.Code
-	19,  // 102: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	20,  // 103: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	22,  // 104: margay.control.Register.vitals:type_name -> margay.control.Vitals
-	2,   // 105: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	19,  // 106: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	22,  // 107: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	25,  // 108: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	36,  // 109: margay.control.Prepare.layout:type_name -> margay.control.Layout
-	36,  // 110: margay.control.Prepare.network:type_name -> margay.control.Layout
-	32,  // 111: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 112: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 113: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	31,  // 114: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	27,  // 115: margay.control.JobSpec.task:type_name -> margay.control.Task
-	26,  // 116: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	57,  // 117: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
-	33,  // 118: margay.control.Exec.parts:type_name -> margay.control.Part
-	37,  // 119: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
-	38,  // 120: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
-	39,  // 121: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
-	45,  // 122: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	15,  // 123: margay.control.Loaded.error:type_name -> margay.control.Error
-	15,  // 124: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 125: margay.control.Record.stream:type_name -> margay.control.Stream
-	57,  // 126: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	45,  // 127: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	56,  // 128: margay.control.Record.more:type_name -> margay.control.RankEnd
-	57,  // 129: margay.control.RankEnd.exit:type_name -> margay.control.ExitStatus
-	66,  // 130: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	58,  // 131: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	59,  // 132: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	60,  // 133: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	62,  // 134: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	59,  // 135: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	59,  // 136: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	64,  // 137: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	65,  // 138: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	60,  // 139: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	31,  // 140: margay.control.Resize.size:type_name -> margay.control.Terminal
-	25,  // 141: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	32,  // 142: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	35,  // 143: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 144: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	15,  // 145: margay.control.JobState.error:type_name -> margay.control.Error
-	79,  // 146: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	45,  // 147: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	78,  // 148: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 149: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	57,  // 150: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	85,  // 151: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	82,  // 152: margay.control.Nodes.guests:type_name -> margay.control.Guests
-	83,  // 153: margay.control.Guests.guests:type_name -> margay.control.Guest
-	8,   // 154: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	19,  // 155: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	87,  // 156: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	86,  // 157: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	22,  // 158: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 159: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 160: margay.control.Drain.state:type_name -> margay.control.DrainState
-	104, // 161: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	103, // 162: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 163: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	79,  // 164: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	45,  // 165: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	27,  // 166: margay.control.JobSummary.task:type_name -> margay.control.Task
-	25,  // 167: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	35,  // 168: margay.control.StoredJob.places:type_name -> margay.control.Place
-	40,  // 169: margay.control.StoredJob.members:type_name -> margay.control.Member
-	104, // 170: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	77,  // 171: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	109, // 172: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	110, // 173: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	115, // 174: margay.control.Audit.lines:type_name -> margay.control.AuditLine
-	117, // 175: margay.control.Tokens.tokens:type_name -> margay.control.Token
-	117, // 176: margay.control.StoredToken.token:type_name -> margay.control.Token
-	124, // 177: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	126, // 178: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	159, // 179: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	129, // 180: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	125, // 181: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	124, // 182: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	138, // 183: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	139, // 184: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	140, // 185: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	124, // 186: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 187: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 188: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	19,  // 189: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	153, // 190: margay.control.Update.nodes:type_name -> margay.control.NodeUpdate
-	11,  // 191: margay.control.NodeUpdate.stage:type_name -> margay.control.UpdateStage
-	192, // [192:192] is the sub-list for method output_type
-	192, // [192:192] is the sub-list for method input_type
-	192, // [192:192] is the sub-list for extension type_name
-	192, // [192:192] is the sub-list for extension extendee
-	0,   // [0:192] is the sub-list for field type_name
+	134, // 60: margay.control.Frame.read_kernel_log:type_name -> margay.control.ReadKernelLog
+	135, // 61: margay.control.Frame.kernel_log:type_name -> margay.control.KernelLog
+	144, // 62: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	145, // 63: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	147, // 64: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	146, // 65: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	148, // 66: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	150, // 67: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	151, // 68: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	152, // 69: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	95,  // 70: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	96,  // 71: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	97,  // 72: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	98,  // 73: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	93,  // 74: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	94,  // 75: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	99,  // 76: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	100, // 77: margay.control.Frame.roster:type_name -> margay.control.Roster
+	92,  // 78: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
+	149, // 79: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	82,  // 80: margay.control.Frame.guests:type_name -> margay.control.Guests
+	84,  // 81: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
+	30,  // 82: margay.control.Frame.leave:type_name -> margay.control.Leave
+	52,  // 83: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	53,  // 84: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	54,  // 85: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	113, // 86: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
+	114, // 87: margay.control.Frame.audit:type_name -> margay.control.Audit
+	29,  // 88: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
+	116, // 89: margay.control.Frame.create_token:type_name -> margay.control.CreateToken
+	118, // 90: margay.control.Frame.list_tokens:type_name -> margay.control.ListTokens
+	120, // 91: margay.control.Frame.revoke_tokens:type_name -> margay.control.RevokeTokens
+	117, // 92: margay.control.Frame.token:type_name -> margay.control.Token
+	119, // 93: margay.control.Frame.tokens:type_name -> margay.control.Tokens
+	153, // 94: margay.control.Frame.update_nodes:type_name -> margay.control.UpdateNodes
+	154, // 95: margay.control.Frame.read_update:type_name -> margay.control.ReadUpdate
+	155, // 96: margay.control.Frame.update:type_name -> margay.control.Update
+	157, // 97: margay.control.Frame.stage_image:type_name -> margay.control.StageImage
+	158, // 98: margay.control.Frame.image_staged:type_name -> margay.control.ImageStaged
+	159, // 99: margay.control.Frame.keep_image:type_name -> margay.control.KeepImage
+	160, // 100: margay.control.Frame.image_piece:type_name -> margay.control.ImagePiece
+	161, // 101: margay.control.Frame.start_image:type_name -> margay.control.StartImage
+	0,   // 102: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 103: margay.control.Error.code:type_name -> margay.control.Code
+	19,  // 104: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	20,  // 105: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	22,  // 106: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 107: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	19,  // 108: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	22,  // 109: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	25,  // 110: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	36,  // 111: margay.control.Prepare.layout:type_name -> margay.control.Layout
+	36,  // 112: margay.control.Prepare.network:type_name -> margay.control.Layout
+	32,  // 113: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 114: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 115: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	31,  // 116: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	27,  // 117: margay.control.JobSpec.task:type_name -> margay.control.Task
+	26,  // 118: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	57,  // 119: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
+	33,  // 120: margay.control.Exec.parts:type_name -> margay.control.Part
+	37,  // 121: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
+	38,  // 122: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
+	39,  // 123: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
+	45,  // 124: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	15,  // 125: margay.control.Loaded.error:type_name -> margay.control.Error
+	15,  // 126: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 127: margay.control.Record.stream:type_name -> margay.control.Stream
+	57,  // 128: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	45,  // 129: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	56,  // 130: margay.control.Record.more:type_name -> margay.control.RankEnd
+	57,  // 131: margay.control.RankEnd.exit:type_name -> margay.control.ExitStatus
+	66,  // 132: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	58,  // 133: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	59,  // 134: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	60,  // 135: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	62,  // 136: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	59,  // 137: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	59,  // 138: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	64,  // 139: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	65,  // 140: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	60,  // 141: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	31,  // 142: margay.control.Resize.size:type_name -> margay.control.Terminal
+	25,  // 143: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	32,  // 144: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	35,  // 145: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 146: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	15,  // 147: margay.control.JobState.error:type_name -> margay.control.Error
+	79,  // 148: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	45,  // 149: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	78,  // 150: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 151: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	57,  // 152: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	85,  // 153: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	82,  // 154: margay.control.Nodes.guests:type_name -> margay.control.Guests
+	83,  // 155: margay.control.Guests.guests:type_name -> margay.control.Guest
+	8,   // 156: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	19,  // 157: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	87,  // 158: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	86,  // 159: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	22,  // 160: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 161: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 162: margay.control.Drain.state:type_name -> margay.control.DrainState
+	104, // 163: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	103, // 164: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 165: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	79,  // 166: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	45,  // 167: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	27,  // 168: margay.control.JobSummary.task:type_name -> margay.control.Task
+	25,  // 169: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	35,  // 170: margay.control.StoredJob.places:type_name -> margay.control.Place
+	40,  // 171: margay.control.StoredJob.members:type_name -> margay.control.Member
+	104, // 172: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	77,  // 173: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	109, // 174: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	110, // 175: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	115, // 176: margay.control.Audit.lines:type_name -> margay.control.AuditLine
+	117, // 177: margay.control.Tokens.tokens:type_name -> margay.control.Token
+	117, // 178: margay.control.StoredToken.token:type_name -> margay.control.Token
+	124, // 179: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	126, // 180: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	162, // 181: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	129, // 182: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	125, // 183: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	124, // 184: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	136, // 185: margay.control.KernelLog.records:type_name -> margay.control.KernelRecord
+	141, // 186: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	142, // 187: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	143, // 188: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	124, // 189: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 190: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 191: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	19,  // 192: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	156, // 193: margay.control.Update.nodes:type_name -> margay.control.NodeUpdate
+	11,  // 194: margay.control.NodeUpdate.stage:type_name -> margay.control.UpdateStage
+	195, // [195:195] is the sub-list for method output_type
+	195, // [195:195] is the sub-list for method input_type
+	195, // [195:195] is the sub-list for extension type_name
+	195, // [195:195] is the sub-list for extension extendee
+	0,   // [0:195] is the sub-list for field type_name
 }
 
 var file_control_proto_init_once sync.Once
@@ -13484,6 +13727,8 @@ func file_control_proto_init_tables() {
 		(*Frame_Samples)(nil),
 		(*Frame_ReadStacks)(nil),
 		(*Frame_Stacks)(nil),
+		(*Frame_ReadKernelLog)(nil),
+		(*Frame_KernelLog)(nil),
 		(*Frame_NodeExit)(nil),
 		(*Frame_NodeBoot)(nil),
 		(*Frame_NodeUp)(nil),
@@ -13531,7 +13776,7 @@ func file_control_proto_init_tables() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      12,
-			NumMessages:   148,
+			NumMessages:   151,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
