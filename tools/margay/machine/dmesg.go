@@ -30,7 +30,8 @@ func (a commands) dmesgCommand() *cobra.Command {
 		Use:   "dmesg NODE...",
 		Short: "Print the log of the Linux kernel of nodes",
 		Long: `Print the log of the Linux kernel of nodes as dmesg does: the seconds since the boot of the node, and the text. Lines of several
-nodes begin with the name of their node. A node that is not up is reported, and the others are printed.
+nodes begin with the name of their node. A node that is not up is reported, and the others are printed: margay machine console has
+what a node wrote on its console before it ended.
 
 The kernel keeps as many records as it has memory for, and new ones overwrite old ones. Where records are missing, a line says how
 many. With --follow the command survives restarts of serve and of node kernels, and goes on when a node has booted again.
@@ -145,9 +146,10 @@ func (a commands) followKernelLogs(ctx context.Context, nodes []uint32, p *kerne
 }
 
 // followKernelLog follows the log of a node until ctx ends, or an error stays. It reports once that
-// the node or serve is away.
+// the node or serve is away, but not that one of them was restarted, which ends a question that
+// waits.
 func (a commands) followKernelLog(ctx context.Context, node uint32, p *kernelLogPrinter, status *launch.Status) error {
-	l, said := kernelLog{node: node}, ""
+	l, failed, said := kernelLog{node: node}, false, ""
 	for {
 		known := l.boot != nil
 		answer, err := a.askKernelLog(ctx, &l, control.KernelLogWait)
@@ -155,7 +157,7 @@ func (a commands) followKernelLog(ctx context.Context, node uint32, p *kernelLog
 			if known && !bytes.Equal(answer.Boot, l.boot) {
 				status.Warnf("node%d: it has booted again: the last records before that may be missing", node)
 			}
-			said, err = "", l.take(answer, p)
+			failed, said, err = false, "", l.take(answer, p)
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -165,6 +167,8 @@ func (a commands) followKernelLog(ctx context.Context, node uint32, p *kernelLog
 		case err == nil:
 		case concernsAll(err) || stays(err):
 			return err
+		case !failed:
+			failed = true
 		case said != err.Error():
 			said = err.Error()
 			status.Warnf("%s: asking again", printable.Lines(said))
