@@ -593,7 +593,7 @@ func TestQuestionsToNodes(t *testing.T) {
 		if r := one[*control.ReadKernelLog](t, &m.played[1].recorder); string(r.Boot) != "b" || r.From != 7 {
 			t.Errorf("node 1 was asked %v", r)
 		}
-		m.played[1].slow["ReadKernelLog"] = control.KernelLogWait + gatherTimeout - time.Second // it waits for a record, and is slow besides
+		m.played[1].slow = map[string]time.Duration{"ReadKernelLog": control.KernelLogWait + gatherTimeout - time.Second} // it waits for a record, and is slow besides
 		must[*control.KernelLog](c, &control.ReadKernelLog{Node: 1, WaitMs: uint32(control.KernelLogWait.Milliseconds())})
 		for _, q := range []proto.Message{&control.ReadEvents{Node: 3}, &control.ReadClock{Node: ^uint32(0)}, &control.TakeSamples{Node: 3}, &control.ReadKernelLog{Node: 3}} {
 			if _, err := c.ask(q); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {

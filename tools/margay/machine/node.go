@@ -13,7 +13,7 @@ import (
 )
 
 func (a commands) nodeCommand() *cobra.Command {
-	c := &cobra.Command{Use: "node", Short: "Drain, resume, reboot, update and approve nodes, and print the logs of their kernels"}
+	c := &cobra.Command{Use: "node", Short: "Drain, resume, reboot, update, approve and inspect nodes"}
 	c.AddCommand(a.drainCommand(), a.evictCommand(), a.resumeCommand(), a.rebootCommand(), a.powerCommand(), a.updateCommand(), a.approveCommand(), a.dmesgCommand())
 	return c
 }
