@@ -83,7 +83,7 @@ type Query struct {
 
 // Batch is the result of a query.
 type Batch struct {
-	Records []Record // in order of their numbers, of which those of overwritten records are missing
+	Records []Record // in order; the numbers of overwritten records are missing
 	More    bool     // there may be more already
 }
 
@@ -129,8 +129,8 @@ func read(ctx context.Context, f *os.File, q Query) (b Batch, err error) {
 	return b, nil
 }
 
-// readRecord reads a record, for which it waits so long. The error is os.ErrDeadlineExceeded if
-// there is none.
+// readRecord reads a record, and waits so long for one. Without one the error is
+// os.ErrDeadlineExceeded.
 func readRecord(f *os.File, buf []byte, wait time.Duration) (n int, err error) {
 	conn, err := f.SyscallConn()
 	if err != nil {

@@ -32,8 +32,8 @@ type kernelRecord struct {
 	Facility, Level, Text   string
 }
 
-// The log of a node's kernel has every record from its boot on, each once, also what is added while
-// it is followed, and after a restart of the node kernel.
+// The log of a node's kernel has every record from its boot on, each once, also records that are
+// added while it is followed, and after a restart of the node kernel.
 func TestKernelLog(t *testing.T) {
 	m := use(t, "qemu")
 	r := m.margay("node", "dmesg", "1", "9")

@@ -25,8 +25,8 @@ func kernelRecords(first uint64, priorities ...uint32) (records []*control.Kerne
 	return records
 }
 
-// The log of a node comes in pieces, is printed as dmesg prints it, without anything that a
-// terminal obeys, and with what is missing.
+// The log of a node comes in pieces, is printed as dmesg prints it, and has nothing that a
+// terminal obeys. Missing records are counted.
 func TestDmesg(t *testing.T) {
 	hostile := &control.KernelRecord{Sequence: 8, Priority: 6 | 3<<3, TimeNs: 123456_789_012_345, Text: []byte("two\x1b[2J\n\tlines\xff\n")}
 	whole := "[   12.003000] r3\n[   12.004000] r4\n"
