@@ -6,11 +6,13 @@
 package klog
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -105,9 +107,13 @@ func read(ctx context.Context, f *os.File, q Query) (b Batch, err error) {
 	stop := context.AfterFunc(ctx, func() { f.Close() })
 	defer stop()
 	defer f.Close()
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return Batch{}, fmt.Errorf("klog: %w", err)
+	}
 	buf := make([]byte, maxRecord)
 	for size := 0; size < q.Size; {
-		n, err := readRecord(f, buf, q.Wait)
+		n, err := readRecord(f, conn, buf, q.Wait)
 		switch {
 		case ctx.Err() != nil:
 			return Batch{}, context.Cause(ctx)
@@ -131,31 +137,20 @@ func read(ctx context.Context, f *os.File, q Query) (b Batch, err error) {
 
 // readRecord reads a record, and waits so long for one. Without one the error is
 // os.ErrDeadlineExceeded.
-func readRecord(f *os.File, buf []byte, wait time.Duration) (n int, err error) {
-	conn, err := f.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	try := func(again bool) error {
-		var failure error
+func readRecord(f *os.File, conn syscall.RawConn, buf []byte, wait time.Duration) (n int, err error) {
+	try := func(patient bool) (failure error) {
 		err := conn.Read(func(fd uintptr) bool {
 			n, failure = unix.Read(int(fd), buf)
-			return failure != unix.EAGAIN || !again
+			return failure != unix.EAGAIN || !patient
 		})
-		return errors.Join(err, failure)
+		return cmp.Or(err, failure)
 	}
 	err = try(false)
-	if errors.Is(err, unix.EAGAIN) {
+	if err == unix.EAGAIN {
 		if wait <= 0 {
 			return 0, os.ErrDeadlineExceeded
 		}
-		if err := f.SetReadDeadline(time.Now().Add(wait)); err != nil {
-			return 0, err
-		}
-		err = try(true)
-		if err := f.SetReadDeadline(time.Time{}); err != nil {
-			return 0, err
-		}
+		err = cmp.Or(f.SetReadDeadline(time.Now().Add(wait)), try(true), f.SetReadDeadline(time.Time{}))
 	}
 	if err == nil && n == 0 {
 		err = io.ErrUnexpectedEOF // the log has no end
