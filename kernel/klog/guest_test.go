@@ -11,10 +11,10 @@ import (
 )
 
 // The log of Linux is read from its first record on, whole. Where it is read more slowly than it is
-// written, the numbers of the records that are there have one gap, and the reader goes on behind it.
-// A record ends the waiting for it.
+// written, the numbers of the records have one gap, and the reader goes on behind it. A record ends
+// the waiting for it.
 func TestRing(t *testing.T) {
-	if err := os.WriteFile("/proc/sys/kernel/printk_devkmsg", []byte("on\n"), 0); err != nil { // else Linux drops most of what is written here
+	if err := os.WriteFile("/proc/sys/kernel/printk_devkmsg", []byte("on\n"), 0); err != nil { // else Linux drops most records of a process
 		t.Fatal(err)
 	}
 	kernel, err := os.OpenFile(device, os.O_WRONLY, 0)
