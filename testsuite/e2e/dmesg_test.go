@@ -37,11 +37,12 @@ type kernelRecord struct {
 func TestKernelLog(t *testing.T) {
 	m := use(t, "qemu")
 	r := m.margay("node", "dmesg", "1", "9")
-	if r.code != 125 || !strings.HasPrefix(r.stdout, "[node1] [    0.000000] Linux version ") || r.stderr != "margay: the machine has no node9: its nodes are node0-1 (margay nodes)\n" {
+	if r.code != 125 || !strings.HasPrefix(r.stdout, "[node1] ") || r.stderr != "margay: the machine has no node9: its nodes are node0-1 (margay nodes)\n" {
 		t.Error(r)
 	}
 	before := logged(t, m.margay("node", "dmesg", "1", "--json").stdout)
-	if len(before) < 100 {
+	// After other tests, Linux may have overwritten its first records.
+	if len(before) < 100 || before[0].Sequence != 0 || before[0].Missing == 0 && !strings.HasPrefix(before[0].Text, "Linux version ") {
 		t.Fatalf("%d records: %v", len(before), before)
 	}
 	c := m.start("node", "dmesg", "1", "--follow", "--json")
@@ -71,10 +72,12 @@ func TestKernelLog(t *testing.T) {
 	if r := c.wait(); r.code != 128+int(unix.SIGINT) {
 		t.Errorf("status %d, %s", r.code, r.stderr)
 	}
+	next := uint64(0)
 	for i, r := range follows() {
-		if r.Sequence != uint64(i) || r.Node != 1 || r.Missing != 0 {
-			t.Fatalf("record %d is %+v", i, r)
+		if r.Sequence != next || r.Node != 1 || r.Missing != 0 && i > 0 {
+			t.Fatalf("record %d is %+v, not %d", i, r, next)
 		}
+		next += max(1, r.Missing)
 	}
 	if r := m.margay("node", "dmesg", "node1", "--level", "err+"); !strings.Contains(r.stdout, "] Memory cgroup out of memory: ") || strings.Contains(r.stdout, "Linux version") {
 		t.Error(r)
