@@ -46,6 +46,7 @@ import (
 	"margay/kernel/gate"
 	"margay/kernel/hardware"
 	"margay/kernel/kexec"
+	"margay/kernel/klog"
 	"margay/kernel/record"
 	"margay/kernel/stack"
 	"margay/kernel/task"
@@ -77,6 +78,9 @@ type Config struct {
 
 	Linux Linux  // starts another one in the place of this node's; nil: it is the host's, and stays
 	Image string // the image that an update has given the node; empty: none has
+
+	// KernelLog reads the log of this node's Linux: klog.Read. Nil: it is the host's.
+	KernelLog func(context.Context, klog.Query) (klog.Batch, error)
 
 	// Protocol overrides the protocol version that the agent announces; 0: the real one.
 	Protocol uint32

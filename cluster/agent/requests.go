@@ -57,6 +57,8 @@ func (a *Agent) handle(ctx context.Context, conn *control.Conn, f *control.Frame
 		conn.Answer(f, &control.Extensions{Extensions: a.extensions(func(extension.Info) bool { return true })}, nil)
 	case *control.ReadClock:
 		conn.Answer(f, &control.Clock{TimeNs: int64(record.Now())}, nil)
+	case *control.ReadKernelLog:
+		go a.answerWith(ctx, conn, f, func(ctx context.Context) (proto.Message, error) { return a.readKernelLog(ctx, m) })
 	case *control.ReadEvents:
 		go a.readEvents(conn, f, m)
 	case *control.TakeSamples:

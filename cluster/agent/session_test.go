@@ -23,6 +23,7 @@ import (
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/kernel/extension"
+	"margay/kernel/klog"
 	"margay/kernel/record"
 	"margay/kernel/task"
 )
@@ -388,6 +389,84 @@ func TestRequests(t *testing.T) {
 	check.AwaitFor(t, patience, "line in the log", func() bool { return strings.Contains(log.String(), "broken") })
 	if strings.Contains(log.String(), "no such job") {
 		t.Errorf("a job that has just ended is worth a line:\n%s", log)
+	}
+}
+
+// The log of the kernel is read on from the number that serve names, unless that is one of another
+// boot. The wait is bounded, and ends with the connection. A hosted node has no log.
+func TestKernelLog(t *testing.T) {
+	check.Leaks(t)
+	s := newServe(t)
+	a := s.agent(3, new(lines))
+	queries := make(chan klog.Query, 8)
+	var stuck atomic.Bool
+	ended := make(chan struct{})
+	a.config.KernelLog = func(ctx context.Context, q klog.Query) (klog.Batch, error) {
+		queries <- q
+		if stuck.Load() {
+			<-ctx.Done()
+			close(ended)
+			return klog.Batch{}, ctx.Err()
+		}
+		if q.From == 9 {
+			return klog.Batch{}, errors.New("klog: no such device")
+		}
+		return klog.Batch{Records: []klog.Record{{Sequence: 7, Priority: 12, Time: 1500 * time.Microsecond, Text: "a\nb\xff"}}, More: true}, nil
+	}
+	s.live(a, new(playedKernel))
+	conn := s.next()
+	ask := func(q *control.ReadKernelLog) (*control.KernelLog, error) {
+		answer, err := s.ask(conn, q)
+		log, _ := answer.(*control.KernelLog)
+		return log, err
+	}
+	first, err := ask(&control.ReadKernelLog{From: 5, WaitMs: 1000})
+	want := &control.KernelLog{
+		Boot: []byte(a.bootID), Records: []*control.KernelRecord{{Sequence: 7, Priority: 12, TimeNs: 1_500_000, Text: []byte("a\nb\xff")}}, More: true,
+	}
+	if q := <-queries; err != nil || !proto.Equal(first, want) || q != (klog.Query{Size: kernelLogBytes}) {
+		t.Errorf("%v, %v, after %v", first, err, q)
+	}
+	for _, c := range []struct {
+		boot string
+		wait uint32
+		want klog.Query
+	}{
+		{"of another boot", 1000, klog.Query{Size: kernelLogBytes}},
+		{a.bootID, 1000, klog.Query{From: 5, Size: kernelLogBytes, Wait: time.Second}},
+		{a.bootID, 1<<32 - 1, klog.Query{From: 5, Size: kernelLogBytes, Wait: control.KernelLogWait}},
+	} {
+		_, err := ask(&control.ReadKernelLog{Boot: []byte(c.boot), From: 5, WaitMs: c.wait})
+		if q := <-queries; err != nil || q != c.want {
+			t.Errorf("%q, %d ms: the kernel is asked %v: %v", c.boot, c.wait, q, err)
+		}
+	}
+	if _, err := ask(&control.ReadKernelLog{Boot: first.GetBoot(), From: 9}); err == nil || err.Error() != "node3: klog: no such device" {
+		t.Errorf("a log that cannot be read: %v", err)
+	}
+	<-queries
+	stuck.Store(true)
+	go func() {
+		<-queries
+		conn.Close()
+	}()
+	if _, err := ask(&control.ReadKernelLog{}); err == nil {
+		t.Error("there is an answer over a connection that has ended")
+	}
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Error("a question outlives its connection")
+	}
+}
+
+func TestNoKernelLog(t *testing.T) {
+	check.Leaks(t)
+	s := newServe(t)
+	s.run(new(playedKernel))
+	_, err := s.ask(s.next(), new(control.ReadKernelLog))
+	if !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) || err.Error() != "node3: it is a hosted node, which has the kernel of its host: run dmesg there" {
+		t.Error(err)
 	}
 }
 

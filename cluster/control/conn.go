@@ -47,6 +47,9 @@ const SpoolLimit = 256 << 20
 // has a scheduler, Linux verifies it, which takes an emulated node on a busy host many seconds.
 const ChangeTimeout = time.Minute
 
+// KernelLogWait bounds how long a node waits for a record of its kernel's log.
+const KernelLogWait = 5 * time.Second
+
 // Conn is one connection. It is safe for concurrent use; Serve must run for answers to arrive.
 type Conn struct {
 	net  net.Conn

@@ -132,8 +132,10 @@ func frameOf(body proto.Message) *Frame {
 		return &Frame{Body: &Frame_ReadStacks{m}}
 	case *Stacks:
 		return &Frame{Body: &Frame_Stacks{m}}
-	case *DebugRank:
-		return &Frame{Body: &Frame_DebugRank{m}}
+	case *ReadKernelLog:
+		return &Frame{Body: &Frame_ReadKernelLog{m}}
+	case *KernelLog:
+		return &Frame{Body: &Frame_KernelLog{m}}
 	case *NodeExit:
 		return &Frame{Body: &Frame_NodeExit{m}}
 	case *NodeBoot:
@@ -341,8 +343,10 @@ func (f *Frame) body() (protowire.Number, coded) {
 		return 106, b.ReadStacks
 	case *Frame_Stacks:
 		return 107, b.Stacks
-	case *Frame_DebugRank:
-		return 108, b.DebugRank
+	case *Frame_ReadKernelLog:
+		return 108, b.ReadKernelLog
+	case *Frame_KernelLog:
+		return 109, b.KernelLog
 	case *Frame_NodeExit:
 		return 90, b.NodeExit
 	case *Frame_NodeBoot:
@@ -551,7 +555,9 @@ func emptyBody(field protowire.Number) coded {
 	case 107:
 		return new(Stacks)
 	case 108:
-		return new(DebugRank)
+		return new(ReadKernelLog)
+	case 109:
+		return new(KernelLog)
 	case 90:
 		return new(NodeExit)
 	case 91:
@@ -648,8 +654,6 @@ func (m *Hello) size() (n int) {
 	n += sizeText(4, m.Program)
 	n += sizeInt(5, m.Node)
 	n += sizeInt(90, m.Job)
-	n += sizeInt(91, m.Rank)
-	n += sizeInt(92, m.Stream)
 	return n + len(m.unknownFields)
 }
 
@@ -663,8 +667,6 @@ func (m *Hello) encode(e *encoder) {
 	encodeText(e, 4, m.Program)
 	encodeInt(e, 5, m.Node)
 	encodeInt(e, 90, m.Job)
-	encodeInt(e, 91, m.Rank)
-	encodeInt(e, 92, m.Stream)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -683,10 +685,6 @@ func (m *Hello) parse(p *parser) {
 			parseInt(p, &m.Node)
 		case 90:
 			parseInt(p, &m.Job)
-		case 91:
-			parseInt(p, &m.Rank)
-		case 92:
-			parseInt(p, &m.Stream)
 		default:
 			p.unknown = true
 		}
@@ -2719,44 +2717,6 @@ func (m *ReadStacks) parse(p *parser) {
 }
 
 func (m *ReadStacks) String() string { return text(m) }
-
-func (m *DebugRank) size() (n int) {
-	if m == nil {
-		return 0
-	}
-	n += sizeInt(1, m.Job)
-	n += sizeInt(2, m.Rank)
-	n += sizeInt(3, m.Stream)
-	return n + len(m.unknownFields)
-}
-
-func (m *DebugRank) encode(e *encoder) {
-	if m == nil {
-		return
-	}
-	encodeInt(e, 1, m.Job)
-	encodeInt(e, 2, m.Rank)
-	encodeInt(e, 3, m.Stream)
-	e.b = append(e.b, m.unknownFields...)
-}
-
-func (m *DebugRank) parse(p *parser) {
-	for p.next() {
-		switch p.field {
-		case 1:
-			parseInt(p, &m.Job)
-		case 2:
-			parseInt(p, &m.Rank)
-		case 3:
-			parseInt(p, &m.Stream)
-		default:
-			p.unknown = true
-		}
-		p.keep(&m.unknownFields)
-	}
-}
-
-func (m *DebugRank) String() string { return text(m) }
 
 func (m *GoLayout) size() (n int) {
 	if m == nil {
@@ -5790,6 +5750,128 @@ func (m *Events) parse(p *parser) {
 
 func (m *Events) String() string { return text(m) }
 
+func (m *ReadKernelLog) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeBlob(2, m.Boot)
+	n += sizeInt(3, m.From)
+	n += sizeInt(4, m.WaitMs)
+	return n + len(m.unknownFields)
+}
+
+func (m *ReadKernelLog) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeBlob(e, 2, m.Boot)
+	encodeInt(e, 3, m.From)
+	encodeInt(e, 4, m.WaitMs)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *ReadKernelLog) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseBlob(p, &m.Boot)
+		case 3:
+			parseInt(p, &m.From)
+		case 4:
+			parseInt(p, &m.WaitMs)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *ReadKernelLog) String() string { return text(m) }
+
+func (m *KernelLog) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeBlob(1, m.Boot)
+	n += sizeMessages(2, m.Records)
+	n += sizeBool(3, m.More)
+	return n + len(m.unknownFields)
+}
+
+func (m *KernelLog) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeBlob(e, 1, m.Boot)
+	encodeMessages(e, 2, m.Records)
+	encodeBool(e, 3, m.More)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *KernelLog) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseBlob(p, &m.Boot)
+		case 2:
+			parseMessages(p, &m.Records)
+		case 3:
+			parseBool(p, &m.More)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *KernelLog) String() string { return text(m) }
+
+func (m *KernelRecord) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Sequence)
+	n += sizeInt(2, m.Priority)
+	n += sizeInt(3, m.TimeNs)
+	n += sizeBlob(4, m.Text)
+	return n + len(m.unknownFields)
+}
+
+func (m *KernelRecord) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Sequence)
+	encodeInt(e, 2, m.Priority)
+	encodeInt(e, 3, m.TimeNs)
+	encodeBlob(e, 4, m.Text)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *KernelRecord) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Sequence)
+		case 2:
+			parseInt(p, &m.Priority)
+		case 3:
+			parseInt(p, &m.TimeNs)
+		case 4:
+			parseBlob(p, &m.Text)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *KernelRecord) String() string { return text(m) }
+
 func (m *ReadClock) size() (n int) {
 	if m == nil {
 		return 0
@@ -6792,8 +6874,6 @@ func (x Role) String() string {
 		return "ROLE_HOLDER"
 	case Role_ROLE_FILES:
 		return "ROLE_FILES"
-	case Role_ROLE_DEBUG:
-		return "ROLE_DEBUG"
 	}
 	return strconv.Itoa(int(x))
 }

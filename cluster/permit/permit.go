@@ -105,6 +105,7 @@ var requests = map[protoreflect.Name]request{
 	"RestartKernel": {administrators, "restart kernels of"},
 	"UpdateNodes":   {administrators, "update nodes of"},
 	"ReadUpdate":    {administrators, "update nodes of"},
+	"ReadKernelLog": {administrators, "read the kernel logs of"}, // other users' processes are in them
 	"ReadAudit":     {administrators, "read the audit log of"},
 	"CreateToken":   {administrators, "create tokens of"},
 	"ListTokens":    {administrators, "list the tokens of"},

@@ -18,7 +18,7 @@ var others = strings.Fields(`
 	Hello Welcome Error Done
 	Register Registered Heartbeat LogLine Prepare Start Forget Loaded JobFault Rewind Finish Forgotten Prepared Started
 	Record StdinTaken FileTaken RunReply JobState Nodes Jobs NoiseReport MachineStatus OutputRemoved NodesDrained
-	Extensions ExtensionNotes Events Clock Samples Stacks DutiesSet FilesPiece
+	Extensions ExtensionNotes Events Clock Samples Stacks KernelLog DutiesSet FilesPiece
 	NodeExit NodeBoot NodeUp NodeStage RebootNode SwitchNode NodesAdded NodesLeaving NodesEvicted RemoveNode Roster Audit Guests Token Tokens
 	Update StageImage ImageStaged KeepImage ImagePiece StartImage
 `)
@@ -80,7 +80,7 @@ func TestRoles(t *testing.T) {
 		"RemoveExtension": {yes, yes, yes, yes}, // serve looks whose it is
 		"Attach FileChunk Stdin Resize Ack Signal Kill ReadFiles FilesRead ReadStacks DebugRank ReadEvents InsertExtension": {yes, no, none, no},
 		"RemoveOutput": {yes, no, none, yes},
-		"DrainNodes ResumeNodes EvictNodes RebootNodes SwitchNodes ApproveGuests GrowMachine ShrinkMachine SetDuties RestartKernel UpdateNodes ReadUpdate ReadAudit CreateToken ListTokens RevokeTokens": {no, no, no, no},
+		"DrainNodes ResumeNodes EvictNodes RebootNodes SwitchNodes ApproveGuests GrowMachine ShrinkMachine SetDuties RestartKernel UpdateNodes ReadUpdate ReadKernelLog ReadAudit CreateToken ListTokens RevokeTokens": {no, no, no, no},
 	} {
 		for _, name := range strings.Fields(names) {
 			users[protoreflect.Name(name)] = may

@@ -117,7 +117,7 @@ func TestOtherUsers(t *testing.T) {
 		}
 		bob.tell(&control.Signal{Job: job, Rank: control.None, Signal: 15}) // has no answer
 		none[*control.Signal](t, &node.recorder, "a signal for another user's job")
-		for _, request := range []proto.Message{&control.DrainNodes{Nodes: []uint32{0}}, &control.InsertExtension{}, &control.RemoveExtension{Handle: 2}, &control.ReadAudit{}} {
+		for _, request := range []proto.Message{&control.DrainNodes{Nodes: []uint32{0}}, &control.InsertExtension{}, &control.RemoveExtension{Handle: 2}, &control.ReadAudit{}, &control.ReadKernelLog{}} {
 			_, err := bob.ask(request)
 			isRefused(t, err, "only the owner and the administrators of machine m may")
 		}
@@ -162,7 +162,7 @@ func TestOtherUsers(t *testing.T) {
 		}
 		want := "7002 Kill job 1, 7002 Attach job 1, 7002 Attach job 1, 7002 ReadStacks job 1, 7002 ReadEvents job 1, 7002 ReadFiles job 1, " +
 			"7002 InsertExtension job 1, 7002 RemoveExtension job 1, 7002 RemoveOutput job 1, 7002 RunRequest job 1, 7002 Signal job 1, " +
-			"7002 DrainNodes machine, 7002 InsertExtension machine, 7002 RemoveExtension machine, 7002 ReadAudit machine, " +
+			"7002 DrainNodes machine, 7002 InsertExtension machine, 7002 RemoveExtension machine, 7002 ReadAudit machine, 7002 ReadKernelLog machine, " +
 			"7002 FileChunk job 1, 7002 DebugRank job 1, 7003 hold machine, 6000 connect machine"
 		if strings.Join(got, ", ") != want {
 			t.Errorf("the audit log has %s", strings.Join(got, ", "))

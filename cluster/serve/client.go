@@ -141,11 +141,13 @@ func (c *client) handle(f *control.Frame) {
 			c.conn.Answer(f, list, err)
 		})
 	case *control.ReadClock:
-		c.later(func() { c.relay(f, m.Node, m) })
+		c.later(func() { c.relay(f, m.Node, m, 0) })
 	case *control.ReadStacks:
 		c.later(func() { c.readStacks(f, m) })
 	case *control.ReadEvents:
-		c.later(func() { c.relay(f, m.Node, m) })
+		c.later(func() { c.relay(f, m.Node, m, 0) })
+	case *control.ReadKernelLog:
+		c.later(func() { c.relay(f, m.Node, m, control.KernelLogWait) })
 	case *control.TakeSamples:
 		c.later(func() {
 			samples, err := s.takeSamples(m)
@@ -276,12 +278,13 @@ func (c *client) doEarly() {
 	c.early, c.earlySize = nil, 0
 }
 
-// relay forwards a client's question to a node, and the node's answer to the client.
-func (c *client) relay(f *control.Frame, node uint32, question proto.Message) {
+// relay forwards a client's question to a node, and the node's answer to the client. The node may
+// wait for so long before it answers.
+func (c *client) relay(f *control.Frame, node uint32, question proto.Message, wait time.Duration) {
 	var answer proto.Message
 	nodes, err := c.server.upNodes(int64(node))
 	if err == nil {
-		err = c.server.gather(nodes, c.server.answerTimeout(), question, func(_ uint32, m proto.Message) { answer = m })
+		err = c.server.gather(nodes, wait+c.server.answerTimeout(), question, func(_ uint32, m proto.Message) { answer = m })
 	}
 	c.conn.Answer(f, answer, err)
 }

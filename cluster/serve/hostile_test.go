@@ -29,6 +29,7 @@ func FuzzFrames(f *testing.F) {
 		&control.Attach{Job: 1}, &control.Attach{Job: 1, Output: true}, &control.ListJobs{Job: 9}, &control.ListJobs{All: true}, &control.Noise{DurationMs: 1<<32 - 1},
 		&control.InsertExtension{Job: 1, Node: -1}, &control.RemoveExtension{Node: 1 << 31}, &control.ListExtensions{Node: -9},
 		&control.ReadEvents{Node: 1 << 31, Positions: make([]uint64, 100)}, &control.ReadClock{}, &control.TakeSamples{Node: -9},
+		&control.ReadKernelLog{Node: 1 << 31, Boot: make([]byte, 100), From: 1 << 63, WaitMs: 1<<32 - 1},
 		&control.RestartKernel{Node: 3}, &control.Hello{}, &control.Status{}, &control.StdinTaken{Job: 1, Rank: 99},
 	}
 	for _, m := range seeds {

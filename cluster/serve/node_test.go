@@ -527,6 +527,7 @@ func TestQuestionsToNodes(t *testing.T) {
 				"ListExtensions":  &control.Extensions{Extensions: []*control.ExtensionState{{Handle: 4}, {Handle: 3}}},
 				"ReadEvents":      &control.Events{Lost: uint64(n.number)},
 				"ReadClock":       &control.Clock{TimeNs: int64(n.number)},
+				"ReadKernelLog":   &control.KernelLog{Records: []*control.KernelRecord{{Sequence: uint64(n.number), Text: []byte("\x1b[2J\n\xff")}}},
 				"TakeSamples":     &control.Samples{Nodes: []*control.NodeSample{{Node: 77}}},
 				"InsertExtension": &control.Extensions{Extensions: []*control.ExtensionState{{Handle: 9}}},
 			}
@@ -586,7 +587,15 @@ func TestQuestionsToNodes(t *testing.T) {
 		if x := must[*control.Clock](c, &control.ReadClock{Node: 1}); x.TimeNs != 1 {
 			t.Errorf("clock of node 1: %v", x)
 		}
-		for _, q := range []proto.Message{&control.ReadEvents{Node: 3}, &control.ReadClock{Node: ^uint32(0)}, &control.TakeSamples{Node: 3}} {
+		if x := must[*control.KernelLog](c, &control.ReadKernelLog{Node: 1, Boot: []byte("b"), From: 7}); len(x.Records) != 1 || x.Records[0].Sequence != 1 || string(x.Records[0].Text) != "\x1b[2J\n\xff" {
+			t.Errorf("log of the kernel of node 1: %v", x)
+		}
+		if r := one[*control.ReadKernelLog](t, &m.played[1].recorder); string(r.Boot) != "b" || r.From != 7 {
+			t.Errorf("node 1 was asked %v", r)
+		}
+		m.played[1].slow = map[string]time.Duration{"ReadKernelLog": control.KernelLogWait + gatherTimeout - time.Second} // it waits for a record, and is slow besides
+		must[*control.KernelLog](c, &control.ReadKernelLog{Node: 1, WaitMs: uint32(control.KernelLogWait.Milliseconds())})
+		for _, q := range []proto.Message{&control.ReadEvents{Node: 3}, &control.ReadClock{Node: ^uint32(0)}, &control.TakeSamples{Node: 3}, &control.ReadKernelLog{Node: 3}} {
 			if _, err := c.ask(q); !errors.Is(err, &control.Failure{Code: control.Code_CODE_NOT_FOUND}) {
 				t.Errorf("%T to a node that is not: %v", q, err)
 			}

@@ -110,13 +110,13 @@ func TestLies(t *testing.T) {
 				n.answers = map[string]proto.Message{
 					"ListExtensions": lies(new(control.Extensions)), "InsertExtension": lies(new(control.Extensions)), "ExtensionLog": lies(new(control.ExtensionNotes)),
 					"Noise": lies(new(control.NoiseReport)), "TakeSamples": lies(new(control.Samples)), "ReadEvents": lies(new(control.Events)),
-					"ReadClock": lies(new(control.Clock)), "SetDuties": &control.DutiesSet{Info: lies(new(control.NodeInfo))},
+					"ReadClock": lies(new(control.Clock)), "ReadKernelLog": lies(new(control.KernelLog)), "SetDuties": &control.DutiesSet{Info: lies(new(control.NodeInfo))},
 					"Forget": &control.Forgotten{Unkept: &control.Unkept{Files: 7, Names: lies(new(control.Unkept)).Names}},
 				}
 				n.answers["SetDuties"].(*control.DutiesSet).Info.Cores = n.cores
 				requests := []proto.Message{
 					&control.ListNodes{}, &control.ListExtensions{Node: -1}, &control.ExtensionLog{Node: -1}, &control.Noise{DurationMs: 1, Node: -1},
-					&control.TakeSamples{Node: -1}, &control.ReadEvents{}, &control.ReadClock{}, &control.InsertExtension{Node: -1, Name: "x"},
+					&control.TakeSamples{Node: -1}, &control.ReadEvents{}, &control.ReadClock{}, &control.ReadKernelLog{}, &control.InsertExtension{Node: -1, Name: "x"},
 					&control.RemoveExtension{Handle: 1}, &control.RestartKernel{}, &control.ListNodes{}, &control.ListJobs{All: true},
 				}
 				job := c.run(spec(2))

@@ -1,48 +1,47 @@
 // Package klog reads the log of a node's Linux kernel, because no user can log in to a node.
+//
+// /dev/kmsg gives a record for each read, from a ring in which new records overwrite old ones
+// (Documentation/ABI/testing/dev-kmsg in Linux). The records of a boot are numbered, so a reader
+// that remembers the next number goes on where it was, and knows how many it has missed.
 package klog
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
-	"strconv"
-	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// device is where the kernel gives its log, a record for each read
-// (Documentation/ABI/testing/dev-kmsg in Linux).
 const device = "/dev/kmsg"
 
-// Level is how urgent a record is: 0 is the most urgent (syslog(2)).
-type Level int
+// maxRecord is more than a record takes, in bytes (CONSOLE_EXT_LOG_MAX in Linux).
+const maxRecord = 8192
 
-// Warning is the least urgent level that Follow reports.
-const Warning Level = 4
+// perSecond bounds the reports of Follow, so that a flood of kernel messages does not drown other
+// output.
+const perSecond = 50
 
-func (l Level) String() string {
-	names := []string{"emergency", "alert", "critical", "error", "warning", "notice", "info", "debug"}
-	if l < 0 || int(l) >= len(names) {
-		return fmt.Sprintf("level %d", int(l))
+// open opens the log at its oldest record.
+func open() (*os.File, error) {
+	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("klog: %w", err)
 	}
-	return names[l]
+	return f, nil
 }
-
-// Bounds of the reports, so that a flood of kernel messages does not drown other output.
-const (
-	maxRecord = 8192
-	perSecond = 50
-)
 
 // Follow reports the records of level Warning and more urgent ones, from the boot on, until ctx
 // ends. It returns at once where the kernel's log cannot be read, which is so on hosted nodes.
 func Follow(ctx context.Context, report func(level Level, text string)) error {
-	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, err := open()
 	if err != nil {
-		return fmt.Errorf("klog: %w", err)
+		return err
 	}
 	return follow(ctx, f, report)
 }
@@ -64,30 +63,97 @@ func follow(ctx context.Context, f *os.File, report func(level Level, text strin
 		case err != nil:
 			return fmt.Errorf("klog: %w", err)
 		}
-		level, text, err := parse(string(buf[:n]))
-		if err != nil || level > Warning {
+		r, err := Parse(string(buf[:n]))
+		if err != nil || r.Priority.Level() > Warning {
 			continue
 		}
 		if time.Since(second) > time.Second {
 			second, count = time.Now(), 0
 		}
 		if count++; count <= perSecond {
-			report(level, text)
+			report(r.Priority.Level(), r.Text)
 		}
 	}
 }
 
-// parse reads a record: "PRIORITY,SEQUENCE,MICROSECONDS,FLAGS...;TEXT\n" and lines of properties.
-func parse(record string) (Level, string, error) {
-	head, text, ok := strings.Cut(record, ";")
-	if !ok {
-		return 0, "", fmt.Errorf("klog: record %.40q has no text", record)
-	}
-	priority, _, _ := strings.Cut(head, ",")
-	n, err := strconv.ParseUint(priority, 10, 31)
+// Query selects records of the log.
+type Query struct {
+	From uint64        // the sequence number of the first record
+	Size int           // the end of a batch, in bytes: it is exceeded by less than one record
+	Wait time.Duration // for a record, if there is none yet
+}
+
+// Batch is the result of a query.
+type Batch struct {
+	Records []Record // in order; the numbers of overwritten records are missing
+	More    bool     // there may be more already
+}
+
+// recordHead is about what a record takes besides its text, in bytes.
+const recordHead = 32
+
+// Read reads records. It reads all of the ring that is older than them, because the log cannot be
+// entered at a number. It is safe for concurrent use: each call is a reader of its own.
+func Read(ctx context.Context, q Query) (Batch, error) {
+	f, err := open()
 	if err != nil {
-		return 0, "", fmt.Errorf("klog: record %.40q has no priority", record)
+		return Batch{}, err
 	}
-	text, _, _ = strings.Cut(text, "\n")
-	return Level(n & 7), text, nil
+	return read(ctx, f, q)
+}
+
+// read is Read of f, which it closes.
+func read(ctx context.Context, f *os.File, q Query) (b Batch, err error) {
+	stop := context.AfterFunc(ctx, func() { f.Close() })
+	defer stop()
+	defer f.Close()
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return Batch{}, fmt.Errorf("klog: %w", err)
+	}
+	buf := make([]byte, maxRecord)
+	for size := 0; size < q.Size; {
+		n, err := readRecord(f, conn, buf, q.Wait)
+		switch {
+		case ctx.Err() != nil:
+			return Batch{}, context.Cause(ctx)
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return b, nil
+		case errors.Is(err, unix.EPIPE), errors.Is(err, unix.EINTR): // after EPIPE, the oldest record is next
+			continue
+		case err != nil:
+			return Batch{}, fmt.Errorf("klog: %w", err)
+		}
+		r, err := Parse(string(buf[:n]))
+		if err != nil || r.Sequence < q.From { // a record that Linux does not describe is counted with the missing ones
+			continue
+		}
+		b.Records, q.Wait = append(b.Records, r), 0
+		size += len(r.Text) + recordHead
+	}
+	b.More = true
+	return b, nil
+}
+
+// readRecord reads a record, and waits so long for one. Without one the error is
+// os.ErrDeadlineExceeded.
+func readRecord(f *os.File, conn syscall.RawConn, buf []byte, wait time.Duration) (n int, err error) {
+	try := func(patient bool) (failure error) {
+		err := conn.Read(func(fd uintptr) bool {
+			n, failure = unix.Read(int(fd), buf)
+			return failure != unix.EAGAIN || !patient
+		})
+		return cmp.Or(err, failure)
+	}
+	err = try(false)
+	if err == unix.EAGAIN {
+		if wait <= 0 {
+			return 0, os.ErrDeadlineExceeded
+		}
+		err = cmp.Or(f.SetReadDeadline(time.Now().Add(wait)), try(true), f.SetReadDeadline(time.Time{}))
+	}
+	if err == nil && n == 0 {
+		err = io.ErrUnexpectedEOF // the log has no end
+	}
+	return n, err
 }

@@ -7,31 +7,12 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-func TestParse(t *testing.T) {
-	level, text, err := parse("12,339,5140900,-;NET: Registered; protocol family 10\n SUBSYSTEM=net\n")
-	if err != nil || level != 4 || text != "NET: Registered; protocol family 10" || level.String() != "warning" {
-		t.Errorf("%v %q %v", level, text, err)
-	}
-	for _, record := range []string{"", "no head", "x,1;text", "-1,1;text"} {
-		if level, text, err := parse(record); err == nil {
-			t.Errorf("%q was taken as %v %q", record, level, text)
-		}
-	}
-}
-
-func TestLevelNames(t *testing.T) {
-	for level, want := range map[Level]string{0: "emergency", Warning: "warning", 7: "debug", 8: "level 8", -1: "level -1"} {
-		if got := level.String(); got != want {
-			t.Errorf("level %d is called %q, want %q", level, got, want)
-		}
-	}
-}
 
 // log plays the device: each write is a record.
 func log(t *testing.T) (device, kernel *os.File) {
@@ -135,11 +116,79 @@ func TestFollowHere(t *testing.T) {
 	}
 }
 
-func FuzzParse(f *testing.F) {
-	f.Add("6,1,2,-;text\n")
-	f.Fuzz(func(t *testing.T, record string) {
-		if level, _, err := parse(record); err == nil && (level < 0 || level > 7) {
-			t.Fatalf("level %d", level)
+// From a sequence number on, up to a size, records come whole and in order. Where Linux has
+// overwritten some, their numbers are missing. Without Wait a call ends with the records that there
+// are.
+func TestRead(t *testing.T) {
+	records := []string{"6,5,1000000,-;five\n", "6,6,1000001,-;six\n SUBSYSTEM=x\n", "nonsense", `12,9,1000002,c,caller=T7;n\x0ane` + "\n", "6,10,1000003,-;ten\n"}
+	for _, c := range []struct {
+		query Query
+		want  string
+		more  bool
+	}{
+		{Query{Size: 1 << 20}, `5 "five", 6 "six", 9 "n\nne", 10 "ten"`, false},
+		{Query{Size: 1 << 20, From: 6}, `6 "six", 9 "n\nne", 10 "ten"`, false},
+		{Query{Size: 1 << 20, From: 7, Wait: time.Hour}, `9 "n\nne", 10 "ten"`, false},
+		{Query{Size: 1 << 20, From: 11}, "", false},
+		{Query{Size: 1 << 20, From: 11, Wait: time.Millisecond}, "", false},
+		{Query{Size: 1}, `5 "five"`, true},
+		{Query{Size: 2*recordHead + 4, From: 5}, `5 "five", 6 "six"`, true},
+	} {
+		device, kernel := log(t)
+		for _, r := range records {
+			if _, err := kernel.WriteString(r); err != nil {
+				t.Fatal(err)
+			}
 		}
-	})
+		b, err := read(t.Context(), device, c.query)
+		if got := written(b.Records); err != nil || got != c.want || b.More != c.more {
+			t.Errorf("%+v: %s, more: %v, %v", c.query, got, b.More, err)
+		}
+		if err := device.Close(); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("the device was left open: %v", err)
+		}
+	}
+}
+
+func written(records []Record) string {
+	var all []string
+	for _, r := range records {
+		all = append(all, fmt.Sprintf("%d %q", r.Sequence, r.Text))
+	}
+	return strings.Join(all, ", ")
+}
+
+// A record that comes later ends the waiting, and older ones do not.
+func TestReadWaits(t *testing.T) {
+	device, kernel := log(t)
+	later := make(chan error, 1)
+	go func() {
+		_, err := kernel.WriteString("6,1,2,-;old\n")
+		time.Sleep(10 * time.Millisecond)
+		_, err2 := kernel.WriteString("6,2,2,-;new\n")
+		later <- errors.Join(err, err2)
+	}()
+	b, err := read(t.Context(), device, Query{Size: 1 << 20, From: 2, Wait: time.Minute})
+	if got := written(b.Records); err != nil || got != `2 "new"` || b.More {
+		t.Errorf("%s, more: %v, %v", got, b.More, err)
+	}
+	if err := <-later; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReadEnds(t *testing.T) {
+	device, kernel := log(t)
+	enough := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	time.AfterFunc(10*time.Millisecond, func() { cancel(enough) })
+	if b, err := read(ctx, device, Query{Size: 1 << 20, Wait: time.Hour}); err != enough || b.Records != nil {
+		t.Errorf("at the end of its context: %v, %v", b, err)
+	}
+	kernel.Close()
+	device, kernel = log(t)
+	kernel.Close()
+	if _, err := read(t.Context(), device, Query{Size: 1 << 20, Wait: time.Hour}); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("at the end of the log: %v", err)
+	}
 }

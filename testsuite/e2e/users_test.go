@@ -56,8 +56,10 @@ func TestOtherUsers(t *testing.T) {
 			t.Errorf("%v: %v", args, r)
 		}
 	}
-	if r := as(bob, "node", "drain", "node0"); r.code != 125 || !strings.Contains(r.stderr, "and you are user64102") {
-		t.Error(r)
+	for _, args := range [][]string{{"node", "drain", "node0"}, {"node", "dmesg", "node0"}} {
+		if r := as(bob, args...); r.code != 125 || !strings.Contains(r.stderr, "and you are user64102") {
+			t.Error(r)
+		}
 	}
 	if r := as(mallory, "ps"); r.code != 125 || !strings.Contains(r.stderr, "does not let user64104 in") {
 		t.Error(r)
@@ -83,7 +85,7 @@ func TestOtherUsers(t *testing.T) {
 			got = append(got, strings.Join(f[2:], " "))
 		}
 	}
-	want := "user64102 64102 Attach job 1, user64102 64102 Kill job 1, user64102 64102 ReadStacks job 1, user64102 64102 DrainNodes machine, user64104 64104 connect machine"
+	want := "user64102 64102 Attach job 1, user64102 64102 Kill job 1, user64102 64102 ReadStacks job 1, user64102 64102 DrainNodes machine, user64102 64102 ReadKernelLog machine, user64104 64104 connect machine"
 	got = slices.Compact(got) // a command whose connection is refused before it has sent its first frame connects again
 	if r.code != 0 || strings.Join(got, ", ") != want {
 		t.Errorf("the audit log: %v", r)

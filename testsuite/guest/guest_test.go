@@ -31,6 +31,7 @@ func TestInGuest(t *testing.T) {
 	packages := []Package{
 		{Path: "margay/kernel/cgroup"},
 		{Path: "margay/kernel/hardware"},
+		{Path: "margay/kernel/klog"},
 		{Path: "margay/kernel/pid1"},
 		{Path: "margay/kernel/reap"},
 		{Path: "margay/kernel/sched/priority", Timeout: 10 * time.Minute},

@@ -97,7 +97,7 @@ func runKernel() error {
 	}
 	c := agent.Config{Boot: config, Version: version, Log: logf, Restart: func() { os.Exit(0) }}
 	if config.Substrate != node.Hosted {
-		c.Linux = new(kexec.Loader)
+		c.Linux, c.KernelLog = new(kexec.Loader), klog.Read
 		if c.Image, err = kexec.Running(); err != nil {
 			return err
 		}

@@ -13,8 +13,8 @@ import (
 )
 
 func (a commands) nodeCommand() *cobra.Command {
-	c := &cobra.Command{Use: "node", Short: "Drain, resume, reboot, update and approve nodes"}
-	c.AddCommand(a.drainCommand(), a.evictCommand(), a.resumeCommand(), a.rebootCommand(), a.powerCommand(), a.updateCommand(), a.approveCommand())
+	c := &cobra.Command{Use: "node", Short: "Drain, resume, reboot, update, approve and inspect nodes"}
+	c.AddCommand(a.drainCommand(), a.evictCommand(), a.resumeCommand(), a.rebootCommand(), a.powerCommand(), a.updateCommand(), a.approveCommand(), a.dmesgCommand())
 	return c
 }
 

@@ -17,6 +17,7 @@ import (
 	"margay/cluster/rates"
 	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
+	"margay/kernel/klog"
 	"margay/nimble/engine/list"
 	"margay/tools/margay/bench/fabric"
 	"margay/tools/margay/command"
@@ -44,6 +45,7 @@ var enumerated = map[string]map[string][]string{
 		"fabric":    fabrics,
 		"cores":     {"1", "2", "3", "all"},
 	},
+	"node dmesg":    {"level": levelNames()},
 	"machine cores": {"all": {"on", "off"}, "message-core": {"on", "off"}},
 	"run":           {"stdin": {"first", "all", "none"}, "timing": {"table", "json"}, "mpi": {"auto", "pmi1", "none"}, "label": {"rank", "host", "both"}},
 	"history":       {"state": stateNames()},
@@ -67,6 +69,13 @@ func orderNames() (names []string) {
 func stateNames() (names []string) {
 	for _, state := range ledger.States {
 		names = append(names, string(state))
+	}
+	return names
+}
+
+func levelNames() (names []string) {
+	for _, level := range klog.Levels() {
+		names = append(names, level.Short(), level.Short()+"+")
 	}
 	return names
 }
@@ -123,7 +132,7 @@ func complete(a *command.App, root *cobra.Command) {
 			c.ValidArgsFunction = names(n.jobNames)
 		case "logs":
 			c.ValidArgsFunction = n.completeLogs
-		case "node drain", "node evict", "node reboot", "node update", "machine shrink", "node power on", "node power off", "node power reset", "node power status":
+		case "node drain", "node evict", "node reboot", "node update", "machine shrink", "node power on", "node power off", "node power reset", "node power status", "node dmesg":
 			c.ValidArgsFunction = names(n.nodeNames)
 		case "node resume":
 			c.ValidArgsFunction = names(n.drainedNames)
