@@ -183,8 +183,13 @@ func TestModuleChoice(t *testing.T) {
 		t.Errorf("an empty list chose %v", m.Modules)
 	}
 	s.Modules = MetalModules()
-	if _, m := build(t, s); !slices.Contains(m.Modules, "virtio_net") || !slices.Contains(m.Absent, "e1000e") {
-		t.Errorf("for metal: %v, without %v", m.Modules, m.Absent)
+	image, m := build(t, s)
+	if !slices.Equal(m.Modules, []string{"veth"}) || !slices.Equal(m.Drivers, []string{"failover", "net_failover", "virtio_net", "virtio_rng"}) || !slices.Contains(m.Absent, "e1000e") {
+		t.Errorf("for metal: on every node %v, drivers %v, without %v", m.Modules, m.Drivers, m.Absent)
+	}
+	drivers, err := node.ParseDrivers([]byte(contentOf(t, unpacked(t, image)[node.Drivers[1:]])))
+	if err != nil || len(drivers) != 2 || drivers[0].Name() != "virtio_net" || len(drivers[0].Modules) != 3 || drivers[1].Name() != "virtio_rng" {
+		t.Errorf("the image lists %v, %v", drivers, err)
 	}
 	s.Modules = []Module{}
 	s.Kernel.Modules = ""

@@ -78,6 +78,9 @@ type Config struct {
 	Linux Linux  // starts another one in the place of this node's; nil: it is the host's, and stays
 	Image string // the image that an update has given the node; empty: none has
 
+	// Modules are the names of the modules that the Linux of the node has loaded; none on a hosted node.
+	Modules []string
+
 	// Protocol overrides the protocol version that the agent announces; 0: the real one.
 	Protocol uint32
 }
@@ -425,7 +428,7 @@ func (a *Agent) info() *control.NodeInfo {
 		Address: a.address().String(), Hostname: cmp.Or(a.config.Boot.Host, a.config.Boot.Hostname()), Substrate: a.config.Boot.Substrate,
 		Kernel: info.Kernel, Arch: runtime.GOARCH, Profile: a.config.Boot.Profile, Memory: info.Memory, Limits: info.Limits,
 		Lacks: info.Lacks, Scheduler: info.Scheduler, Version: a.config.Version, Fabric: a.fabric(),
-		Image: a.config.Image,
+		Image: a.config.Image, Modules: a.config.Modules,
 	}
 	out.AllCores = info.AllCores
 	if info.MessageCore != nil {

@@ -888,6 +888,7 @@ func (m *NodeInfo) size() (n int) {
 	n += sizeText(14, m.Scheduler)
 	n += sizeText(15, m.Fabric)
 	n += sizeText(310, m.Image)
+	n += sizeTexts(340, m.Modules)
 	return n + len(m.unknownFields)
 }
 
@@ -911,6 +912,7 @@ func (m *NodeInfo) encode(e *encoder) {
 	encodeText(e, 14, m.Scheduler)
 	encodeText(e, 15, m.Fabric)
 	encodeText(e, 310, m.Image)
+	encodeTexts(e, 340, m.Modules)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -949,6 +951,8 @@ func (m *NodeInfo) parse(p *parser) {
 			parseText(p, &m.Fabric)
 		case 310:
 			parseText(p, &m.Image)
+		case 340:
+			parseTexts(p, &m.Modules)
 		default:
 			p.unknown = true
 		}

@@ -2765,6 +2765,7 @@ type NodeInfo struct {
 	Scheduler     string                 `protobuf:"bytes,14,opt,name=scheduler,proto3" json:"scheduler,omitempty"`                         // what shares cores among processes: sched_ext, priority, stop; empty: Linux alone, maybe until that is open
 	Fabric        string                 `protobuf:"bytes,15,opt,name=fabric,proto3" json:"fabric,omitempty"`                               // how messages travel between nodes: one of kernel/abi/node
 	Image         string                 `protobuf:"bytes,310,opt,name=image,proto3" json:"image,omitempty"`                                // the image that an update gave it; empty: the machine's first one, or it is hosted
+	Modules       []string               `protobuf:"bytes,340,rep,name=modules,proto3" json:"modules,omitempty"`                            // that its Linux kernel has loaded, by name; none if it is hosted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2906,6 +2907,13 @@ func (x *NodeInfo) GetImage() string {
 		return x.Image
 	}
 	return ""
+}
+
+func (x *NodeInfo) GetModules() []string {
+	if x != nil {
+		return x.Modules
+	}
+	return nil
 }
 
 // HostedJob is a job that a registering node has.
@@ -12171,7 +12179,7 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"Registered\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12!\n" +
-	"\fheartbeat_ms\x18\x02 \x01(\rR\vheartbeatMs\"\xa7\x03\n" +
+	"\fheartbeat_ms\x18\x02 \x01(\rR\vheartbeatMs\"\xc2\x03\n" +
 	"\bNodeInfo\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\x1c\n" +
@@ -12189,7 +12197,8 @@ const file_control_proto_rawDesc = "" +
 	"\fmessage_core\x18\r \x01(\rR\vmessageCore\x12\x1c\n" +
 	"\tscheduler\x18\x0e \x01(\tR\tscheduler\x12\x16\n" +
 	"\x06fabric\x18\x0f \x01(\tR\x06fabric\x12\x15\n" +
-	"\x05image\x18\xb6\x02 \x01(\tR\x05image\"M\n" +
+	"\x05image\x18\xb6\x02 \x01(\tR\x05image\x12\x19\n" +
+	"\amodules\x18\xd4\x02 \x03(\tR\amodules\"M\n" +
 	"\tHostedJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\"\xcf\x01\n" +
