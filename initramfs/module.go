@@ -52,8 +52,8 @@ var cards = []string{
 }
 
 // MetalModules returns the modules for a node that is a machine of its own: what the networks of
-// jobs need, and as drivers those of virtual machines, and of network cards that its kernel has. A
-// node has no use for a disk, so it has no driver for one.
+// jobs need and, as drivers, modules for the devices of virtual machines and for network cards. A
+// node does not use disks, so it has no driver of one.
 func MetalModules() []Module {
 	var all []Module
 	for _, m := range DefaultModules() {
@@ -66,8 +66,8 @@ func MetalModules() []Module {
 	return all
 }
 
-// virtualDrivers are those of the default modules that are drivers of devices. A virtual node has
-// these devices.
+// virtualDrivers are the default modules that are drivers of devices. A virtual node has these
+// devices.
 var virtualDrivers = []string{"virtio_pci", "virtio_net", "virtio_console", "virtio_rng", ItemsModule}
 
 // ErrNoModule reports that a kernel lacks a module, both as a file and built in.

@@ -78,7 +78,8 @@ type Config struct {
 	Linux Linux  // starts another one in the place of this node's; nil: it is the host's, and stays
 	Image string // the image that an update has given the node; empty: none has
 
-	// Modules are the names of the modules that the Linux of the node has loaded; none on a hosted node.
+	// Modules are the names of the modules that the Linux of the node has loaded; none if the node
+	// is hosted.
 	Modules []string
 
 	// Protocol overrides the protocol version that the agent announces; 0: the real one.

@@ -1,7 +1,9 @@
 // Package driver loads the drivers that a node needs. The node image says which devices each of its
-// drivers is for (node.ParseDrivers), and Linux says which devices there are. A driver that is loaded
-// can bring further devices, for instance the one of a bus, so Load looks again until no new device
-// needs a new driver. Linux does the same with a program, which a node does not have.
+// drivers is for (node.ParseDrivers), and Linux says which devices there are. A driver that is
+// loaded can bring further devices, for instance the driver of a bus, so Load looks again until no
+// new device needs a new driver. When Linux has loaded a driver, it has also offered it the devices
+// that there are. Linux has a way to load drivers itself, but by a program, which a node does not
+// have.
 package driver
 
 import (
@@ -48,9 +50,9 @@ type Node struct {
 	Insert  func(path string) error  // loads a module
 }
 
-// Load loads those of the drivers that a device of the node needs, each after what it needs itself,
-// and returns them in the order in which they were loaded. It goes on after a driver that cannot be
-// loaded, and returns all errors; a network card that no driver has in the end is one of them. It
+// Load loads the drivers that a device of the node needs, each after what it needs itself, and
+// returns them in the order in which they were loaded. It goes on after a driver that cannot be
+// loaded, and returns all errors; an Ethernet card that no driver has in the end is one of them. It
 // looks at the devices at most once more than there are drivers.
 func (n Node) Load(drivers []node.Driver) ([]Use, error) {
 	var errs []error
@@ -133,18 +135,12 @@ func isCard(modalias string) bool {
 	return strings.HasPrefix(modalias, "pci:") && strings.Contains(modalias, "bc02sc00")
 }
 
-// maxDevices bounds the devices that are looked at.
-const maxDevices = 1 << 16
-
-// Devices returns the devices of the buses below a folder, which is /sys but for tests, in the order
-// of their names. A device without a modalias needs no driver, and is not returned.
+// Devices returns the devices of the buses below a folder, which is /sys but for tests, in the
+// order of their names. A device without a modalias needs no driver, and is not returned.
 func Devices(sys string) ([]Device, error) {
 	links, err := filepath.Glob(filepath.Join(sys, "bus", "*", "devices", "*"))
 	if err != nil {
 		return nil, fmt.Errorf("devices: %w", err)
-	}
-	if len(links) > maxDevices {
-		return nil, fmt.Errorf("devices: there are %d, at most %d are looked at", len(links), maxDevices)
 	}
 	var devices []Device
 	for _, link := range links {

@@ -68,8 +68,9 @@ func dumpToJobs() error {
 	return nil
 }
 
-// SetUp mounts, loads the image's modules and the drivers of the devices, withholds from jobs what they are not to have, and
-// configures the network. It does nothing in a root that is not of a node image.
+// SetUp mounts, loads the image's modules and the drivers that its devices need, withholds from
+// jobs what they are not to have, and configures the network. It does nothing in a root that is not
+// of a node image.
 func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error) {
 	if err := checkInitial("/"); err != nil {
 		return node.Config{}, err

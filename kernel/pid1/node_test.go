@@ -282,7 +282,7 @@ func TestBadModules(t *testing.T) {
 	}
 }
 
-// PID 1 says which drivers it has loaded for which devices, and which it could not load.
+// PID 1 reports each driver that it has loaded with its devices, and those that cannot be loaded.
 func TestDrivers(t *testing.T) {
 	list := filepath.Join(t.TempDir(), "drivers")
 	var said string

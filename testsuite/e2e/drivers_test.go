@@ -18,8 +18,8 @@ import (
 )
 
 // A machine with the generic kernel, with a card as real machines have and with disks, loads the
-// driver of its card and no other one. It boots from its first card by that card's iPXE, and, as the
-// second one has none, with -kernel. make netboot runs this test.
+// driver of its card and no other one. It boots from its first card by that card's iPXE, and, as
+// the second one has none, with -kernel. make netboot runs this test.
 func TestSoakDrivers(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can give an address to a network interface and serve DHCP there")

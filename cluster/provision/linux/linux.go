@@ -23,8 +23,8 @@ import (
 	"margay/internal/progress"
 )
 
-// Options says where a kernel may come from. Only CacheDir has no default; each kind of kernel needs
-// one of its own.
+// Options says where a kernel may come from. Only CacheDir has no default; each kind of kernel
+// needs one of its own.
 type Options struct {
 	Override string // an image, or a directory with an image and lib/modules/VERSION; used instead of everything else
 	CacheDir string // of kernels for virtual machines, or of generic ones
@@ -68,8 +68,8 @@ func find(ctx context.Context, o Options, report progress.Func, root string, run
 	return c.fetch(ctx, arch, offers, o.Refresh, report, root, run)
 }
 
-// fetch gets the newest kernel that an archive offers into the cache. Unless refresh is set it is content
-// with one that another process fetched while this one waited for the lock.
+// fetch gets the newest kernel that an archive offers into the cache. Unless refresh is set it is
+// content with one that another process fetched while this one waited for the lock.
 func (c cache) fetch(
 	ctx context.Context, arch guestkernel.Arch, offers map[string][]offer, refresh bool, report progress.Func, root string, run apt.Runner,
 ) (guestkernel.Kernel, error) {

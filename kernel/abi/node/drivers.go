@@ -16,9 +16,10 @@ import (
 // ones begin with a tab and are its aliases, one per line: a driver is for the devices whose
 // modalias matches one of them.
 //
-// An alias is a pattern as in modules.alias of Linux: `*` stands for any number of characters, `?` for
-// one character, `[0-9A]` for one of a set, and `[^0-9A]` for one that is not in a set. A backslash takes the
-// meaning from the character after it. None of them stands for a slash, which no modalias has.
+// An alias is a pattern as in modules.alias of Linux: `*` stands for any number of characters, `?`
+// for one character, `[0-9A]` for one of a set, and `[^0-9A]` for one that is not in a set. A
+// backslash takes the meaning from the character after it. None of them stands for a slash, which
+// modaliases of network cards and their buses do not have.
 const Drivers = "/lib/modules/drivers"
 
 // Driver is a driver of a node image that a node loads if it has a device for it.
