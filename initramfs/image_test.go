@@ -158,6 +158,7 @@ func checkManifest(t *testing.T, m Manifest, image []byte, files int) {
 // An image depends on contents and modes only: not on times, paths or the order of its files.
 func TestReproducible(t *testing.T) {
 	first, second := testSpec(t), testSpec(t)
+	first.Modules, second.Modules = MetalModules(), MetalModules() // with the file of drivers
 	a, b := File{Path: "/a", Data: []byte("a")}, File{Path: "/b/c", Data: []byte("c")}
 	first.Files, second.Files = []File{a, b}, []File{b, a}
 	past := time.Unix(1e9, 0)
