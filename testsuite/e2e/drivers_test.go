@@ -25,25 +25,26 @@ func TestSoakDrivers(t *testing.T) {
 		t.Skip("only root can give an address to a network interface and serve DHCP there")
 	}
 	ownMachine(t, "own virtual")
-	wire, card := ownWire(t)
 	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber.Add(1)), substrate: "metal", nodes: 1, cores: 1}
-	t.Cleanup(func() {
-		m.logs()
-		m.margay("machine", "down") // it is down already, unless the test has failed
-	})
-	words := qemu.CommandLine(qemu.TCG, "")
-	r := m.margay("machine", "up", "--substrate", "metal", "--interface", wire, "--range", "10.8.0.0/24", "--boot-timeout", bootsWithin.String(), "--dead-after", "2m",
-		"--kernel", provision.Generic, "--kernel-args", words)
-	if r.code != 0 {
-		t.Fatal(r)
-	}
+	// This may fetch the kernel, and there is no archive at the wire.
 	var built provision.Image
-	r = m.margay("image", "build", "--metal", "--kernel", provision.Generic, "--json")
+	r := m.margay("image", "build", "--metal", "--kernel", provision.Generic, "--json")
 	if err := json.Unmarshal([]byte(r.stdout), &built); err != nil || r.code != 0 {
 		t.Fatal(err, r)
 	}
 	if all := built.Manifest.Drivers; len(all) < 20 || !slices.Contains(all, "e1000e") || !slices.Contains(all, "igb") {
 		t.Fatalf("the image has the drivers %v", all)
+	}
+	wire, card := ownWire(t)
+	t.Cleanup(func() {
+		m.logs()
+		m.margay("machine", "down") // it is down already, unless the test has failed
+	})
+	words := qemu.CommandLine(qemu.TCG, "")
+	r = m.margay("machine", "up", "--substrate", "metal", "--interface", wire, "--range", "10.8.0.0/24", "--boot-timeout", bootsWithin.String(), "--dead-after", "2m",
+		"--kernel", provision.Generic, "--kernel-args", words)
+	if r.code != 0 {
+		t.Fatal(r)
 	}
 	var disks []string
 	for id, device := range map[string]string{"nvme": "nvme,serial=1", "sata": "ide-hd,bus=ide.0"} { // the machine has an AHCI for the second one
