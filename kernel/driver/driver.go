@@ -78,11 +78,12 @@ func (n Node) Load(drivers []node.Driver) ([]Use, error) {
 				continue
 			}
 			more = true
-			if err := n.insert(d, loaded); err != nil {
+			for _, err := range n.insert(d, loaded) {
 				errs = append(errs, fmt.Errorf("driver %s for %v: %w", d.Name(), needed[i][0], err))
-				continue
 			}
-			order = append(order, i)
+			if loaded[d.Modules[len(d.Modules)-1]] {
+				order = append(order, i)
+			}
 		}
 		for _, d := range fresh {
 			seen[d.String()] = true
@@ -100,18 +101,20 @@ func uses(drivers []node.Driver, needed [][]Device, order []int) (all []Use) {
 	return all
 }
 
-// insert loads the modules of a driver that were not loaded before.
-func (n Node) insert(d node.Driver, loaded map[string]bool) error {
+// insert loads the modules of a driver that were not loaded before. It goes on after an error: the
+// driver may do without that module, and Linux refuses one that does not.
+func (n Node) insert(d node.Driver, loaded map[string]bool) (errs []error) {
 	for _, path := range d.Modules {
 		if loaded[path] {
 			continue
 		}
 		if err := n.Insert(path); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("load %s: %w", filepath.Base(path), err)
+			errs = append(errs, fmt.Errorf("load %s: %w", filepath.Base(path), err))
+			continue
 		}
 		loaded[path] = true
 	}
-	return nil
+	return errs
 }
 
 // idle returns an error for each network card that no driver has.

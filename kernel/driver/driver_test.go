@@ -145,8 +145,14 @@ func TestLoad(t *testing.T) {
 		},
 		"one cannot be loaded": {
 			devices: []string{"pci a pci:v00008086d000010C9sv0sd0bc02sc00i00", "pci b pci:v000010ECd00008168sv0sd0bc02sc00i00 driven"},
-			fails:   map[string]error{"i2c_algo": unix.ENOEXEC}, inserted: "mdio realtek r8169", uses: []string{"r8169 for pci b"}, looks: 2,
-			err: []string{"driver igb for pci a: load i2c-algo.ko: exec format error\n", "network card pci a (pci:v00008086d000010C9sv0sd0bc02sc00i00) is not used: driver igb did not take it"},
+			fails:   map[string]error{"i2c_algo": unix.ENOEXEC, "igb": unix.ENOENT}, inserted: "mdio realtek r8169", uses: []string{"r8169 for pci b"}, looks: 2,
+			err: []string{"driver igb for pci a: load i2c-algo.ko: exec format error\n", "driver igb for pci a: load igb.ko: no such file or directory\n",
+				"network card pci a (pci:v00008086d000010C9sv0sd0bc02sc00i00) is not used: driver igb did not take it"},
+		},
+		"one does without its helper": {
+			devices: []string{"pci b pci:v000010ECd00008168sv0sd0bc02sc00i00 driven"},
+			fails:   map[string]error{"realtek": unix.ENODEV}, inserted: "mdio r8169", uses: []string{"r8169 for pci b"}, looks: 2,
+			err: []string{"driver r8169 for pci b: load realtek.ko: no such device"},
 		},
 		"a card without a driver": {
 			devices: []string{"pci a pci:v00001234d00005678sv0sd0bc02sc00i00", "pci wireless pci:v00001234d00005678sv0sd0bc02sc80i00"}, looks: 1,
