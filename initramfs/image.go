@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"margay/initramfs/guestkernel"
@@ -130,23 +131,31 @@ func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 	}
 	manifest := Manifest{
 		Kernel: s.Kernel.Version, Arch: s.Kernel.Arch, Source: s.Kernel.Source, Lacks: s.Kernel.Lacks,
-		Modules: []string{}, BuiltIn: chosen.builtIn, Absent: chosen.absent,
+		Modules: names(chosen.load), Drivers: names(chosen.drivers), BuiltIn: chosen.builtIn, Absent: chosen.absent,
 	}
 	var order strings.Builder
 	files := append([]File{{Path: initPath, Mode: 0o755, Source: s.Init}}, base...)
 	if s.JobInit != "" {
 		files = append(files, File{Path: node.JobInit, Mode: 0o755, Source: s.JobInit})
 	}
-	for _, m := range chosen.load {
+	for i, m := range slices.Concat(chosen.load, chosen.drivers) {
 		s.Progress.Report(progress.Step{Text: "adding module " + m.name + " to the node image", Done: int64(len(m.data)), Total: int64(len(m.data))})
-		manifest.Modules = append(manifest.Modules, m.name)
 		if s.Plain && s.Kernel.TakesUnsigned() {
 			m.data = unsigned(m.data)
 		}
-		order.WriteString(m.path + "\n")
+		if i < len(chosen.load) {
+			order.WriteString(m.path + "\n")
+		}
 		files = append(files, File{Path: m.path, Data: m.data})
 	}
 	files = append(files, File{Path: node.LoadOrder, Data: []byte(order.String())})
+	if drivers := chosen.listDrivers(s.Modules); len(drivers) > 0 {
+		text, err := node.EncodeDrivers(drivers)
+		if err != nil {
+			return nil, Manifest{}, fmt.Errorf("modules of kernel %s: %w", s.Kernel.Version, err)
+		}
+		files = append(files, File{Path: node.Drivers, Data: text})
+	}
 	var archive bytes.Buffer
 	manifest.Entries, err = writeArchive(&archive, append(files, s.Files...))
 	if err != nil {

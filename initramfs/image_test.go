@@ -158,6 +158,7 @@ func checkManifest(t *testing.T, m Manifest, image []byte, files int) {
 // An image depends on contents and modes only: not on times, paths or the order of its files.
 func TestReproducible(t *testing.T) {
 	first, second := testSpec(t), testSpec(t)
+	first.Modules, second.Modules = MetalModules(), MetalModules() // with the file of drivers
 	a, b := File{Path: "/a", Data: []byte("a")}, File{Path: "/b/c", Data: []byte("c")}
 	first.Files, second.Files = []File{a, b}, []File{b, a}
 	past := time.Unix(1e9, 0)
@@ -183,8 +184,13 @@ func TestModuleChoice(t *testing.T) {
 		t.Errorf("an empty list chose %v", m.Modules)
 	}
 	s.Modules = MetalModules()
-	if _, m := build(t, s); !slices.Contains(m.Modules, "virtio_net") || !slices.Contains(m.Absent, "e1000e") {
-		t.Errorf("for metal: %v, without %v", m.Modules, m.Absent)
+	image, m := build(t, s)
+	if !slices.Equal(m.Modules, []string{"veth"}) || !slices.Equal(m.Drivers, []string{"failover", "net_failover", "virtio_net", "virtio_rng"}) || !slices.Contains(m.Absent, "e1000e") {
+		t.Errorf("for metal: on every node %v, drivers %v, without %v", m.Modules, m.Drivers, m.Absent)
+	}
+	drivers, err := node.ParseDrivers([]byte(contentOf(t, unpacked(t, image)[node.Drivers[1:]])))
+	if err != nil || len(drivers) != 2 || drivers[0].Name() != "virtio_net" || len(drivers[0].Modules) != 3 || drivers[1].Name() != "virtio_rng" {
+		t.Errorf("the image lists %v, %v", drivers, err)
 	}
 	s.Modules = []Module{}
 	s.Kernel.Modules = ""

@@ -13,7 +13,8 @@ type Manifest struct {
 	Arch         string   `json:"arch"`         // Go's name of the processor architecture
 	Source       string   `json:"source"`       // where the kernel came from, for people
 	Lacks        []string `json:"lacks"`        // guestkernel.Features that the kernel does not have
-	Modules      []string `json:"modules"`      // names of the modules, in load order
+	Modules      []string `json:"modules"`      // names of the modules that every node loads, in load order
+	Drivers      []string `json:"drivers"`      // names of those that a node loads if a device needs them, in load order
 	BuiltIn      []string `json:"built_in"`     // modules asked for that are part of the kernel
 	Absent       []string `json:"absent"`       // optional modules that the kernel does not have
 	Uncompressed int64    `json:"uncompressed"` // bytes of the archive

@@ -14,12 +14,15 @@ import (
 	"strings"
 
 	"github.com/klauspost/compress/zstd"
+
+	"margay/kernel/abi/node"
 )
 
 // Module names a kernel module of an image.
 type Module struct {
 	Name     string // "-" and "_" mean the same
 	Optional bool   // the image is good without it
+	Driver   bool   // it is loaded on nodes with a device that it is for, and not on every node
 }
 
 // ItemsModule is the module by which a node reads the items of its virtual machine. A node that
@@ -48,15 +51,24 @@ var cards = []string{
 	"sky2", "forcedeth", "vmxnet3", "ena",
 }
 
-// MetalModules returns the modules for a node that is a machine of its own: DefaultModules, and the
-// drivers of network cards that its kernel has.
+// MetalModules returns the modules for a node that is a machine of its own: what the networks of
+// jobs need and, as drivers, modules for the devices of virtual machines and for network cards. A
+// node does not use disks, so it has no driver of one.
 func MetalModules() []Module {
-	all := DefaultModules()
+	var all []Module
+	for _, m := range DefaultModules() {
+		m.Driver = slices.Contains(virtualDrivers, m.Name)
+		all = append(all, m)
+	}
 	for _, name := range cards {
-		all = append(all, Module{Name: name, Optional: true})
+		all = append(all, Module{Name: name, Optional: true, Driver: true})
 	}
 	return all
 }
+
+// virtualDrivers are the default modules that are drivers of devices. A virtual node has these
+// devices.
+var virtualDrivers = []string{"virtio_pci", "virtio_net", "virtio_console", "virtio_rng", ItemsModule}
 
 // ErrNoModule reports that a kernel lacks a module, both as a file and built in.
 var ErrNoModule = errors.New("the kernel has no such module")
@@ -139,14 +151,26 @@ func cutModuleSuffix(name string) (stem, compression string, ok bool) {
 
 // module is a module of an image.
 type module struct {
-	name string
-	path string // in the image
-	data []byte // decompressed
+	name    string
+	path    string // in the image
+	data    []byte // decompressed
+	aliases []string
+	needs   []string // names of modules that are loaded before it, of those that the image may have
+}
+
+// names returns the names of modules.
+func names(modules []module) []string {
+	n := make([]string, len(modules))
+	for i, m := range modules {
+		n[i] = m.name
+	}
+	return n
 }
 
 // selection is the result of selectModules.
 type selection struct {
-	load            []module // in load order
+	load            []module // on every node, in load order
+	drivers         []module // drivers, and what they need in addition, in load order
 	builtIn, absent []string
 }
 
@@ -163,9 +187,24 @@ type selector struct {
 func selectModules(ctx context.Context, x moduleIndex, kernel string, wanted []Module) (selection, error) {
 	s := selector{moduleIndex: x, kernel: kernel, done: map[string]bool{},
 		chosen: selection{builtIn: []string{}, absent: []string{}}}
+	if err := s.addAll(ctx, wanted, false); err != nil {
+		return selection{}, err
+	}
+	always := len(s.chosen.load)
+	if err := s.addAll(ctx, wanted, true); err != nil {
+		return selection{}, err
+	}
+	s.chosen.load, s.chosen.drivers = s.chosen.load[:always:always], s.chosen.load[always:]
+	return s.chosen, nil
+}
+
+// addAll appends the wanted modules that are drivers, or the others.
+func (s *selector) addAll(ctx context.Context, wanted []Module, drivers bool) error {
 	for _, m := range wanted {
 		name := moduleName(m.Name)
-		if _, ok := x.files[name]; !ok && x.builtIn[name] {
+		if m.Driver != drivers {
+			continue
+		} else if _, ok := s.files[name]; !ok && s.builtIn[name] {
 			s.chosen.builtIn = append(s.chosen.builtIn, name)
 			continue
 		} else if !ok && m.Optional {
@@ -173,10 +212,10 @@ func selectModules(ctx context.Context, x moduleIndex, kernel string, wanted []M
 			continue
 		}
 		if err := s.add(ctx, name); err != nil {
-			return selection{}, err
+			return err
 		}
 	}
-	return s.chosen, nil
+	return nil
 }
 
 // add appends the named module after its dependencies.
@@ -198,22 +237,66 @@ func (s *selector) add(ctx context.Context, name string) error {
 	if err != nil {
 		return wrap(err)
 	}
-	depends, err := readDepends(data)
+	info, err := readModinfo(data)
 	if err != nil {
 		return wrap(err)
 	}
 	s.pending = append(s.pending, name)
-	for _, d := range depends {
-		if err := s.add(ctx, moduleName(d)); err != nil {
+	var needs []string
+	for _, d := range info.before {
+		if d = moduleName(d); s.files[d] != "" && !slices.Contains(s.pending, d) {
+			needs = append(needs, d)
+		}
+	}
+	for _, d := range info.depends {
+		needs = append(needs, moduleName(d))
+	}
+	for _, d := range needs {
+		if err := s.add(ctx, d); err != nil {
 			return wrap(err)
 		}
 	}
 	s.pending = s.pending[:len(s.pending)-1]
 	_, compression, _ := cutModuleSuffix(relative)
 	path := "/lib/modules/" + s.kernel + "/" + strings.TrimSuffix(filepath.ToSlash(relative), compression)
-	s.chosen.load = append(s.chosen.load, module{name: name, path: path, data: data})
+	s.chosen.load = append(s.chosen.load, module{name: name, path: path, data: data, aliases: info.aliases, needs: needs})
 	s.done[name] = true
 	return nil
+}
+
+// listDrivers returns the drivers among the modules of a selection. A module that a driver needs is
+// one of its own if it has aliases: it may be the bus of the other. A driver without aliases is for
+// the devices of what it needs, and if these say nothing either, for all devices.
+func (s selection) listDrivers(wanted []Module) (drivers []node.Driver) {
+	asked := func(name string) bool {
+		return slices.ContainsFunc(wanted, func(m Module) bool { return m.Driver && moduleName(m.Name) == name })
+	}
+	for i, m := range s.drivers {
+		needed := map[string]bool{m.name: true}
+		aliases := m.aliases
+		var modules []string
+		for _, before := range slices.Backward(s.drivers[:i+1]) { // what a module needs is before it
+			if !needed[before.name] {
+				continue
+			}
+			for _, name := range before.needs {
+				needed[name] = true
+			}
+			modules = append(modules, before.path)
+			if len(m.aliases) == 0 {
+				aliases = append(aliases, before.aliases...)
+			}
+		}
+		slices.Reverse(modules)
+		switch {
+		case len(m.aliases) == 0 && !asked(m.name):
+			continue
+		case len(aliases) == 0:
+			aliases = []string{"*"}
+		}
+		drivers = append(drivers, node.Driver{Modules: modules, Aliases: aliases})
+	}
+	return drivers
 }
 
 // maxModule bounds the decompressed size of a module in bytes.

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"margay/kernel/abi/node"
 )
 
 // selectFrom selects modules from a kernel whose modules are given as "name: dependencies".
@@ -26,14 +28,6 @@ func selectFrom(t *testing.T, table string, wanted ...Module) (selection, error)
 		t.Fatal(err)
 	}
 	return selectModules(context.Background(), x, "1.0", wanted)
-}
-
-func names(modules []module) []string {
-	var n []string
-	for _, m := range modules {
-		n = append(n, m.name)
-	}
-	return n
 }
 
 func TestSelectModules(t *testing.T) {
@@ -138,10 +132,10 @@ func TestReadModuleXZ(t *testing.T) {
 	}
 }
 
-func TestReadDepends(t *testing.T) {
+func TestReadModinfo(t *testing.T) {
 	for depends, want := range map[string][]string{"": nil, "a": {"a"}, "a,b-c,,d": {"a", "b-c", "d"}} {
-		got, err := readDepends(moduleFile("m", depends))
-		if err != nil || !slices.Equal(got, want) {
+		got, err := readModinfo(moduleFile("m", depends))
+		if err != nil || !slices.Equal(got.depends, want) {
 			t.Errorf("%q: %v, %v", depends, got, err)
 		}
 	}
@@ -152,30 +146,122 @@ func TestReadDepends(t *testing.T) {
 		"cut off":    moduleFile("m", "a")[:100],
 		"huge":       elfFile(elf.EM_X86_64, elf.ET_REL, ".modinfo", make([]byte, maxModinfo+1), elf.PT_NULL),
 	} {
-		if got, err := readDepends(data); err == nil {
+		if got, err := readModinfo(data); err == nil {
 			t.Errorf("%s: accepted with %v", name, got)
 		}
 	}
 }
 
-func FuzzReadDepends(f *testing.F) {
+func TestParseModinfo(t *testing.T) {
+	const text = "alias=pci:v1d*\x00alias=tcp-ulp-tls\x00alias=pci:v2d*\x00softdep=pre: a b-c post: d pre: e\x00softdep=f\x00softdep=pre: g\x00" +
+		"depends=\x00depends=late\x00alias\x00=\x00description=alias=x:y"
+	got := parseModinfo([]byte(text))
+	if !slices.Equal(got.aliases, []string{"pci:v1d*", "pci:v2d*"}) || !slices.Equal(got.before, []string{"a", "b-c", "e", "g"}) || len(got.depends) != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func FuzzReadModinfo(f *testing.F) {
 	f.Add(moduleFile("m", "a,b"))
 	f.Add(programFile())
 	f.Fuzz(func(t *testing.T, data []byte) {
-		depends, err := readDepends(data)
-		if err != nil && depends != nil || slices.Contains(depends, "") {
-			t.Fatalf("%q, %v", depends, err)
+		info, err := readModinfo(data)
+		if err != nil && info.depends != nil || slices.Contains(info.depends, "") {
+			t.Fatalf("%+v, %v", info, err)
 		}
 	})
 }
 
-func FuzzParseDepends(f *testing.F) {
-	f.Add([]byte("license=GPL\x00depends=a,b\x00"))
+func FuzzParseModinfo(f *testing.F) {
+	f.Add([]byte("license=GPL\x00depends=a,b\x00softdep=pre: c post: d\x00alias=pci:v1\x00"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, d := range parseDepends(data) {
+		m := parseModinfo(data)
+		for _, d := range m.depends {
 			if d == "" || strings.ContainsAny(d, ",\x00") {
 				t.Fatalf("dependency %q", d)
 			}
 		}
+		for _, d := range m.before {
+			if len(strings.Fields(d)) != 1 || strings.HasSuffix(d, ":") {
+				t.Fatalf("it is loaded before: %q", d)
+			}
+		}
+		for _, a := range m.aliases {
+			if !strings.Contains(a, ":") || strings.Contains(a, "\x00") {
+				t.Fatalf("alias %q", a)
+			}
+		}
 	})
+}
+
+// driverFile returns a module with further strings in its section .modinfo.
+func driverFile(name, depends string, more ...string) []byte {
+	info := strings.Join(append(more, "depends="+depends, "name="+name), "\x00") + "\x00"
+	return elfFile(elf.EM_X86_64, elf.ET_REL, ".modinfo", []byte(info), elf.PT_NULL)
+}
+
+// Drivers come with what they need and with the devices that they are for. What every node loads is
+// not among that.
+func TestSelectDrivers(t *testing.T) {
+	dir := t.TempDir()
+	for name, data := range map[string][]byte{
+		"base":      moduleFile("base", ""),
+		"always":    moduleFile("always", "base"),
+		"algo":      moduleFile("algo", "base"),
+		"card":      driverFile("card", "algo,base,in_side", "alias=pci:card*", "alias=pci:older*"),
+		"bus":       driverFile("bus", "algo", "alias=pci:bus*"),
+		"on-bus":    driverFile("on_bus", "bus", "alias=auxiliary:bus.eth"),
+		"silent":    moduleFile("silent", "bus"),
+		"phy":       driverFile("phy", "", "alias=mdio:phy", "softdep=pre: needs-phy"), // it wants what wants it
+		"needs-phy": driverFile("needs_phy", "", "softdep=pre: phy gone in-side post: always", "alias=pci:needs*"),
+		"mute":      moduleFile("mute", "algo"),
+	} {
+		write(t, filepath.Join(dir, "kernel", name+".ko"), data)
+	}
+	write(t, filepath.Join(dir, "modules.builtin"), []byte("kernel/in-side.ko\n"))
+	x, err := indexModules(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted := []Module{
+		{Name: "card", Driver: true}, {Name: "always"}, {Name: "on_bus", Driver: true}, {Name: "silent", Driver: true}, {Name: "needs-phy", Driver: true},
+		{Name: "mute", Driver: true}, {Name: "in_side", Driver: true}, {Name: "none", Optional: true, Driver: true}, {Name: "base", Driver: true},
+	}
+	s, err := selectModules(context.Background(), x, "1.0", wanted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := names(s.load); !slices.Equal(got, []string{"base", "always"}) {
+		t.Errorf("every node loads %v", got)
+	}
+	if got := names(s.drivers); !slices.Equal(got, []string{"algo", "card", "bus", "on_bus", "silent", "phy", "needs_phy", "mute"}) {
+		t.Errorf("drivers %v", got)
+	}
+	if !slices.Equal(s.builtIn, []string{"in_side"}) || !slices.Equal(s.absent, []string{"none"}) {
+		t.Errorf("built in %v, absent %v", s.builtIn, s.absent)
+	}
+	text, err := node.EncodeDrivers(s.listDrivers(wanted))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `algo card
+	pci:card*
+	pci:older*
+algo bus
+	pci:bus*
+algo bus on-bus
+	auxiliary:bus.eth
+algo bus silent
+	pci:bus*
+phy
+	mdio:phy
+phy needs-phy
+	pci:needs*
+algo mute
+	*
+`
+	got := strings.NewReplacer("/lib/modules/1.0/kernel/", "", ".ko\n\t", "\n\t", ".ko\n", " ").Replace(string(text))
+	if got != want {
+		t.Errorf("drivers\n%swant\n%s", got, want)
+	}
 }

@@ -82,6 +82,10 @@ type Config struct {
 	// KernelLog reads the log of this node's Linux: klog.Read. Nil: it is the host's.
 	KernelLog func(context.Context, klog.Query) (klog.Batch, error)
 
+	// Modules are the names of the modules that the Linux of the node has loaded; none if the node
+	// is hosted.
+	Modules []string
+
 	// Protocol overrides the protocol version that the agent announces; 0: the real one.
 	Protocol uint32
 }
@@ -430,7 +434,7 @@ func (a *Agent) info() *control.NodeInfo {
 		Address: a.address().String(), Hostname: cmp.Or(a.config.Boot.Host, a.config.Boot.Hostname()), Substrate: a.config.Boot.Substrate,
 		Kernel: info.Kernel, Arch: runtime.GOARCH, Profile: a.config.Boot.Profile, Memory: info.Memory, Limits: info.Limits,
 		Lacks: info.Lacks, Scheduler: info.Scheduler, Version: a.config.Version, Fabric: a.fabric(),
-		Image: a.config.Image,
+		Image: a.config.Image, Modules: a.config.Modules,
 	}
 	out.AllCores = info.AllCores
 	if info.MessageCore != nil {

@@ -132,6 +132,8 @@ func frameOf(body proto.Message) *Frame {
 		return &Frame{Body: &Frame_ReadStacks{m}}
 	case *Stacks:
 		return &Frame{Body: &Frame_Stacks{m}}
+	case *DebugRank:
+		return &Frame{Body: &Frame_DebugRank{m}}
 	case *ReadKernelLog:
 		return &Frame{Body: &Frame_ReadKernelLog{m}}
 	case *KernelLog:
@@ -343,10 +345,12 @@ func (f *Frame) body() (protowire.Number, coded) {
 		return 106, b.ReadStacks
 	case *Frame_Stacks:
 		return 107, b.Stacks
+	case *Frame_DebugRank:
+		return 108, b.DebugRank
 	case *Frame_ReadKernelLog:
-		return 108, b.ReadKernelLog
+		return 109, b.ReadKernelLog
 	case *Frame_KernelLog:
-		return 109, b.KernelLog
+		return 118, b.KernelLog
 	case *Frame_NodeExit:
 		return 90, b.NodeExit
 	case *Frame_NodeBoot:
@@ -555,8 +559,10 @@ func emptyBody(field protowire.Number) coded {
 	case 107:
 		return new(Stacks)
 	case 108:
-		return new(ReadKernelLog)
+		return new(DebugRank)
 	case 109:
+		return new(ReadKernelLog)
+	case 118:
 		return new(KernelLog)
 	case 90:
 		return new(NodeExit)
@@ -654,6 +660,8 @@ func (m *Hello) size() (n int) {
 	n += sizeText(4, m.Program)
 	n += sizeInt(5, m.Node)
 	n += sizeInt(90, m.Job)
+	n += sizeInt(91, m.Rank)
+	n += sizeInt(92, m.Stream)
 	return n + len(m.unknownFields)
 }
 
@@ -667,6 +675,8 @@ func (m *Hello) encode(e *encoder) {
 	encodeText(e, 4, m.Program)
 	encodeInt(e, 5, m.Node)
 	encodeInt(e, 90, m.Job)
+	encodeInt(e, 91, m.Rank)
+	encodeInt(e, 92, m.Stream)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -685,6 +695,10 @@ func (m *Hello) parse(p *parser) {
 			parseInt(p, &m.Node)
 		case 90:
 			parseInt(p, &m.Job)
+		case 91:
+			parseInt(p, &m.Rank)
+		case 92:
+			parseInt(p, &m.Stream)
 		default:
 			p.unknown = true
 		}
@@ -900,6 +914,7 @@ func (m *NodeInfo) size() (n int) {
 	n += sizeText(14, m.Scheduler)
 	n += sizeText(15, m.Fabric)
 	n += sizeText(310, m.Image)
+	n += sizeTexts(340, m.Modules)
 	return n + len(m.unknownFields)
 }
 
@@ -923,6 +938,7 @@ func (m *NodeInfo) encode(e *encoder) {
 	encodeText(e, 14, m.Scheduler)
 	encodeText(e, 15, m.Fabric)
 	encodeText(e, 310, m.Image)
+	encodeTexts(e, 340, m.Modules)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -961,6 +977,8 @@ func (m *NodeInfo) parse(p *parser) {
 			parseText(p, &m.Fabric)
 		case 310:
 			parseText(p, &m.Image)
+		case 340:
+			parseTexts(p, &m.Modules)
 		default:
 			p.unknown = true
 		}
@@ -2717,6 +2735,44 @@ func (m *ReadStacks) parse(p *parser) {
 }
 
 func (m *ReadStacks) String() string { return text(m) }
+
+func (m *DebugRank) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Job)
+	n += sizeInt(2, m.Rank)
+	n += sizeInt(3, m.Stream)
+	return n + len(m.unknownFields)
+}
+
+func (m *DebugRank) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Job)
+	encodeInt(e, 2, m.Rank)
+	encodeInt(e, 3, m.Stream)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *DebugRank) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Job)
+		case 2:
+			parseInt(p, &m.Rank)
+		case 3:
+			parseInt(p, &m.Stream)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *DebugRank) String() string { return text(m) }
 
 func (m *GoLayout) size() (n int) {
 	if m == nil {
@@ -6874,6 +6930,8 @@ func (x Role) String() string {
 		return "ROLE_HOLDER"
 	case Role_ROLE_FILES:
 		return "ROLE_FILES"
+	case Role_ROLE_DEBUG:
+		return "ROLE_DEBUG"
 	}
 	return strconv.Itoa(int(x))
 }

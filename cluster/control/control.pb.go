@@ -40,6 +40,9 @@ const (
 	// A node, or the client of a job: after Welcome the connection carries no frames of this protocol, but the files that the job shares
 	// with its ranks on a node. serve connects both sides (kernel/abi/share).
 	Role_ROLE_FILES Role = 90
+	// A client, or the node of a rank: after Welcome the connection carries the stream of a debugger (kernel/abi/gdb). The client counts as
+	// one that asks DebugRank.
+	Role_ROLE_DEBUG Role = 91
 )
 
 // Enum value maps for Role.
@@ -50,6 +53,7 @@ var (
 		2:  "ROLE_CLIENT",
 		3:  "ROLE_HOLDER",
 		90: "ROLE_FILES",
+		91: "ROLE_DEBUG",
 	}
 	Role_value = map[string]int32{
 		"ROLE_UNKNOWN": 0,
@@ -57,6 +61,7 @@ var (
 		"ROLE_CLIENT":  2,
 		"ROLE_HOLDER":  3,
 		"ROLE_FILES":   90,
+		"ROLE_DEBUG":   91,
 	}
 )
 
@@ -759,6 +764,7 @@ type Frame struct {
 	//	*Frame_Samples
 	//	*Frame_ReadStacks
 	//	*Frame_Stacks
+	//	*Frame_DebugRank
 	//	*Frame_ReadKernelLog
 	//	*Frame_KernelLog
 	//	*Frame_NodeExit
@@ -1394,6 +1400,15 @@ func (x *Frame) GetStacks() *Stacks {
 	return nil
 }
 
+func (x *Frame) GetDebugRank() *DebugRank {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_DebugRank); ok {
+			return x.DebugRank
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetReadKernelLog() *ReadKernelLog {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_ReadKernelLog); ok {
@@ -2021,12 +2036,16 @@ type Frame_Stacks struct {
 	Stacks *Stacks `protobuf:"bytes,107,opt,name=stacks,proto3,oneof"`
 }
 
+type Frame_DebugRank struct {
+	DebugRank *DebugRank `protobuf:"bytes,108,opt,name=debug_rank,json=debugRank,proto3,oneof"`
+}
+
 type Frame_ReadKernelLog struct {
-	ReadKernelLog *ReadKernelLog `protobuf:"bytes,108,opt,name=read_kernel_log,json=readKernelLog,proto3,oneof"`
+	ReadKernelLog *ReadKernelLog `protobuf:"bytes,109,opt,name=read_kernel_log,json=readKernelLog,proto3,oneof"`
 }
 
 type Frame_KernelLog struct {
-	KernelLog *KernelLog `protobuf:"bytes,109,opt,name=kernel_log,json=kernelLog,proto3,oneof"`
+	KernelLog *KernelLog `protobuf:"bytes,118,opt,name=kernel_log,json=kernelLog,proto3,oneof"`
 }
 
 type Frame_NodeExit struct {
@@ -2317,6 +2336,8 @@ func (*Frame_ReadStacks) isFrame_Body() {}
 
 func (*Frame_Stacks) isFrame_Body() {}
 
+func (*Frame_DebugRank) isFrame_Body() {}
+
 func (*Frame_ReadKernelLog) isFrame_Body() {}
 
 func (*Frame_KernelLog) isFrame_Body() {}
@@ -2409,7 +2430,9 @@ type Hello struct {
 	Token         string                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`     // from nodes: the node's join token
 	Program       string                 `protobuf:"bytes,4,opt,name=program,proto3" json:"program,omitempty"` // who speaks, for logs
 	Node          uint32                 `protobuf:"varint,5,opt,name=node,proto3" json:"node,omitempty"`      // its number, from nodes; with ROLE_FILES the node of the stream
-	Job           uint32                 `protobuf:"varint,90,opt,name=job,proto3" json:"job,omitempty"`       // with ROLE_FILES: the job of the stream
+	Job           uint32                 `protobuf:"varint,90,opt,name=job,proto3" json:"job,omitempty"`       // with ROLE_FILES: the job of the stream; with ROLE_DEBUG, from a client: of the rank
+	Rank          uint32                 `protobuf:"varint,91,opt,name=rank,proto3" json:"rank,omitempty"`     // with ROLE_DEBUG, from a client
+	Stream        uint64                 `protobuf:"varint,92,opt,name=stream,proto3" json:"stream,omitempty"` // with ROLE_DEBUG, from a node: as in DebugRank
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2479,6 +2502,20 @@ func (x *Hello) GetNode() uint32 {
 func (x *Hello) GetJob() uint32 {
 	if x != nil {
 		return x.Job
+	}
+	return 0
+}
+
+func (x *Hello) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *Hello) GetStream() uint64 {
+	if x != nil {
+		return x.Stream
 	}
 	return 0
 }
@@ -2797,6 +2834,7 @@ type NodeInfo struct {
 	Scheduler     string                 `protobuf:"bytes,14,opt,name=scheduler,proto3" json:"scheduler,omitempty"`                         // what shares cores among processes: sched_ext, priority, stop; empty: Linux alone, maybe until that is open
 	Fabric        string                 `protobuf:"bytes,15,opt,name=fabric,proto3" json:"fabric,omitempty"`                               // how messages travel between nodes: one of kernel/abi/node
 	Image         string                 `protobuf:"bytes,310,opt,name=image,proto3" json:"image,omitempty"`                                // the image that an update gave it; empty: the machine's first one, or it is hosted
+	Modules       []string               `protobuf:"bytes,340,rep,name=modules,proto3" json:"modules,omitempty"`                            // that its Linux kernel has loaded, by name; none if it is hosted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2938,6 +2976,13 @@ func (x *NodeInfo) GetImage() string {
 		return x.Image
 	}
 	return ""
+}
+
+func (x *NodeInfo) GetModules() []string {
+	if x != nil {
+		return x.Modules
+	}
+	return nil
 }
 
 // HostedJob is a job that a registering node has.
@@ -5675,6 +5720,64 @@ func (x *ReadStacks) GetLayouts() []*GoLayout {
 	return nil
 }
 
+// DebugRank has a node open a connection with ROLE_DEBUG for a rank, because a client has opened one. Answer: Done when it is open.
+type DebugRank struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	Stream        uint64                 `protobuf:"varint,3,opt,name=stream,proto3" json:"stream,omitempty"` // which the node names in its Hello
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DebugRank) Reset() {
+	*x = DebugRank{}
+	mi := &file_control_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*DebugRank) ProtoMessage() {}
+
+func (x *DebugRank) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DebugRank.ProtoReflect.Descriptor instead.
+func (*DebugRank) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *DebugRank) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *DebugRank) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *DebugRank) GetStream() uint64 {
+	if x != nil {
+		return x.Stream
+	}
+	return 0
+}
+
 // GoLayout says where Go's runtime keeps the goroutines of a program.
 type GoLayout struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5690,7 +5793,7 @@ type GoLayout struct {
 
 func (x *GoLayout) Reset() {
 	*x = GoLayout{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5699,7 +5802,7 @@ func (*GoLayout) ProtoMessage() {}
 
 func (x *GoLayout) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5712,7 +5815,7 @@ func (x *GoLayout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoLayout.ProtoReflect.Descriptor instead.
 func (*GoLayout) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GoLayout) GetFile() *CodeFile {
@@ -5769,7 +5872,7 @@ type Stacks struct {
 
 func (x *Stacks) Reset() {
 	*x = Stacks{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5778,7 +5881,7 @@ func (*Stacks) ProtoMessage() {}
 
 func (x *Stacks) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5791,7 +5894,7 @@ func (x *Stacks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stacks.ProtoReflect.Descriptor instead.
 func (*Stacks) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Stacks) GetFiles() []*CodeFile {
@@ -5836,7 +5939,7 @@ type StackGroup struct {
 
 func (x *StackGroup) Reset() {
 	*x = StackGroup{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5845,7 +5948,7 @@ func (*StackGroup) ProtoMessage() {}
 
 func (x *StackGroup) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5858,7 +5961,7 @@ func (x *StackGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackGroup.ProtoReflect.Descriptor instead.
 func (*StackGroup) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StackGroup) GetStack() *CodeStack {
@@ -5906,7 +6009,7 @@ type UnreadRank struct {
 
 func (x *UnreadRank) Reset() {
 	*x = UnreadRank{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5915,7 +6018,7 @@ func (*UnreadRank) ProtoMessage() {}
 
 func (x *UnreadRank) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5928,7 +6031,7 @@ func (x *UnreadRank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnreadRank.ProtoReflect.Descriptor instead.
 func (*UnreadRank) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *UnreadRank) GetRank() uint32 {
@@ -5960,7 +6063,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5969,7 +6072,7 @@ func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5982,7 +6085,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -6039,7 +6142,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6048,7 +6151,7 @@ func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6061,7 +6164,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -6100,7 +6203,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6109,7 +6212,7 @@ func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6122,7 +6225,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -6178,7 +6281,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6187,7 +6290,7 @@ func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6200,7 +6303,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -6236,7 +6339,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6245,7 +6348,7 @@ func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6258,7 +6361,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -6293,7 +6396,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6302,7 +6405,7 @@ func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6315,7 +6418,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Resize) GetJob() uint32 {
@@ -6344,7 +6447,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6353,7 +6456,7 @@ func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6366,7 +6469,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -6402,7 +6505,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6411,7 +6514,7 @@ func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6424,7 +6527,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -6466,7 +6569,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6475,7 +6578,7 @@ func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6488,7 +6591,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -6515,7 +6618,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6524,7 +6627,7 @@ func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6537,7 +6640,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -6557,7 +6660,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6566,7 +6669,7 @@ func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6579,7 +6682,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -6614,7 +6717,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6623,7 +6726,7 @@ func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6636,7 +6739,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -6715,7 +6818,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6724,7 +6827,7 @@ func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6737,7 +6840,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -6781,7 +6884,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6790,7 +6893,7 @@ func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6803,7 +6906,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -6849,7 +6952,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6858,7 +6961,7 @@ func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6871,7 +6974,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 type Nodes struct {
@@ -6884,7 +6987,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6893,7 +6996,7 @@ func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6906,7 +7009,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -6935,7 +7038,7 @@ type Guests struct {
 
 func (x *Guests) Reset() {
 	*x = Guests{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6944,7 +7047,7 @@ func (*Guests) ProtoMessage() {}
 
 func (x *Guests) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6957,7 +7060,7 @@ func (x *Guests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guests.ProtoReflect.Descriptor instead.
 func (*Guests) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Guests) GetGuests() []*Guest {
@@ -6984,7 +7087,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6993,7 +7096,7 @@ func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7006,7 +7109,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Guest) GetMac() string {
@@ -7036,7 +7139,7 @@ type ApproveGuests struct {
 
 func (x *ApproveGuests) Reset() {
 	*x = ApproveGuests{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7045,7 +7148,7 @@ func (*ApproveGuests) ProtoMessage() {}
 
 func (x *ApproveGuests) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7058,7 +7161,7 @@ func (x *ApproveGuests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApproveGuests.ProtoReflect.Descriptor instead.
 func (*ApproveGuests) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ApproveGuests) GetMacs() []string {
@@ -7109,7 +7212,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7118,7 +7221,7 @@ func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7131,7 +7234,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -7281,7 +7384,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7290,7 +7393,7 @@ func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7303,7 +7406,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -7352,7 +7455,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7361,7 +7464,7 @@ func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7374,7 +7477,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -7411,7 +7514,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7420,7 +7523,7 @@ func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7433,7 +7536,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -7466,7 +7569,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7475,7 +7578,7 @@ func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7488,7 +7591,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -7509,7 +7612,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7518,7 +7621,7 @@ func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7531,7 +7634,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -7560,7 +7663,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7569,7 +7672,7 @@ func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7582,7 +7685,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -7620,7 +7723,7 @@ type SwitchNodes struct {
 
 func (x *SwitchNodes) Reset() {
 	*x = SwitchNodes{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7629,7 +7732,7 @@ func (*SwitchNodes) ProtoMessage() {}
 
 func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7642,7 +7745,7 @@ func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNodes.ProtoReflect.Descriptor instead.
 func (*SwitchNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *SwitchNodes) GetNodes() []uint32 {
@@ -7686,7 +7789,7 @@ type EvictNodes struct {
 
 func (x *EvictNodes) Reset() {
 	*x = EvictNodes{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7695,7 +7798,7 @@ func (*EvictNodes) ProtoMessage() {}
 
 func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7708,7 +7811,7 @@ func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictNodes.ProtoReflect.Descriptor instead.
 func (*EvictNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *EvictNodes) GetNodes() []uint32 {
@@ -7741,7 +7844,7 @@ type NodesEvicted struct {
 
 func (x *NodesEvicted) Reset() {
 	*x = NodesEvicted{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7750,7 +7853,7 @@ func (*NodesEvicted) ProtoMessage() {}
 
 func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7763,7 +7866,7 @@ func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesEvicted.ProtoReflect.Descriptor instead.
 func (*NodesEvicted) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *NodesEvicted) GetJobs() []uint32 {
@@ -7786,7 +7889,7 @@ type GrowMachine struct {
 
 func (x *GrowMachine) Reset() {
 	*x = GrowMachine{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7795,7 +7898,7 @@ func (*GrowMachine) ProtoMessage() {}
 
 func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7808,7 +7911,7 @@ func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowMachine.ProtoReflect.Descriptor instead.
 func (*GrowMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *GrowMachine) GetCount() uint32 {
@@ -7841,7 +7944,7 @@ type NodesAdded struct {
 
 func (x *NodesAdded) Reset() {
 	*x = NodesAdded{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7850,7 +7953,7 @@ func (*NodesAdded) ProtoMessage() {}
 
 func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7863,7 +7966,7 @@ func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesAdded.ProtoReflect.Descriptor instead.
 func (*NodesAdded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *NodesAdded) GetNodes() []uint32 {
@@ -7886,7 +7989,7 @@ type ShrinkMachine struct {
 
 func (x *ShrinkMachine) Reset() {
 	*x = ShrinkMachine{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7895,7 +7998,7 @@ func (*ShrinkMachine) ProtoMessage() {}
 
 func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7908,7 +8011,7 @@ func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShrinkMachine.ProtoReflect.Descriptor instead.
 func (*ShrinkMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ShrinkMachine) GetNodes() []uint32 {
@@ -7943,7 +8046,7 @@ type NodesLeaving struct {
 
 func (x *NodesLeaving) Reset() {
 	*x = NodesLeaving{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7952,7 +8055,7 @@ func (*NodesLeaving) ProtoMessage() {}
 
 func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7965,7 +8068,7 @@ func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesLeaving.ProtoReflect.Descriptor instead.
 func (*NodesLeaving) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *NodesLeaving) GetNodes() []uint32 {
@@ -8000,7 +8103,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8009,7 +8112,7 @@ func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8022,7 +8125,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RemoveNode) GetNode() uint32 {
@@ -8050,7 +8153,7 @@ type Roster struct {
 
 func (x *Roster) Reset() {
 	*x = Roster{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8059,7 +8162,7 @@ func (*Roster) ProtoMessage() {}
 
 func (x *Roster) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8072,7 +8175,7 @@ func (x *Roster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Roster.ProtoReflect.Descriptor instead.
 func (*Roster) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Roster) GetNodes() []uint32 {
@@ -8099,7 +8202,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8108,7 +8211,7 @@ func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8121,7 +8224,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -8148,7 +8251,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8157,7 +8260,7 @@ func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8170,7 +8273,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -8204,7 +8307,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8213,7 +8316,7 @@ func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8226,7 +8329,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -8314,7 +8417,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8323,7 +8426,7 @@ func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8336,7 +8439,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -8505,7 +8608,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8514,7 +8617,7 @@ func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8527,7 +8630,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -8613,7 +8716,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8622,7 +8725,7 @@ func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8635,7 +8738,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -8677,7 +8780,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8686,7 +8789,7 @@ func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8699,7 +8802,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -8725,7 +8828,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8734,7 +8837,7 @@ func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8747,7 +8850,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -8770,7 +8873,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8779,7 +8882,7 @@ func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8792,7 +8895,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -8840,7 +8943,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8849,7 +8952,7 @@ func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8862,7 +8965,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -8887,7 +8990,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8896,7 +8999,7 @@ func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8909,7 +9012,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 type MachineStatus struct {
@@ -8941,7 +9044,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8950,7 +9053,7 @@ func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8963,7 +9066,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -9122,7 +9225,7 @@ type ReadAudit struct {
 
 func (x *ReadAudit) Reset() {
 	*x = ReadAudit{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9131,7 +9234,7 @@ func (*ReadAudit) ProtoMessage() {}
 
 func (x *ReadAudit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9144,7 +9247,7 @@ func (x *ReadAudit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadAudit.ProtoReflect.Descriptor instead.
 func (*ReadAudit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 type Audit struct {
@@ -9156,7 +9259,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9165,7 +9268,7 @@ func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9178,7 +9281,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *Audit) GetLines() []*AuditLine {
@@ -9203,7 +9306,7 @@ type AuditLine struct {
 
 func (x *AuditLine) Reset() {
 	*x = AuditLine{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9212,7 +9315,7 @@ func (*AuditLine) ProtoMessage() {}
 
 func (x *AuditLine) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9225,7 +9328,7 @@ func (x *AuditLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLine.ProtoReflect.Descriptor instead.
 func (*AuditLine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *AuditLine) GetTimeNs() int64 {
@@ -9284,7 +9387,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9293,7 +9396,7 @@ func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9306,7 +9409,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *CreateToken) GetWhom() string {
@@ -9362,7 +9465,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9371,7 +9474,7 @@ func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9384,7 +9487,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Token) GetNumber() uint32 {
@@ -9459,7 +9562,7 @@ type ListTokens struct {
 
 func (x *ListTokens) Reset() {
 	*x = ListTokens{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9468,7 +9571,7 @@ func (*ListTokens) ProtoMessage() {}
 
 func (x *ListTokens) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9481,7 +9584,7 @@ func (x *ListTokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokens.ProtoReflect.Descriptor instead.
 func (*ListTokens) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 type Tokens struct {
@@ -9493,7 +9596,7 @@ type Tokens struct {
 
 func (x *Tokens) Reset() {
 	*x = Tokens{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9502,7 +9605,7 @@ func (*Tokens) ProtoMessage() {}
 
 func (x *Tokens) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9515,7 +9618,7 @@ func (x *Tokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tokens.ProtoReflect.Descriptor instead.
 func (*Tokens) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *Tokens) GetTokens() []*Token {
@@ -9536,7 +9639,7 @@ type RevokeTokens struct {
 
 func (x *RevokeTokens) Reset() {
 	*x = RevokeTokens{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9545,7 +9648,7 @@ func (*RevokeTokens) ProtoMessage() {}
 
 func (x *RevokeTokens) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9558,7 +9661,7 @@ func (x *RevokeTokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokens.ProtoReflect.Descriptor instead.
 func (*RevokeTokens) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RevokeTokens) GetTokens() []uint32 {
@@ -9579,7 +9682,7 @@ type StoredToken struct {
 
 func (x *StoredToken) Reset() {
 	*x = StoredToken{}
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9588,7 +9691,7 @@ func (*StoredToken) ProtoMessage() {}
 
 func (x *StoredToken) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9601,7 +9704,7 @@ func (x *StoredToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredToken.ProtoReflect.Descriptor instead.
 func (*StoredToken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{109}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *StoredToken) GetToken() *Token {
@@ -9628,7 +9731,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9637,7 +9740,7 @@ func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9650,7 +9753,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{110}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -9669,7 +9772,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9678,7 +9781,7 @@ func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9691,7 +9794,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{111}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -9726,7 +9829,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9735,7 +9838,7 @@ func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9748,7 +9851,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{112}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -9887,7 +9990,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9896,7 +9999,7 @@ func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9909,7 +10012,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{113}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -9972,7 +10075,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9981,7 +10084,7 @@ func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9994,7 +10097,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{114}
+	return file_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -10022,7 +10125,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10031,7 +10134,7 @@ func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10044,7 +10147,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{115}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -10070,7 +10173,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10079,7 +10182,7 @@ func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10092,7 +10195,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{116}
+	return file_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -10117,7 +10220,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10126,7 +10229,7 @@ func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10139,7 +10242,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{117}
+	return file_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -10204,7 +10307,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10213,7 +10316,7 @@ func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10226,7 +10329,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{118}
+	return file_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -10268,7 +10371,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10277,7 +10380,7 @@ func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10290,7 +10393,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{119}
+	return file_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -10322,7 +10425,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10331,7 +10434,7 @@ func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10344,7 +10447,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{120}
+	return file_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -10405,7 +10508,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10414,7 +10517,7 @@ func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10427,7 +10530,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{121}
+	return file_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -10499,7 +10602,7 @@ type ReadKernelLog struct {
 
 func (x *ReadKernelLog) Reset() {
 	*x = ReadKernelLog{}
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10508,7 +10611,7 @@ func (*ReadKernelLog) ProtoMessage() {}
 
 func (x *ReadKernelLog) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10521,7 +10624,7 @@ func (x *ReadKernelLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadKernelLog.ProtoReflect.Descriptor instead.
 func (*ReadKernelLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{122}
+	return file_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ReadKernelLog) GetNode() uint32 {
@@ -10563,7 +10666,7 @@ type KernelLog struct {
 
 func (x *KernelLog) Reset() {
 	*x = KernelLog{}
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10572,7 +10675,7 @@ func (*KernelLog) ProtoMessage() {}
 
 func (x *KernelLog) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10585,7 +10688,7 @@ func (x *KernelLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelLog.ProtoReflect.Descriptor instead.
 func (*KernelLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{123}
+	return file_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *KernelLog) GetBoot() []byte {
@@ -10621,7 +10724,7 @@ type KernelRecord struct {
 
 func (x *KernelRecord) Reset() {
 	*x = KernelRecord{}
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10630,7 +10733,7 @@ func (*KernelRecord) ProtoMessage() {}
 
 func (x *KernelRecord) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10643,7 +10746,7 @@ func (x *KernelRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelRecord.ProtoReflect.Descriptor instead.
 func (*KernelRecord) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{124}
+	return file_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *KernelRecord) GetSequence() uint64 {
@@ -10684,7 +10787,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10693,7 +10796,7 @@ func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10706,7 +10809,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{125}
+	return file_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -10725,7 +10828,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10734,7 +10837,7 @@ func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10747,7 +10850,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{126}
+	return file_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -10767,7 +10870,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10776,7 +10879,7 @@ func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10789,7 +10892,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{127}
+	return file_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -10809,7 +10912,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10818,7 +10921,7 @@ func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10831,7 +10934,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{128}
+	return file_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -10863,7 +10966,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10872,7 +10975,7 @@ func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10885,7 +10988,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{129}
+	return file_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -10944,7 +11047,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[130]
+	mi := &file_control_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10953,7 +11056,7 @@ func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[130]
+	mi := &file_control_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10966,7 +11069,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{130}
+	return file_control_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -11032,7 +11135,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[131]
+	mi := &file_control_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11041,7 +11144,7 @@ func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[131]
+	mi := &file_control_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11054,7 +11157,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{131}
+	return file_control_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -11163,7 +11266,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[132]
+	mi := &file_control_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11172,7 +11275,7 @@ func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[132]
+	mi := &file_control_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11185,7 +11288,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{132}
+	return file_control_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -11242,7 +11345,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[133]
+	mi := &file_control_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11251,7 +11354,7 @@ func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[133]
+	mi := &file_control_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11264,7 +11367,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{133}
+	return file_control_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -11300,7 +11403,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[134]
+	mi := &file_control_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11309,7 +11412,7 @@ func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[134]
+	mi := &file_control_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11322,7 +11425,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{134}
+	return file_control_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -11356,7 +11459,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[135]
+	mi := &file_control_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11365,7 +11468,7 @@ func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[135]
+	mi := &file_control_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11378,7 +11481,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{135}
+	return file_control_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -11400,7 +11503,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[136]
+	mi := &file_control_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11409,7 +11512,7 @@ func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[136]
+	mi := &file_control_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11422,7 +11525,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{136}
+	return file_control_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -11459,7 +11562,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[137]
+	mi := &file_control_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11468,7 +11571,7 @@ func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[137]
+	mi := &file_control_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11481,7 +11584,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{137}
+	return file_control_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -11516,7 +11619,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[138]
+	mi := &file_control_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11525,7 +11628,7 @@ func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[138]
+	mi := &file_control_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11538,7 +11641,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{138}
+	return file_control_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -11561,7 +11664,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[139]
+	mi := &file_control_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11570,7 +11673,7 @@ func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[139]
+	mi := &file_control_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11583,7 +11686,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{139}
+	return file_control_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -11617,7 +11720,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[140]
+	mi := &file_control_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11626,7 +11729,7 @@ func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[140]
+	mi := &file_control_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11639,7 +11742,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{140}
+	return file_control_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -11664,7 +11767,7 @@ type UpdateNodes struct {
 
 func (x *UpdateNodes) Reset() {
 	*x = UpdateNodes{}
-	mi := &file_control_proto_msgTypes[141]
+	mi := &file_control_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11673,7 +11776,7 @@ func (*UpdateNodes) ProtoMessage() {}
 
 func (x *UpdateNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[141]
+	mi := &file_control_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11686,7 +11789,7 @@ func (x *UpdateNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateNodes.ProtoReflect.Descriptor instead.
 func (*UpdateNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{141}
+	return file_control_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *UpdateNodes) GetNodes() []uint32 {
@@ -11733,7 +11836,7 @@ type ReadUpdate struct {
 
 func (x *ReadUpdate) Reset() {
 	*x = ReadUpdate{}
-	mi := &file_control_proto_msgTypes[142]
+	mi := &file_control_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11742,7 +11845,7 @@ func (*ReadUpdate) ProtoMessage() {}
 
 func (x *ReadUpdate) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[142]
+	mi := &file_control_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11755,7 +11858,7 @@ func (x *ReadUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadUpdate.ProtoReflect.Descriptor instead.
 func (*ReadUpdate) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{142}
+	return file_control_proto_rawDescGZIP(), []int{143}
 }
 
 // Update is the state of an update of nodes; serve records it.
@@ -11773,7 +11876,7 @@ type Update struct {
 
 func (x *Update) Reset() {
 	*x = Update{}
-	mi := &file_control_proto_msgTypes[143]
+	mi := &file_control_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11782,7 +11885,7 @@ func (*Update) ProtoMessage() {}
 
 func (x *Update) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[143]
+	mi := &file_control_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11795,7 +11898,7 @@ func (x *Update) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Update.ProtoReflect.Descriptor instead.
 func (*Update) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{143}
+	return file_control_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *Update) GetImage() string {
@@ -11855,7 +11958,7 @@ type NodeUpdate struct {
 
 func (x *NodeUpdate) Reset() {
 	*x = NodeUpdate{}
-	mi := &file_control_proto_msgTypes[144]
+	mi := &file_control_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11864,7 +11967,7 @@ func (*NodeUpdate) ProtoMessage() {}
 
 func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[144]
+	mi := &file_control_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11877,7 +11980,7 @@ func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUpdate.ProtoReflect.Descriptor instead.
 func (*NodeUpdate) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{144}
+	return file_control_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *NodeUpdate) GetNode() uint32 {
@@ -11940,7 +12043,7 @@ type StageImage struct {
 
 func (x *StageImage) Reset() {
 	*x = StageImage{}
-	mi := &file_control_proto_msgTypes[145]
+	mi := &file_control_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11949,7 +12052,7 @@ func (*StageImage) ProtoMessage() {}
 
 func (x *StageImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[145]
+	mi := &file_control_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11962,7 +12065,7 @@ func (x *StageImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageImage.ProtoReflect.Descriptor instead.
 func (*StageImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{145}
+	return file_control_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *StageImage) GetNode() uint32 {
@@ -11993,7 +12096,7 @@ type ImageStaged struct {
 
 func (x *ImageStaged) Reset() {
 	*x = ImageStaged{}
-	mi := &file_control_proto_msgTypes[146]
+	mi := &file_control_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12002,7 +12105,7 @@ func (*ImageStaged) ProtoMessage() {}
 
 func (x *ImageStaged) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[146]
+	mi := &file_control_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12015,7 +12118,7 @@ func (x *ImageStaged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageStaged.ProtoReflect.Descriptor instead.
 func (*ImageStaged) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{146}
+	return file_control_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *ImageStaged) GetKernel() string {
@@ -12064,7 +12167,7 @@ type KeepImage struct {
 
 func (x *KeepImage) Reset() {
 	*x = KeepImage{}
-	mi := &file_control_proto_msgTypes[147]
+	mi := &file_control_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12073,7 +12176,7 @@ func (*KeepImage) ProtoMessage() {}
 
 func (x *KeepImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[147]
+	mi := &file_control_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12086,7 +12189,7 @@ func (x *KeepImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepImage.ProtoReflect.Descriptor instead.
 func (*KeepImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{147}
+	return file_control_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *KeepImage) GetNode() uint32 {
@@ -12115,7 +12218,7 @@ type ImagePiece struct {
 
 func (x *ImagePiece) Reset() {
 	*x = ImagePiece{}
-	mi := &file_control_proto_msgTypes[148]
+	mi := &file_control_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12124,7 +12227,7 @@ func (*ImagePiece) ProtoMessage() {}
 
 func (x *ImagePiece) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[148]
+	mi := &file_control_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12137,7 +12240,7 @@ func (x *ImagePiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagePiece.ProtoReflect.Descriptor instead.
 func (*ImagePiece) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{148}
+	return file_control_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *ImagePiece) GetInitramfs() bool {
@@ -12174,7 +12277,7 @@ type StartImage struct {
 
 func (x *StartImage) Reset() {
 	*x = StartImage{}
-	mi := &file_control_proto_msgTypes[149]
+	mi := &file_control_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12183,7 +12286,7 @@ func (*StartImage) ProtoMessage() {}
 
 func (x *StartImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[149]
+	mi := &file_control_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12196,7 +12299,7 @@ func (x *StartImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartImage.ProtoReflect.Descriptor instead.
 func (*StartImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{149}
+	return file_control_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *StartImage) GetKernelHash() []byte {
@@ -12224,7 +12327,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xcc/\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\x880\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -12301,10 +12404,12 @@ const file_control_proto_rawDesc = "" +
 	"\asamples\x18i \x01(\v2\x17.margay.control.SamplesH\x00R\asamples\x12=\n" +
 	"\vread_stacks\x18j \x01(\v2\x1a.margay.control.ReadStacksH\x00R\n" +
 	"readStacks\x120\n" +
-	"\x06stacks\x18k \x01(\v2\x16.margay.control.StacksH\x00R\x06stacks\x12G\n" +
-	"\x0fread_kernel_log\x18l \x01(\v2\x1d.margay.control.ReadKernelLogH\x00R\rreadKernelLog\x12:\n" +
+	"\x06stacks\x18k \x01(\v2\x16.margay.control.StacksH\x00R\x06stacks\x12:\n" +
 	"\n" +
-	"kernel_log\x18m \x01(\v2\x19.margay.control.KernelLogH\x00R\tkernelLog\x127\n" +
+	"debug_rank\x18l \x01(\v2\x19.margay.control.DebugRankH\x00R\tdebugRank\x12G\n" +
+	"\x0fread_kernel_log\x18m \x01(\v2\x1d.margay.control.ReadKernelLogH\x00R\rreadKernelLog\x12:\n" +
+	"\n" +
+	"kernel_log\x18v \x01(\v2\x19.margay.control.KernelLogH\x00R\tkernelLog\x127\n" +
 	"\tnode_exit\x18Z \x01(\v2\x18.margay.control.NodeExitH\x00R\bnodeExit\x127\n" +
 	"\tnode_boot\x18[ \x01(\v2\x18.margay.control.NodeBootH\x00R\bnodeBoot\x121\n" +
 	"\anode_up\x18\\ \x01(\v2\x16.margay.control.NodeUpH\x00R\x06nodeUp\x12:\n" +
@@ -12363,14 +12468,16 @@ const file_control_proto_rawDesc = "" +
 	"imagePiece\x12>\n" +
 	"\vstart_image\x18\xc7\x02 \x01(\v2\x1a.margay.control.StartImageH\x00R\n" +
 	"startImageB\x06\n" +
-	"\x04body\"\xa1\x01\n" +
+	"\x04body\"\xcd\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12(\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x14.margay.control.RoleR\x04role\x12\x14\n" +
 	"\x05token\x18\x03 \x01(\tR\x05token\x12\x18\n" +
 	"\aprogram\x18\x04 \x01(\tR\aprogram\x12\x12\n" +
 	"\x04node\x18\x05 \x01(\rR\x04node\x12\x10\n" +
-	"\x03job\x18Z \x01(\rR\x03job\"W\n" +
+	"\x03job\x18Z \x01(\rR\x03job\x12\x12\n" +
+	"\x04rank\x18[ \x01(\rR\x04rank\x12\x16\n" +
+	"\x06stream\x18\\ \x01(\x04R\x06stream\"W\n" +
 	"\aWelcome\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x18\n" +
 	"\amachine\x18\x02 \x01(\tR\amachine\x12\x18\n" +
@@ -12394,7 +12501,7 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"Registered\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12!\n" +
-	"\fheartbeat_ms\x18\x02 \x01(\rR\vheartbeatMs\"\xa7\x03\n" +
+	"\fheartbeat_ms\x18\x02 \x01(\rR\vheartbeatMs\"\xc2\x03\n" +
 	"\bNodeInfo\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\x1c\n" +
@@ -12412,7 +12519,8 @@ const file_control_proto_rawDesc = "" +
 	"\fmessage_core\x18\r \x01(\rR\vmessageCore\x12\x1c\n" +
 	"\tscheduler\x18\x0e \x01(\tR\tscheduler\x12\x16\n" +
 	"\x06fabric\x18\x0f \x01(\tR\x06fabric\x12\x15\n" +
-	"\x05image\x18\xb6\x02 \x01(\tR\x05image\"M\n" +
+	"\x05image\x18\xb6\x02 \x01(\tR\x05image\x12\x19\n" +
+	"\amodules\x18\xd4\x02 \x03(\tR\amodules\"M\n" +
 	"\tHostedJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\"\xcf\x01\n" +
@@ -12633,7 +12741,11 @@ const file_control_proto_rawDesc = "" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x14\n" +
 	"\x05ranks\x18\x03 \x03(\rR\x05ranks\x122\n" +
-	"\alayouts\x18\x04 \x03(\v2\x18.margay.control.GoLayoutR\alayouts\"\x92\x01\n" +
+	"\alayouts\x18\x04 \x03(\v2\x18.margay.control.GoLayoutR\alayouts\"I\n" +
+	"\tDebugRank\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x16\n" +
+	"\x06stream\x18\x03 \x01(\x04R\x06stream\"\x92\x01\n" +
 	"\bGoLayout\x12,\n" +
 	"\x04file\x18\x01 \x01(\v2\x18.margay.control.CodeFileR\x04file\x12\x10\n" +
 	"\x03all\x18\x02 \x01(\x04R\x03all\x12\x0e\n" +
@@ -13189,14 +13301,16 @@ const file_control_proto_rawDesc = "" +
 	"\vkernel_hash\x18\x01 \x01(\fR\n" +
 	"kernelHash\x12%\n" +
 	"\x0einitramfs_hash\x18\x02 \x01(\fR\rinitramfsHash\x12\x18\n" +
-	"\acmdline\x18\x03 \x01(\tR\acmdline*Y\n" +
+	"\acmdline\x18\x03 \x01(\tR\acmdline*i\n" +
 	"\x04Role\x12\x10\n" +
 	"\fROLE_UNKNOWN\x10\x00\x12\r\n" +
 	"\tROLE_NODE\x10\x01\x12\x0f\n" +
 	"\vROLE_CLIENT\x10\x02\x12\x0f\n" +
 	"\vROLE_HOLDER\x10\x03\x12\x0e\n" +
 	"\n" +
-	"ROLE_FILES\x10Z*\xa7\x02\n" +
+	"ROLE_FILES\x10Z\x12\x0e\n" +
+	"\n" +
+	"ROLE_DEBUG\x10[*\xa7\x02\n" +
 	"\x04Code\x12\x10\n" +
 	"\fCODE_UNKNOWN\x10\x00\x12\x10\n" +
 	"\fCODE_VERSION\x10\x01\x12\x10\n" +
@@ -13293,7 +13407,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes [12]protoimpl.EnumInfo
-var file_control_proto_msgTypes [151]protoimpl.MessageInfo
+var file_control_proto_msgTypes [152]protoimpl.MessageInfo
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -13357,107 +13471,108 @@ var file_control_proto_goTypes = []any{
 	(*CodeFile)(nil),         // 59: margay.control.CodeFile
 	(*CodeStack)(nil),        // 60: margay.control.CodeStack
 	(*ReadStacks)(nil),       // 61: margay.control.ReadStacks
-	(*GoLayout)(nil),         // 62: margay.control.GoLayout
-	(*Stacks)(nil),           // 63: margay.control.Stacks
-	(*StackGroup)(nil),       // 64: margay.control.StackGroup
-	(*UnreadRank)(nil),       // 65: margay.control.UnreadRank
-	(*Usage)(nil),            // 66: margay.control.Usage
-	(*Ack)(nil),              // 67: margay.control.Ack
-	(*Stdin)(nil),            // 68: margay.control.Stdin
-	(*StdinTaken)(nil),       // 69: margay.control.StdinTaken
-	(*Signal)(nil),           // 70: margay.control.Signal
-	(*Resize)(nil),           // 71: margay.control.Resize
-	(*RunRequest)(nil),       // 72: margay.control.RunRequest
-	(*RunReply)(nil),         // 73: margay.control.RunReply
-	(*Attach)(nil),           // 74: margay.control.Attach
-	(*RemoveOutput)(nil),     // 75: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 76: margay.control.OutputRemoved
-	(*JobState)(nil),         // 77: margay.control.JobState
-	(*PhaseTime)(nil),        // 78: margay.control.PhaseTime
-	(*RankState)(nil),        // 79: margay.control.RankState
-	(*ListNodes)(nil),        // 80: margay.control.ListNodes
-	(*Nodes)(nil),            // 81: margay.control.Nodes
-	(*Guests)(nil),           // 82: margay.control.Guests
-	(*Guest)(nil),            // 83: margay.control.Guest
-	(*ApproveGuests)(nil),    // 84: margay.control.ApproveGuests
-	(*NodeState)(nil),        // 85: margay.control.NodeState
-	(*Drain)(nil),            // 86: margay.control.Drain
-	(*CoreUse)(nil),          // 87: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 88: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 89: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 90: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 91: margay.control.RebootNodes
-	(*SwitchNodes)(nil),      // 92: margay.control.SwitchNodes
-	(*EvictNodes)(nil),       // 93: margay.control.EvictNodes
-	(*NodesEvicted)(nil),     // 94: margay.control.NodesEvicted
-	(*GrowMachine)(nil),      // 95: margay.control.GrowMachine
-	(*NodesAdded)(nil),       // 96: margay.control.NodesAdded
-	(*ShrinkMachine)(nil),    // 97: margay.control.ShrinkMachine
-	(*NodesLeaving)(nil),     // 98: margay.control.NodesLeaving
-	(*RemoveNode)(nil),       // 99: margay.control.RemoveNode
-	(*Roster)(nil),           // 100: margay.control.Roster
-	(*ListJobs)(nil),         // 101: margay.control.ListJobs
-	(*Jobs)(nil),             // 102: margay.control.Jobs
-	(*WaitingJob)(nil),       // 103: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 104: margay.control.JobSummary
-	(*StoredJob)(nil),        // 105: margay.control.StoredJob
-	(*Kill)(nil),             // 106: margay.control.Kill
-	(*Noise)(nil),            // 107: margay.control.Noise
-	(*NoiseReport)(nil),      // 108: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 109: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 110: margay.control.InterruptRow
-	(*Status)(nil),           // 111: margay.control.Status
-	(*MachineStatus)(nil),    // 112: margay.control.MachineStatus
-	(*ReadAudit)(nil),        // 113: margay.control.ReadAudit
-	(*Audit)(nil),            // 114: margay.control.Audit
-	(*AuditLine)(nil),        // 115: margay.control.AuditLine
-	(*CreateToken)(nil),      // 116: margay.control.CreateToken
-	(*Token)(nil),            // 117: margay.control.Token
-	(*ListTokens)(nil),       // 118: margay.control.ListTokens
-	(*Tokens)(nil),           // 119: margay.control.Tokens
-	(*RevokeTokens)(nil),     // 120: margay.control.RevokeTokens
-	(*StoredToken)(nil),      // 121: margay.control.StoredToken
-	(*ListExtensions)(nil),   // 122: margay.control.ListExtensions
-	(*Extensions)(nil),       // 123: margay.control.Extensions
-	(*ExtensionState)(nil),   // 124: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 125: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 126: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 127: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 128: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 129: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 130: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 131: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 132: margay.control.ReadEvents
-	(*Events)(nil),           // 133: margay.control.Events
-	(*ReadKernelLog)(nil),    // 134: margay.control.ReadKernelLog
-	(*KernelLog)(nil),        // 135: margay.control.KernelLog
-	(*KernelRecord)(nil),     // 136: margay.control.KernelRecord
-	(*ReadClock)(nil),        // 137: margay.control.ReadClock
-	(*Clock)(nil),            // 138: margay.control.Clock
-	(*TakeSamples)(nil),      // 139: margay.control.TakeSamples
-	(*Samples)(nil),          // 140: margay.control.Samples
-	(*NodeSample)(nil),       // 141: margay.control.NodeSample
-	(*CoreSample)(nil),       // 142: margay.control.CoreSample
-	(*RankSample)(nil),       // 143: margay.control.RankSample
-	(*NodeExit)(nil),         // 144: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 145: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 146: margay.control.NodeStage
-	(*NodeUp)(nil),           // 147: margay.control.NodeUp
-	(*RebootNode)(nil),       // 148: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 149: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 150: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 151: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 152: margay.control.DutiesSet
-	(*UpdateNodes)(nil),      // 153: margay.control.UpdateNodes
-	(*ReadUpdate)(nil),       // 154: margay.control.ReadUpdate
-	(*Update)(nil),           // 155: margay.control.Update
-	(*NodeUpdate)(nil),       // 156: margay.control.NodeUpdate
-	(*StageImage)(nil),       // 157: margay.control.StageImage
-	(*ImageStaged)(nil),      // 158: margay.control.ImageStaged
-	(*KeepImage)(nil),        // 159: margay.control.KeepImage
-	(*ImagePiece)(nil),       // 160: margay.control.ImagePiece
-	(*StartImage)(nil),       // 161: margay.control.StartImage
-	nil,                      // 162: margay.control.ExtensionLog.AfterEntry
+	(*DebugRank)(nil),        // 62: margay.control.DebugRank
+	(*GoLayout)(nil),         // 63: margay.control.GoLayout
+	(*Stacks)(nil),           // 64: margay.control.Stacks
+	(*StackGroup)(nil),       // 65: margay.control.StackGroup
+	(*UnreadRank)(nil),       // 66: margay.control.UnreadRank
+	(*Usage)(nil),            // 67: margay.control.Usage
+	(*Ack)(nil),              // 68: margay.control.Ack
+	(*Stdin)(nil),            // 69: margay.control.Stdin
+	(*StdinTaken)(nil),       // 70: margay.control.StdinTaken
+	(*Signal)(nil),           // 71: margay.control.Signal
+	(*Resize)(nil),           // 72: margay.control.Resize
+	(*RunRequest)(nil),       // 73: margay.control.RunRequest
+	(*RunReply)(nil),         // 74: margay.control.RunReply
+	(*Attach)(nil),           // 75: margay.control.Attach
+	(*RemoveOutput)(nil),     // 76: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 77: margay.control.OutputRemoved
+	(*JobState)(nil),         // 78: margay.control.JobState
+	(*PhaseTime)(nil),        // 79: margay.control.PhaseTime
+	(*RankState)(nil),        // 80: margay.control.RankState
+	(*ListNodes)(nil),        // 81: margay.control.ListNodes
+	(*Nodes)(nil),            // 82: margay.control.Nodes
+	(*Guests)(nil),           // 83: margay.control.Guests
+	(*Guest)(nil),            // 84: margay.control.Guest
+	(*ApproveGuests)(nil),    // 85: margay.control.ApproveGuests
+	(*NodeState)(nil),        // 86: margay.control.NodeState
+	(*Drain)(nil),            // 87: margay.control.Drain
+	(*CoreUse)(nil),          // 88: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 89: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 90: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 91: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 92: margay.control.RebootNodes
+	(*SwitchNodes)(nil),      // 93: margay.control.SwitchNodes
+	(*EvictNodes)(nil),       // 94: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 95: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 96: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 97: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 98: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 99: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 100: margay.control.RemoveNode
+	(*Roster)(nil),           // 101: margay.control.Roster
+	(*ListJobs)(nil),         // 102: margay.control.ListJobs
+	(*Jobs)(nil),             // 103: margay.control.Jobs
+	(*WaitingJob)(nil),       // 104: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 105: margay.control.JobSummary
+	(*StoredJob)(nil),        // 106: margay.control.StoredJob
+	(*Kill)(nil),             // 107: margay.control.Kill
+	(*Noise)(nil),            // 108: margay.control.Noise
+	(*NoiseReport)(nil),      // 109: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 110: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 111: margay.control.InterruptRow
+	(*Status)(nil),           // 112: margay.control.Status
+	(*MachineStatus)(nil),    // 113: margay.control.MachineStatus
+	(*ReadAudit)(nil),        // 114: margay.control.ReadAudit
+	(*Audit)(nil),            // 115: margay.control.Audit
+	(*AuditLine)(nil),        // 116: margay.control.AuditLine
+	(*CreateToken)(nil),      // 117: margay.control.CreateToken
+	(*Token)(nil),            // 118: margay.control.Token
+	(*ListTokens)(nil),       // 119: margay.control.ListTokens
+	(*Tokens)(nil),           // 120: margay.control.Tokens
+	(*RevokeTokens)(nil),     // 121: margay.control.RevokeTokens
+	(*StoredToken)(nil),      // 122: margay.control.StoredToken
+	(*ListExtensions)(nil),   // 123: margay.control.ListExtensions
+	(*Extensions)(nil),       // 124: margay.control.Extensions
+	(*ExtensionState)(nil),   // 125: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 126: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 127: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 128: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 129: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 130: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 131: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 132: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 133: margay.control.ReadEvents
+	(*Events)(nil),           // 134: margay.control.Events
+	(*ReadKernelLog)(nil),    // 135: margay.control.ReadKernelLog
+	(*KernelLog)(nil),        // 136: margay.control.KernelLog
+	(*KernelRecord)(nil),     // 137: margay.control.KernelRecord
+	(*ReadClock)(nil),        // 138: margay.control.ReadClock
+	(*Clock)(nil),            // 139: margay.control.Clock
+	(*TakeSamples)(nil),      // 140: margay.control.TakeSamples
+	(*Samples)(nil),          // 141: margay.control.Samples
+	(*NodeSample)(nil),       // 142: margay.control.NodeSample
+	(*CoreSample)(nil),       // 143: margay.control.CoreSample
+	(*RankSample)(nil),       // 144: margay.control.RankSample
+	(*NodeExit)(nil),         // 145: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 146: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 147: margay.control.NodeStage
+	(*NodeUp)(nil),           // 148: margay.control.NodeUp
+	(*RebootNode)(nil),       // 149: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 150: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 151: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 152: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 153: margay.control.DutiesSet
+	(*UpdateNodes)(nil),      // 154: margay.control.UpdateNodes
+	(*ReadUpdate)(nil),       // 155: margay.control.ReadUpdate
+	(*Update)(nil),           // 156: margay.control.Update
+	(*NodeUpdate)(nil),       // 157: margay.control.NodeUpdate
+	(*StageImage)(nil),       // 158: margay.control.StageImage
+	(*ImageStaged)(nil),      // 159: margay.control.ImageStaged
+	(*KeepImage)(nil),        // 160: margay.control.KeepImage
+	(*ImagePiece)(nil),       // 161: margay.control.ImagePiece
+	(*StartImage)(nil),       // 162: margay.control.StartImage
+	nil,                      // 163: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	13,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -13480,186 +13595,187 @@ var file_control_proto_depIdxs = []int32{
 	42,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
 	50,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
 	55,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	67,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	68,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	69,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	70,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
+	68,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
+	69,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	70,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	71,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
 	51,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	71,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
-	72,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	73,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	74,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
-	77,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	80,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	81,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	101, // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	102, // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	106, // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	107, // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	108, // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	111, // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	112, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	75,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	76,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	88,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	89,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	90,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	91,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	72,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
+	73,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	74,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	75,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
+	78,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	81,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	82,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	102, // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	103, // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	107, // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
+	108, // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
+	109, // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	112, // 37: margay.control.Frame.status:type_name -> margay.control.Status
+	113, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	76,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	77,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	89,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	90,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	91,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	92,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
 	28,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	122, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	123, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	125, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	131, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	127, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	128, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	132, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	133, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	137, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	138, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	139, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	140, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
+	123, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	124, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	126, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	132, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	128, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	129, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	133, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	134, // 53: margay.control.Frame.events:type_name -> margay.control.Events
+	138, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	139, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
+	140, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	141, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
 	61,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
-	63,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	134, // 60: margay.control.Frame.read_kernel_log:type_name -> margay.control.ReadKernelLog
-	135, // 61: margay.control.Frame.kernel_log:type_name -> margay.control.KernelLog
-	144, // 62: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	145, // 63: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	147, // 64: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	146, // 65: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	148, // 66: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	150, // 67: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	151, // 68: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	152, // 69: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	95,  // 70: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	96,  // 71: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	97,  // 72: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	98,  // 73: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	93,  // 74: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	94,  // 75: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	99,  // 76: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	100, // 77: margay.control.Frame.roster:type_name -> margay.control.Roster
-	92,  // 78: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	149, // 79: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
-	82,  // 80: margay.control.Frame.guests:type_name -> margay.control.Guests
-	84,  // 81: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
-	30,  // 82: margay.control.Frame.leave:type_name -> margay.control.Leave
-	52,  // 83: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	53,  // 84: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	54,  // 85: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	113, // 86: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
-	114, // 87: margay.control.Frame.audit:type_name -> margay.control.Audit
-	29,  // 88: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
-	116, // 89: margay.control.Frame.create_token:type_name -> margay.control.CreateToken
-	118, // 90: margay.control.Frame.list_tokens:type_name -> margay.control.ListTokens
-	120, // 91: margay.control.Frame.revoke_tokens:type_name -> margay.control.RevokeTokens
-	117, // 92: margay.control.Frame.token:type_name -> margay.control.Token
-	119, // 93: margay.control.Frame.tokens:type_name -> margay.control.Tokens
-	153, // 94: margay.control.Frame.update_nodes:type_name -> margay.control.UpdateNodes
-	154, // 95: margay.control.Frame.read_update:type_name -> margay.control.ReadUpdate
-	155, // 96: margay.control.Frame.update:type_name -> margay.control.Update
-	157, // 97: margay.control.Frame.stage_image:type_name -> margay.control.StageImage
-	158, // 98: margay.control.Frame.image_staged:type_name -> margay.control.ImageStaged
-	159, // 99: margay.control.Frame.keep_image:type_name -> margay.control.KeepImage
-	160, // 100: margay.control.Frame.image_piece:type_name -> margay.control.ImagePiece
-	161, // 101: margay.control.Frame.start_image:type_name -> margay.control.StartImage
-	0,   // 102: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 103: margay.control.Error.code:type_name -> margay.control.Code
-	19,  // 104: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	20,  // 105: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	22,  // 106: margay.control.Register.vitals:type_name -> margay.control.Vitals
-	2,   // 107: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	19,  // 108: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	22,  // 109: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	25,  // 110: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	36,  // 111: margay.control.Prepare.layout:type_name -> margay.control.Layout
-	36,  // 112: margay.control.Prepare.network:type_name -> margay.control.Layout
-	32,  // 113: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 114: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 115: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	31,  // 116: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	27,  // 117: margay.control.JobSpec.task:type_name -> margay.control.Task
-	26,  // 118: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	57,  // 119: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
-	33,  // 120: margay.control.Exec.parts:type_name -> margay.control.Part
-	37,  // 121: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
-	38,  // 122: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
-	39,  // 123: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
-	45,  // 124: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	15,  // 125: margay.control.Loaded.error:type_name -> margay.control.Error
-	15,  // 126: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 127: margay.control.Record.stream:type_name -> margay.control.Stream
-	57,  // 128: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	45,  // 129: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	56,  // 130: margay.control.Record.more:type_name -> margay.control.RankEnd
-	57,  // 131: margay.control.RankEnd.exit:type_name -> margay.control.ExitStatus
-	66,  // 132: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	58,  // 133: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	59,  // 134: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	60,  // 135: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	62,  // 136: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	59,  // 137: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	59,  // 138: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	64,  // 139: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	65,  // 140: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	60,  // 141: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	31,  // 142: margay.control.Resize.size:type_name -> margay.control.Terminal
-	25,  // 143: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	32,  // 144: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	35,  // 145: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 146: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	15,  // 147: margay.control.JobState.error:type_name -> margay.control.Error
-	79,  // 148: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	45,  // 149: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	78,  // 150: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 151: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	57,  // 152: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	85,  // 153: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	82,  // 154: margay.control.Nodes.guests:type_name -> margay.control.Guests
-	83,  // 155: margay.control.Guests.guests:type_name -> margay.control.Guest
-	8,   // 156: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	19,  // 157: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	87,  // 158: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	86,  // 159: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	22,  // 160: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 161: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 162: margay.control.Drain.state:type_name -> margay.control.DrainState
-	104, // 163: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	103, // 164: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 165: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	79,  // 166: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	45,  // 167: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	27,  // 168: margay.control.JobSummary.task:type_name -> margay.control.Task
-	25,  // 169: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	35,  // 170: margay.control.StoredJob.places:type_name -> margay.control.Place
-	40,  // 171: margay.control.StoredJob.members:type_name -> margay.control.Member
-	104, // 172: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	77,  // 173: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	109, // 174: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	110, // 175: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	115, // 176: margay.control.Audit.lines:type_name -> margay.control.AuditLine
-	117, // 177: margay.control.Tokens.tokens:type_name -> margay.control.Token
-	117, // 178: margay.control.StoredToken.token:type_name -> margay.control.Token
-	124, // 179: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	126, // 180: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	162, // 181: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	129, // 182: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	125, // 183: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	124, // 184: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	136, // 185: margay.control.KernelLog.records:type_name -> margay.control.KernelRecord
-	141, // 186: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	142, // 187: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	143, // 188: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	124, // 189: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 190: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 191: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	19,  // 192: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	156, // 193: margay.control.Update.nodes:type_name -> margay.control.NodeUpdate
-	11,  // 194: margay.control.NodeUpdate.stage:type_name -> margay.control.UpdateStage
-	195, // [195:195] is the sub-list for method output_type
-	195, // [195:195] is the sub-list for method input_type
-	195, // [195:195] is the sub-list for extension type_name
-	195, // [195:195] is the sub-list for extension extendee
-	0,   // [0:195] is the sub-list for field type_name
+	64,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
+	62,  // 60: margay.control.Frame.debug_rank:type_name -> margay.control.DebugRank
+	135, // 61: margay.control.Frame.read_kernel_log:type_name -> margay.control.ReadKernelLog
+	136, // 62: margay.control.Frame.kernel_log:type_name -> margay.control.KernelLog
+	145, // 63: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	146, // 64: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	148, // 65: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	147, // 66: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	149, // 67: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	151, // 68: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	152, // 69: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	153, // 70: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	96,  // 71: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	97,  // 72: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	98,  // 73: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	99,  // 74: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	94,  // 75: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	95,  // 76: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	100, // 77: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	101, // 78: margay.control.Frame.roster:type_name -> margay.control.Roster
+	93,  // 79: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
+	150, // 80: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	83,  // 81: margay.control.Frame.guests:type_name -> margay.control.Guests
+	85,  // 82: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
+	30,  // 83: margay.control.Frame.leave:type_name -> margay.control.Leave
+	52,  // 84: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	53,  // 85: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	54,  // 86: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	114, // 87: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
+	115, // 88: margay.control.Frame.audit:type_name -> margay.control.Audit
+	29,  // 89: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
+	117, // 90: margay.control.Frame.create_token:type_name -> margay.control.CreateToken
+	119, // 91: margay.control.Frame.list_tokens:type_name -> margay.control.ListTokens
+	121, // 92: margay.control.Frame.revoke_tokens:type_name -> margay.control.RevokeTokens
+	118, // 93: margay.control.Frame.token:type_name -> margay.control.Token
+	120, // 94: margay.control.Frame.tokens:type_name -> margay.control.Tokens
+	154, // 95: margay.control.Frame.update_nodes:type_name -> margay.control.UpdateNodes
+	155, // 96: margay.control.Frame.read_update:type_name -> margay.control.ReadUpdate
+	156, // 97: margay.control.Frame.update:type_name -> margay.control.Update
+	158, // 98: margay.control.Frame.stage_image:type_name -> margay.control.StageImage
+	159, // 99: margay.control.Frame.image_staged:type_name -> margay.control.ImageStaged
+	160, // 100: margay.control.Frame.keep_image:type_name -> margay.control.KeepImage
+	161, // 101: margay.control.Frame.image_piece:type_name -> margay.control.ImagePiece
+	162, // 102: margay.control.Frame.start_image:type_name -> margay.control.StartImage
+	0,   // 103: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 104: margay.control.Error.code:type_name -> margay.control.Code
+	19,  // 105: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	20,  // 106: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	22,  // 107: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 108: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	19,  // 109: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	22,  // 110: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	25,  // 111: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	36,  // 112: margay.control.Prepare.layout:type_name -> margay.control.Layout
+	36,  // 113: margay.control.Prepare.network:type_name -> margay.control.Layout
+	32,  // 114: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 115: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 116: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	31,  // 117: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	27,  // 118: margay.control.JobSpec.task:type_name -> margay.control.Task
+	26,  // 119: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	57,  // 120: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
+	33,  // 121: margay.control.Exec.parts:type_name -> margay.control.Part
+	37,  // 122: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
+	38,  // 123: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
+	39,  // 124: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
+	45,  // 125: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	15,  // 126: margay.control.Loaded.error:type_name -> margay.control.Error
+	15,  // 127: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 128: margay.control.Record.stream:type_name -> margay.control.Stream
+	57,  // 129: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	45,  // 130: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	56,  // 131: margay.control.Record.more:type_name -> margay.control.RankEnd
+	57,  // 132: margay.control.RankEnd.exit:type_name -> margay.control.ExitStatus
+	67,  // 133: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	58,  // 134: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	59,  // 135: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	60,  // 136: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	63,  // 137: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	59,  // 138: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	59,  // 139: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	65,  // 140: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	66,  // 141: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	60,  // 142: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	31,  // 143: margay.control.Resize.size:type_name -> margay.control.Terminal
+	25,  // 144: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	32,  // 145: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	35,  // 146: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 147: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	15,  // 148: margay.control.JobState.error:type_name -> margay.control.Error
+	80,  // 149: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	45,  // 150: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	79,  // 151: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 152: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	57,  // 153: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	86,  // 154: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	83,  // 155: margay.control.Nodes.guests:type_name -> margay.control.Guests
+	84,  // 156: margay.control.Guests.guests:type_name -> margay.control.Guest
+	8,   // 157: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	19,  // 158: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	88,  // 159: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	87,  // 160: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	22,  // 161: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 162: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 163: margay.control.Drain.state:type_name -> margay.control.DrainState
+	105, // 164: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	104, // 165: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 166: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	80,  // 167: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	45,  // 168: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	27,  // 169: margay.control.JobSummary.task:type_name -> margay.control.Task
+	25,  // 170: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	35,  // 171: margay.control.StoredJob.places:type_name -> margay.control.Place
+	40,  // 172: margay.control.StoredJob.members:type_name -> margay.control.Member
+	105, // 173: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	78,  // 174: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	110, // 175: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	111, // 176: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	116, // 177: margay.control.Audit.lines:type_name -> margay.control.AuditLine
+	118, // 178: margay.control.Tokens.tokens:type_name -> margay.control.Token
+	118, // 179: margay.control.StoredToken.token:type_name -> margay.control.Token
+	125, // 180: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	127, // 181: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	163, // 182: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	130, // 183: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	126, // 184: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	125, // 185: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	137, // 186: margay.control.KernelLog.records:type_name -> margay.control.KernelRecord
+	142, // 187: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	143, // 188: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	144, // 189: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	125, // 190: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 191: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 192: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	19,  // 193: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	157, // 194: margay.control.Update.nodes:type_name -> margay.control.NodeUpdate
+	11,  // 195: margay.control.NodeUpdate.stage:type_name -> margay.control.UpdateStage
+	196, // [196:196] is the sub-list for method output_type
+	196, // [196:196] is the sub-list for method input_type
+	196, // [196:196] is the sub-list for extension type_name
+	196, // [196:196] is the sub-list for extension extendee
+	0,   // [0:196] is the sub-list for field type_name
 }
 
 var file_control_proto_init_once sync.Once
@@ -13727,6 +13843,7 @@ func file_control_proto_init_tables() {
 		(*Frame_Samples)(nil),
 		(*Frame_ReadStacks)(nil),
 		(*Frame_Stacks)(nil),
+		(*Frame_DebugRank)(nil),
 		(*Frame_ReadKernelLog)(nil),
 		(*Frame_KernelLog)(nil),
 		(*Frame_NodeExit)(nil),
@@ -13776,7 +13893,7 @@ func file_control_proto_init_tables() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      12,
-			NumMessages:   151,
+			NumMessages:   152,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -84,6 +84,9 @@ func prepareMetalBoot(ctx context.Context, d Dir, o *UpOptions) error {
 		o.Told("only machines whose network card has an iPXE can boot: %v", err)
 	}
 	o.Spec.IPXEBIOS, o.Spec.IPXEUEFI = files.IPXEBIOS, files.IPXEUEFI
+	if o.Spec.Kernel == "" {
+		o.Told("the kernel is for network cards of virtual machines: give --kernel %s for others", provision.Generic)
+	}
 	image, err := provision.BuildImage(ctx, provision.ImageOptions{
 		Program: o.Spec.Program, JobInit: o.Spec.JobInit, Kernel: o.Spec.Kernel, Metal: true, Told: o.Progress,
 	})

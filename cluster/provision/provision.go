@@ -30,12 +30,16 @@ type Image struct {
 type ImageOptions struct {
 	Program string // the static program that becomes /init
 	JobInit string // the static program that becomes node.JobInit; empty: the node can run no jobs
-	Kernel  string // the user's own kernel; empty for the distribution's newest
+	Kernel  string // the path of the user's own kernel, or Generic; empty for the distribution's newest for virtual machines
 	Refresh bool   // look for a newer kernel than the one in the cache
 	Metal   bool   // the image is for machines of their own
 	Plain   bool   // the image is not compressed: an emulator hands it over
 	Told    progress.Func
 }
+
+// Generic stands for the distribution's newest kernel for machines of any kind, where the path of a
+// kernel may stand.
+const Generic = "generic"
 
 // FindEmulator finds the QEMU that runs virtual nodes; where it is cached is set here.
 func FindEmulator(ctx context.Context, o emulator.Options) (*qemu.Emulator, error) {
@@ -63,9 +67,11 @@ func FindKernel(ctx context.Context, o ImageOptions) (guestkernel.Kernel, error)
 	if err != nil {
 		return guestkernel.Kernel{}, err
 	}
-	return linux.Find(ctx, linux.Options{
-		Override: o.Kernel, CacheDir: filepath.Join(dir, "kernel"), Refresh: o.Refresh,
-	}, o.Told)
+	options := linux.Options{Override: o.Kernel, CacheDir: filepath.Join(dir, "kernel"), Refresh: o.Refresh}
+	if o.Kernel == Generic {
+		options.Override, options.CacheDir, options.Generic = "", filepath.Join(dir, "kernel-generic"), true
+	}
+	return linux.Find(ctx, options, o.Told)
 }
 
 // BuildImage makes the node image, or finds the one that was made of the same parts before.

@@ -3,6 +3,9 @@ package pid1
 // LoadModulesOf loads the modules that a file lists.
 var LoadModulesOf = loadModules
 
+// LoadDriversOf loads the drivers of a file that the devices of a node need.
+var LoadDriversOf = loadDrivers
+
 // CheckInitial returns an error unless a folder is in memory.
 var CheckInitial = checkInitial
 

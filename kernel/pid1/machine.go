@@ -2,17 +2,20 @@ package pid1
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/abi/node"
+	"margay/kernel/driver"
 	"margay/kernel/seek"
 )
 
@@ -65,8 +68,9 @@ func dumpToJobs() error {
 	return nil
 }
 
-// SetUp mounts, loads the image's modules, withholds from jobs what they are not to have, and
-// configures the network. It does nothing in a root that is not of a node image.
+// SetUp mounts, loads the image's modules and the drivers that its devices need, withholds from
+// jobs what they are not to have, and configures the network. It does nothing in a root that is not
+// of a node image.
 func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error) {
 	if err := checkInitial("/"); err != nil {
 		return node.Config{}, err
@@ -74,7 +78,7 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 	if err := m.Mount(); err != nil {
 		return node.Config{}, err
 	}
-	if err := errors.Join(m.LoadModules(), limit(withheld), limit(ample), dumpToJobs()); err != nil {
+	if err := errors.Join(m.LoadModules(), m.LoadDrivers(log), limit(withheld), limit(ample), dumpToJobs()); err != nil {
 		log("%v", err)
 	}
 	if err := findConfig(log); err != nil {
@@ -178,6 +182,13 @@ func (Machine) Mount() error {
 // returns all errors.
 func (Machine) LoadModules() error { return loadModules(node.LoadOrder) }
 
+// LoadDrivers loads those drivers of the node image that a device needs, and logs which it has
+// loaded. It goes on after one that cannot be loaded and returns all errors.
+func (Machine) LoadDrivers(log func(format string, args ...any)) error {
+	devices := func() ([]driver.Device, error) { return driver.Devices("/sys") }
+	return loadDrivers(node.Drivers, driver.Node{Devices: devices, Insert: loadModule}, log)
+}
+
 // Off turns the machine off.
 func (Machine) Off() {
 	unix.Sync()
@@ -227,6 +238,28 @@ func loadModules(list string) error {
 		}
 	}
 	return errors.Join(append(errs, lines.Err())...)
+}
+
+// loadDrivers loads those drivers of the file that a device of n needs.
+func loadDrivers(list string, n driver.Node, log func(format string, args ...any)) error {
+	text, err := os.ReadFile(list)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("drivers: %w", err)
+	}
+	drivers, err := node.ParseDrivers(text)
+	if err != nil {
+		return err
+	}
+	uses, err := n.Load(drivers)
+	said := make([]string, len(uses))
+	for i, u := range uses {
+		said[i] = u.String()
+	}
+	log("loaded %d of %d drivers: %s", len(uses), len(drivers), cmp.Or(strings.Join(said, "; "), "no device needs one"))
+	return err
 }
 
 func loadModule(path string) error {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/abi/node"
+	"margay/kernel/driver"
 	"margay/kernel/pid1"
 )
 
@@ -278,5 +279,38 @@ func TestBadModules(t *testing.T) {
 	err := pid1.LoadModulesOf(list)
 	if err == nil || !strings.Contains(err.Error(), "module absent.ko: ") || !strings.Contains(err.Error(), "module text.ko: ") {
 		t.Error(err)
+	}
+}
+
+// PID 1 reports each driver that it has loaded with its devices, and those that cannot be loaded.
+func TestDrivers(t *testing.T) {
+	list := filepath.Join(t.TempDir(), "drivers")
+	var said string
+	log := func(format string, args ...any) { said += fmt.Sprintf(format, args...) + "\n" }
+	devices := []driver.Device{{Bus: "pci", Name: "0", Modalias: "pci:a", Driven: true}, {Bus: "pci", Name: "1", Modalias: "pci:b", Driven: true}}
+	n := driver.Node{
+		Devices: func() ([]driver.Device, error) { return devices, nil },
+		Insert: func(path string) error {
+			if path == "/bad.ko" {
+				return unix.ENOEXEC
+			}
+			return nil
+		},
+	}
+	if err := pid1.LoadDriversOf(list, n, log); err != nil || said != "" {
+		t.Errorf("an image without drivers: %q, %v", said, err)
+	}
+	for _, c := range []struct{ text, said, err string }{
+		{"/a.ko\n\tpci:a\n/bad.ko\n\tpci:b\n/c.ko\n\tpci:c\n", "loaded 1 of 3 drivers: a for pci 0\n", "driver bad for pci 1: load bad.ko: exec format error"},
+		{"/c.ko\n\tpci:c\n", "loaded 0 of 1 drivers: no device needs one\n", "<nil>"},
+		{"nonsense", "", "drivers: the file is truncated"},
+	} {
+		said = ""
+		if err := os.WriteFile(list, []byte(c.text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := pid1.LoadDriversOf(list, n, log); fmt.Sprint(err) != c.err || said != c.said {
+			t.Errorf("%q: it said %q, %v", c.text, said, err)
+		}
 	}
 }

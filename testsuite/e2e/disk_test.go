@@ -29,8 +29,16 @@ func TestSoakDisk(t *testing.T) {
 		t.Skip("only root can give an address to a network interface and serve DHCP there")
 	}
 	ownMachine(t, "own virtual")
-	wire, card := ownWire(t)
 	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber.Add(1)), substrate: "metal", nodes: 1, cores: 1}
+	// These may fetch the EFI stub and the firmware, and there is no archive at the wire.
+	if r := m.margay("image", "build", "--format", "uki", "-o", filepath.Join(t.TempDir(), "node.efi"), "-q"); r.code != 0 {
+		t.Fatal(r)
+	}
+	files, err := provision.FindFirmware(t.Context(), firmware.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wire, card := ownWire(t)
 	t.Cleanup(func() {
 		m.logs()
 		m.margay("machine", "down") // it is down already, unless the test has failed
@@ -48,10 +56,6 @@ func TestSoakDisk(t *testing.T) {
 	}
 	listed := m.onDisk(path)
 
-	files, err := provision.FindFirmware(t.Context(), firmware.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	end := emulate(t, card, append(nic, "-bios", files.UEFI,
 		"-drive", "format=raw,if=none,id=disk,file="+path, "-device", "virtio-blk-pci,drive=disk,bootindex=0")...)
 	state := func(text string) func() bool {

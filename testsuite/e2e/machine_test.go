@@ -410,8 +410,11 @@ type nodeState struct {
 	Health string
 	Reason string
 	Boots  int
-	Info   struct{ Fabric string }
-	Cores  []struct {
+	Info   struct {
+		Fabric  string
+		Modules []string
+	}
+	Cores []struct {
 		Core, Job int
 		Ranks     []int
 	}

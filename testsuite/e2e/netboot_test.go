@@ -6,8 +6,10 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -17,13 +19,16 @@ import (
 
 	"margay/cluster/provision"
 	"margay/cluster/provision/emulator"
+	"margay/initramfs"
 	"margay/internal/check"
+	"margay/kernel/abi/node"
 	"margay/qemu"
 )
 
 // A machine of its own, played by a QEMU, boots from its network card by the boot services on
 // ordinary sockets of a network interface. It waits until it is made a node, also over a restart of
-// serve, and runs an application. The machine leaves nothing on the interface.
+// serve, and runs an application. It loads the driver of its card alone. The machine leaves nothing
+// on the interface.
 func TestNetboot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can give an address to a network interface and serve DHCP there")
@@ -59,6 +64,7 @@ func TestNetboot(t *testing.T) {
 		return strings.Contains(m.margay("nodes").stdout, "node0  up ")
 	})
 	m.countsWords()
+	m.loadsItsCard("virtio_net")
 	// By this answer the holder knows that the node is up (metal.Wire.Alive).
 	if conn, err := net.DialTimeout("tcp4", "10.8.0.2:80", time.Minute); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("a connection to the node: %v, %v", conn, err)
@@ -72,6 +78,36 @@ func TestNetboot(t *testing.T) {
 	}
 	if addresses, err := left.Addrs(); err != nil || strings.Contains(fmt.Sprint(addresses), "10.8.0.") {
 		t.Errorf("the interface has %v, %v", addresses, err)
+	}
+}
+
+// loadsItsCard requires that node0 has loaded the driver of a network card, and none of the others
+// that its image has.
+func (m *machine) loadsItsCard(driver string) {
+	m.t.Helper()
+	f, err := os.Open(m.file("image"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer f.Close()
+	entries, err := initramfs.List(f)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	loaded := m.listNodes()[0].Info.Modules
+	var others []string
+	for _, e := range entries {
+		name := node.ModuleName(e.Path)
+		if !strings.Contains(e.Path, "/drivers/net/ethernet/") || path.Ext(e.Path) != ".ko" || name == driver {
+			continue
+		}
+		others = append(others, name)
+		if slices.Contains(loaded, name) {
+			m.t.Errorf("the node has loaded %s: it has %v", name, loaded)
+		}
+	}
+	if len(others) == 0 || !slices.Contains(loaded, driver) {
+		m.t.Errorf("the node has loaded %v, and its image has %v as well", loaded, others)
 	}
 }
 

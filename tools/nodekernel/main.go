@@ -23,6 +23,7 @@ import (
 	"margay/internal/procname"
 	"margay/kernel"
 	"margay/kernel/abi/node"
+	"margay/kernel/driver"
 	"margay/kernel/kexec"
 	"margay/kernel/klog"
 	"margay/kernel/link"
@@ -99,6 +100,9 @@ func runKernel() error {
 	if config.Substrate != node.Hosted {
 		c.Linux, c.KernelLog = new(kexec.Loader), klog.Read
 		if c.Image, err = kexec.Running(); err != nil {
+			return err
+		}
+		if c.Modules, err = driver.Modules(); err != nil {
 			return err
 		}
 	}

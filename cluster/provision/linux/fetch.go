@@ -15,6 +15,7 @@ import (
 // fetcher looks for a kernel in the archive, in dir, a directory of its own.
 type fetcher struct {
 	host     apt.Host
+	offers   []offer
 	arch     guestkernel.Arch
 	dir      string
 	run      apt.Runner
@@ -39,7 +40,7 @@ func (r resolved) describe() string {
 // failure does not select an old kernel.
 func (f fetcher) resolve(ctx context.Context) (resolved, error) {
 	var missed error
-	for i, o := range distributions[f.host.Distribution] {
+	for i, o := range f.offers {
 		suite := o.suite
 		if suite == "" {
 			suite = f.host.Codename
@@ -70,9 +71,10 @@ func (f fetcher) tryOffer(ctx context.Context, o offer, dir string) (resolved, e
 		return resolved{}, err
 	}
 	r := resolved{archive: a}
+	var newest apt.Package
 	for _, m := range metas {
 		if release, ok := release(m); ok && guestkernel.CompareVersions(release, r.release) > 0 {
-			r.release = release
+			r.release, newest = release, m
 		}
 	}
 	if r.release == "" {
@@ -81,15 +83,19 @@ func (f fetcher) tryOffer(ctx context.Context, o offer, dir string) (resolved, e
 	if guestkernel.CompareVersions(r.release, o.least) < 0 {
 		return resolved{}, fmt.Errorf("%w: the newest is %s, needed is %s", ErrNoPackage, r.release, o.least)
 	}
-	r.packages, err = closure(ctx, a, r.release)
+	r.packages, err = closure(ctx, a, r.release, parts(newest, r.release))
 	return r, err
 }
 
-// closure returns the image package of a release and its dependencies within that release.
-func closure(ctx context.Context, a *apt.Archive, release string) ([]apt.Package, error) {
+// closure returns the image package of a release, the other parts of it that a metapackage depends
+// on, and their dependencies within that release.
+func closure(ctx context.Context, a *apt.Archive, release string, next []string) ([]apt.Package, error) {
 	var all []apt.Package
-	seen := map[string]bool{imagePrefix + release: true}
-	for next := []string{imagePrefix + release}; len(next) > 0; {
+	seen := make(map[string]bool)
+	for _, name := range next {
+		seen[name] = true
+	}
+	for len(next) > 0 {
 		found, err := a.Show(ctx, next...)
 		if err != nil {
 			return nil, err

@@ -193,6 +193,50 @@ func TestUbuntu(t *testing.T) {
 	}
 }
 
+// A generic kernel has the packages that its metapackage brings in addition. It is not looked for
+// among the kernels of virtual machines.
+func TestGeneric(t *testing.T) {
+	const generic, virtual = "6.8.0-91-generic", "6.8.0-90-virtual"
+	ubuntu := &apttest.Archive{
+		Suites: map[string]map[string]string{"noble": {
+			"linux-image-virtual":             "linux-image-" + virtual,
+			"linux-image-generic":             "linux-image-" + generic + ", linux-modules-extra-" + generic + ", linux-firmware",
+			"linux-image-" + generic:          "kmod, linux-base, linux-modules-" + generic,
+			"linux-modules-" + generic:        "",
+			"linux-modules-extra-" + generic:  "linux-modules-" + generic,
+			"linux-image-" + virtual:          "",
+			"linux-image-generic-hwe-24.04.1": "linux-image-9.9",
+		}},
+		Trees: map[string]map[string]string{
+			"linux-image-" + generic:         {"boot/vmlinuz-" + generic: ""},
+			"linux-modules-" + generic:       {"boot/config-" + generic: config, "lib/modules/" + generic + "/kernel/a.ko.zst": ""},
+			"linux-modules-extra-" + generic: {"lib/modules/" + generic + "/kernel/sky2.ko.zst": ""},
+		},
+		Failing: map[string]error{},
+	}
+	root := t.TempDir()
+	apttest.Write(t, filepath.Join(root, "etc/os-release"), "ID=ubuntu\nVERSION_CODENAME=noble\nVERSION_ID=\"24.04\"\n")
+	apttest.Write(t, filepath.Join(root, "etc/apt/sources.list.d/ubuntu.sources"),
+		"Types: deb\nURIs: http://m.example/ubuntu/\nSuites: noble\nComponents: main universe\nSigned-By: /k/ubuntu-archive-keyring.gpg\n")
+	k, err := find(context.Background(), Options{CacheDir: t.TempDir(), Arch: "amd64", Generic: true}, nil, root, ubuntu.Run)
+	if err != nil || k.Version != generic {
+		t.Fatalf("%+v, %v", k, err)
+	}
+	if _, err := os.Stat(filepath.Join(k.Modules, "kernel/sky2.ko.zst")); err != nil {
+		t.Error(err)
+	}
+
+	debian := debianArchive()
+	debian.Suites["trixie-backports"]["linux-image-amd64"] = "linux-image-7.1.9+deb13-amd64" // too old
+	debian.Suites["bookworm"]["linux-image-amd64"] = "linux-image-6.1.0-50-amd64 (= 1)"
+	debian.Suites["bookworm"]["linux-image-6.1.0-50-amd64"] = ""
+	debian.Trees["linux-image-6.1.0-50-amd64"] = map[string]string{"boot/vmlinuz-6.1.0-50-amd64": "", "lib/modules/6.1.0-50-amd64/kernel/a.ko": ""}
+	k, err = find(context.Background(), Options{CacheDir: t.TempDir(), Arch: "amd64", Generic: true}, nil, apttest.DebianHost(t), debian.Run)
+	if err != nil || k.Version != "6.1.0-50-amd64" {
+		t.Errorf("%+v, %v", k, err)
+	}
+}
+
 // Whatever ends a fetch, the cache holds no kernel afterwards, and the next fetch works.
 func TestInterruptedFetch(t *testing.T) {
 	for _, what := range []string{"apt-config dump", "apt-get update", "apt-cache show", "apt-get download", "dpkg -x"} {

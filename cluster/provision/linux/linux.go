@@ -23,11 +23,13 @@ import (
 	"margay/internal/progress"
 )
 
-// Options says where a kernel may come from. Only CacheDir has no default.
+// Options says where a kernel may come from. Only CacheDir has no default; each kind of kernel
+// needs one of its own.
 type Options struct {
 	Override string // an image, or a directory with an image and lib/modules/VERSION; used instead of everything else
-	CacheDir string
+	CacheDir string // of kernels for virtual machines, or of generic ones
 	Offline  bool   // use the cache only
+	Generic  bool   // a kernel for machines of any kind, instead of one for virtual machines
 	Refresh  bool   // ask the archive for a newer kernel even if one is cached; not if Offline
 	Arch     string // processor architecture, as Go names it; default: GOARCH
 }
@@ -59,12 +61,18 @@ func find(ctx context.Context, o Options, report progress.Func, root string, run
 	if o.Offline {
 		return guestkernel.Kernel{}, &Error{Op: "look into the cache", Object: dir, Err: ErrNotCached}
 	}
-	return c.fetch(ctx, arch, o.Refresh, report, root, run)
+	offers := distributions
+	if o.Generic {
+		offers = generic
+	}
+	return c.fetch(ctx, arch, offers, o.Refresh, report, root, run)
 }
 
-// fetch gets the newest kernel of the archive into the cache. Unless refresh is set it is content
-// with one that another process fetched while this one waited for the lock.
-func (c cache) fetch(ctx context.Context, arch guestkernel.Arch, refresh bool, report progress.Func, root string, run apt.Runner) (guestkernel.Kernel, error) {
+// fetch gets the newest kernel that an archive offers into the cache. Unless refresh is set it is
+// content with one that another process fetched while this one waited for the lock.
+func (c cache) fetch(
+	ctx context.Context, arch guestkernel.Arch, offers map[string][]offer, refresh bool, report progress.Func, root string, run apt.Runner,
+) (guestkernel.Kernel, error) {
 	wrap := func(err error) error { return &Error{Op: "fetch to", Object: c.Dir, Err: err} }
 	unlock, err := c.Lock(ctx, report)
 	if err != nil {
@@ -83,7 +91,7 @@ func (c cache) fetch(ctx context.Context, arch guestkernel.Arch, refresh bool, r
 		return guestkernel.Kernel{}, wrap(err)
 	}
 	defer os.RemoveAll(tmp)
-	f := fetcher{host: h, arch: arch, dir: tmp, run: run, progress: report}
+	f := fetcher{host: h, offers: offers[h.Distribution], arch: arch, dir: tmp, run: run, progress: report}
 	found, err := f.resolve(ctx)
 	if err != nil {
 		return guestkernel.Kernel{}, err

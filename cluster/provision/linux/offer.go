@@ -13,7 +13,8 @@ type offer struct {
 	least string   // older releases will not do; empty: any
 }
 
-// distributions lists the suites with kernels for each known distribution, in order of preference.
+// distributions lists the suites with kernels of virtual machines for each known distribution, in
+// order of preference.
 var distributions = map[string][]offer{
 	apt.Debian: {
 		{suite: "trixie-backports", metas: []string{"linux-image-cloud-ARCH"}, least: "7.2"},
@@ -23,6 +24,15 @@ var distributions = map[string][]offer{
 		"linux-image-virtual-hwe-VERSION", "linux-image-virtual",
 		"linux-image-generic-hwe-VERSION", "linux-image-generic",
 	}}},
+}
+
+// generic lists the suites with kernels of machines of any kind, likewise.
+var generic = map[string][]offer{
+	apt.Debian: {
+		{suite: "trixie-backports", metas: []string{"linux-image-ARCH"}, least: "7.2"},
+		{metas: []string{"linux-image-ARCH"}},
+	},
+	apt.Ubuntu: {{metas: []string{"linux-image-generic-hwe-VERSION", "linux-image-generic"}}},
 }
 
 // metapackages returns the names of o's packages for a host and a Debian architecture.

@@ -63,7 +63,7 @@ is approved, as machines do that boot from their network card. Neither has a sec
 	f := c.Flags()
 	f.StringVar(&b.format, "format", string(provision.Netboot), "the form of the output: netboot (the image alone), uki (a unified kernel image) or disk (a disk image)")
 	f.StringVarP(&b.out, "output", "o", "", "write the image here, besides the cache")
-	f.StringVar(&b.image.Kernel, "kernel", os.Getenv("KERNEL"), "a kernel of your own: a vmlinuz, or a folder with boot and lib/modules (environment: KERNEL)")
+	f.StringVar(&b.image.Kernel, "kernel", os.Getenv("KERNEL"), "generic (the distribution's, for real machines), or a kernel of your own: a vmlinuz, or a folder with boot and lib/modules (environment: KERNEL)")
 	f.BoolVar(&b.image.Refresh, "refresh", false, "look for a newer kernel than the one in the cache")
 	f.StringVar(&b.image.Program, "node-program", "", "the program that nodes run (default: nodekernel beside margay)")
 	f.BoolVar(&b.image.Metal, "metal", false, "with the drivers of network cards of real machines; uki and disk always have them")
@@ -190,6 +190,9 @@ func (a commands) printImage(image provision.Image) error {
 	fmt.Fprintf(a.Stdout, "%.1f MB, %.1f MB unpacked, sha256 %s\n", float64(m.Compressed)/1e6, float64(m.Uncompressed)/1e6, m.SHA256)
 	fmt.Fprintf(a.Stdout, "kernel %s (%s)\n", image.Kernel.Image, m.Source)
 	fmt.Fprintf(a.Stdout, "modules, in load order: %v; part of the kernel: %v\n", m.Modules, m.BuiltIn)
+	if len(m.Drivers) > 0 {
+		fmt.Fprintf(a.Stdout, "drivers, loaded on nodes that have their devices, and what they need: %v\n", m.Drivers)
+	}
 	for _, lack := range m.Lacks {
 		fmt.Fprintf(a.Stdout, "the kernel lacks %s: %s\n", lack, guestkernel.Describe(lack))
 	}

@@ -122,7 +122,7 @@ and nodes. margay machine audit lists what was refused.
 	f.StringVar(&spec.Profile, "profile", "", "boot profile of nodes: isolated (least noise), ticking (the same, but for Linux's tick: idle nodes use less of their host) or sched (sched_ext can be used) (default: ticking for emulated nodes, else isolated)")
 	f.StringVar(&spec.Boot, "boot", machine.BootKernel, "how virtual nodes boot: kernel (QEMU loads it, the fastest), or from their network card: bios, uefi (PXE) or http (UEFI HTTP boot)")
 	f.StringVar(&spec.Accel, "accel", "tcg", "how virtual nodes are run: tcg (emulated), kvm, or auto (KVM if it proves itself)")
-	f.StringVar(&spec.Kernel, "kernel", os.Getenv("KERNEL"), "kernel of virtual nodes: a vmlinuz, or a folder with boot and lib/modules (environment: KERNEL)")
+	f.StringVar(&spec.Kernel, "kernel", os.Getenv("KERNEL"), "kernel of virtual and metal nodes: generic (the distribution's, for real machines), a vmlinuz, or a folder with boot and lib/modules (environment: KERNEL)")
 	f.StringVar(&spec.QEMU, "qemu", os.Getenv("QEMU"), "QEMU of virtual nodes: a path, or a name in PATH (environment: QEMU; default: the one installed, or a newer one)")
 	f.StringArrayVar(&extensions, "extension", nil, "an extension that every node inserts when it boots, trusted, for all jobs: FILE or FILE,CONSTANT=VALUE,...; may be given again")
 	f.StringVar(&program, "node-program", "", "the program that nodes run (default: nodekernel beside margay)")

@@ -1,0 +1,187 @@
+// Package driver loads the drivers that a node needs. The node image says which devices each of its
+// drivers is for (node.ParseDrivers), and Linux says which devices there are. A driver that is
+// loaded can bring further devices, for instance the driver of a bus, so Load looks again until no
+// new device needs a new driver. When Linux has loaded a driver, it has also offered it the devices
+// that there are. Linux has a way to load drivers itself, but by a program, which a node does not
+// have.
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/node"
+)
+
+// Device is a device of a node.
+type Device struct {
+	Bus      string // for instance pci
+	Name     string // on its bus, for instance 0000:00:02.0
+	Modalias string // what it is, as drivers match it
+	Driven   bool   // a driver has it
+}
+
+func (d Device) String() string { return d.Bus + " " + d.Name }
+
+// Use is a driver that was loaded, and the devices that it was loaded for.
+type Use struct {
+	Driver  string
+	Devices []Device
+}
+
+func (u Use) String() string {
+	names := make([]string, len(u.Devices))
+	for i, d := range u.Devices {
+		names[i] = d.String()
+	}
+	return u.Driver + " for " + strings.Join(names, ", ")
+}
+
+// Node is how Load reaches the Linux of a node.
+type Node struct {
+	Devices func() ([]Device, error) // lists the devices of the node
+	Insert  func(path string) error  // loads a module
+}
+
+// Load loads the drivers that a device of the node needs, each after what it needs itself, and
+// returns them in the order in which they were loaded. It goes on after a driver that cannot be
+// loaded, and returns all errors; an Ethernet card that no driver has in the end is one of them. It
+// looks at the devices at most once more than there are drivers.
+func (n Node) Load(drivers []node.Driver) ([]Use, error) {
+	var errs []error
+	var order []int                          // of the drivers that were loaded
+	needed := make([][]Device, len(drivers)) // by which devices
+	seen := make(map[string]bool)            // devices, by their bus and name
+	loaded := make(map[string]bool)          // modules, by their path
+	for {
+		devices, err := n.Devices()
+		if err != nil {
+			return uses(drivers, needed, order), errors.Join(append(errs, err)...)
+		}
+		fresh := slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return seen[d.String()] })
+		more := false
+		for i, d := range drivers {
+			before := len(needed[i])
+			for _, device := range fresh {
+				if d.For(device.Modalias) {
+					needed[i] = append(needed[i], device)
+				}
+			}
+			if before > 0 || len(needed[i]) == 0 {
+				continue
+			}
+			more = true
+			for _, err := range n.insert(d, loaded) {
+				errs = append(errs, fmt.Errorf("driver %s for %v: %w", d.Name(), needed[i][0], err))
+			}
+			if loaded[d.Modules[len(d.Modules)-1]] {
+				order = append(order, i)
+			}
+		}
+		for _, d := range fresh {
+			seen[d.String()] = true
+		}
+		if !more {
+			return uses(drivers, needed, order), errors.Join(append(errs, idle(devices, drivers)...)...)
+		}
+	}
+}
+
+func uses(drivers []node.Driver, needed [][]Device, order []int) (all []Use) {
+	for _, i := range order {
+		all = append(all, Use{drivers[i].Name(), needed[i]})
+	}
+	return all
+}
+
+// insert loads the modules of a driver that were not loaded before. It goes on after an error: the
+// driver may do without that module, and Linux refuses one that does not.
+func (n Node) insert(d node.Driver, loaded map[string]bool) (errs []error) {
+	for _, path := range d.Modules {
+		if loaded[path] {
+			continue
+		}
+		if err := n.Insert(path); err != nil && !errors.Is(err, unix.EEXIST) {
+			errs = append(errs, fmt.Errorf("load %s: %w", filepath.Base(path), err))
+			continue
+		}
+		loaded[path] = true
+	}
+	return errs
+}
+
+// idle returns an error for each network card that no driver has.
+func idle(devices []Device, drivers []node.Driver) (errs []error) {
+	for _, d := range devices {
+		if d.Driven || !isCard(d.Modalias) {
+			continue
+		}
+		why := "the node image has no driver for it"
+		if i := slices.IndexFunc(drivers, func(driver node.Driver) bool { return driver.For(d.Modalias) }); i >= 0 {
+			why = "driver " + drivers[i].Name() + " did not take it"
+		}
+		errs = append(errs, fmt.Errorf("network card %v (%s) is not used: %s", d, d.Modalias, why))
+	}
+	return errs
+}
+
+// isCard reports whether a modalias is of an Ethernet controller on a PCI bus, whose class is 2 and
+// whose subclass is 0.
+func isCard(modalias string) bool {
+	return strings.HasPrefix(modalias, "pci:") && strings.Contains(modalias, "bc02sc00")
+}
+
+// Devices returns the devices of the buses below a folder, which is /sys but for tests, in the
+// order of their names. A device without a modalias needs no driver, and is not returned.
+func Devices(sys string) ([]Device, error) {
+	links, err := filepath.Glob(filepath.Join(sys, "bus", "*", "devices", "*"))
+	if err != nil {
+		return nil, fmt.Errorf("devices: %w", err)
+	}
+	var devices []Device
+	for _, link := range links {
+		text, err := os.ReadFile(filepath.Join(link, "modalias"))
+		if err != nil { // it has none, or is gone
+			continue
+		}
+		modalias := strings.TrimSpace(string(text))
+		if modalias == "" {
+			continue
+		}
+		_, err = os.Lstat(filepath.Join(link, "driver"))
+		devices = append(devices, Device{
+			Bus: filepath.Base(filepath.Dir(filepath.Dir(link))), Name: filepath.Base(link), Modalias: modalias, Driven: !errors.Is(err, fs.ErrNotExist),
+		})
+	}
+	return devices, nil
+}
+
+// Modules returns the names of the modules that the Linux of this node has loaded, in their order.
+func Modules() ([]string, error) {
+	text, err := os.ReadFile("/proc/modules")
+	if errors.Is(err, fs.ErrNotExist) { // a Linux without modules
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("loaded modules: %w", err)
+	}
+	return moduleNames(string(text)), nil
+}
+
+// moduleNames returns the first word of each line of /proc/modules.
+func moduleNames(text string) (names []string) {
+	for line := range strings.Lines(text) {
+		if words := strings.Fields(line); len(words) > 0 {
+			names = append(names, words[0])
+		}
+	}
+	slices.Sort(names)
+	return names
+}

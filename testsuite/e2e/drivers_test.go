@@ -1,0 +1,91 @@
+//go:build soak
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"margay/cluster/provision"
+	"margay/initramfs"
+	"margay/internal/check"
+	"margay/qemu"
+)
+
+// A machine with the generic kernel, with a card as real machines have and with disks, loads the
+// driver of its card and no other one. It boots from its first card by that card's iPXE, and, as
+// the second one has none, with -kernel. make netboot runs this test.
+func TestSoakDrivers(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can give an address to a network interface and serve DHCP there")
+	}
+	ownMachine(t, "own virtual")
+	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber.Add(1)), substrate: "metal", nodes: 1, cores: 1}
+	// This may fetch the kernel, and there is no archive at the wire.
+	var built provision.Image
+	r := m.margay("image", "build", "--metal", "--kernel", provision.Generic, "--json")
+	if err := json.Unmarshal([]byte(r.stdout), &built); err != nil || r.code != 0 {
+		t.Fatal(err, r)
+	}
+	if all := built.Manifest.Drivers; len(all) < 20 || !slices.Contains(all, "e1000e") || !slices.Contains(all, "igb") {
+		t.Fatalf("the image has the drivers %v", all)
+	}
+	wire, card := ownWire(t)
+	t.Cleanup(func() {
+		m.logs()
+		m.margay("machine", "down") // it is down already, unless the test has failed
+	})
+	words := qemu.CommandLine(qemu.TCG, "")
+	r = m.margay("machine", "up", "--substrate", "metal", "--interface", wire, "--range", "10.8.0.0/24", "--boot-timeout", bootsWithin.String(), "--dead-after", "2m",
+		"--kernel", provision.Generic, "--kernel-args", words)
+	if r.code != 0 {
+		t.Fatal(r)
+	}
+	var disks []string
+	for id, device := range map[string]string{"nvme": "nvme,serial=1", "sata": "ide-hd,bus=ide.0"} { // the machine has an AHCI for the second one
+		path := filepath.Join(t.TempDir(), "disk")
+		if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		disks = append(disks, "-drive", "format=raw,if=none,id="+id+",file="+path, "-device", device+",drive="+id)
+	}
+	state := func(text string) func() bool {
+		return func() bool { return strings.Contains(m.margay("nodes").stdout, text) }
+	}
+	loads := func(want ...string) {
+		t.Helper()
+		check.AwaitFor(t, bootsWithin, "node that is up", state("node0  up "))
+		want = slices.Sorted(slices.Values(slices.Concat(want, built.Manifest.Modules)))
+		got := m.listNodes()[0].Info.Modules
+		t.Logf("loaded: %v", got)
+		if !slices.Equal(got, want) {
+			t.Errorf("want the modules %v", want)
+		}
+		m.countsWords()
+	}
+	const mac = "52:54:00:12:34:58"
+	end := emulate(t, card, append(disks, "-device", "e1000e,netdev=net,bootindex=0,mac="+mac)...)
+	check.AwaitFor(t, bootsWithin, "machine that waits", state("margay node approve -m "+m.name+" "+mac))
+	if r := m.margay("node", "approve", "--no-wait", mac); r.code != 0 {
+		t.Fatal(r)
+	}
+	loads("e1000e", initramfs.ItemsModule)
+	end()
+
+	// The command line is the one of a disk image.
+	line, err := initramfs.Cmdline(built.Kernel, initramfs.Ticking, initramfs.AllCores, "margay.machine=any", words)
+	if err != nil {
+		t.Fatal(err)
+	}
+	emulate(t, card, append(disks, "-device", "igb,netdev=net,mac="+mac, "-kernel", built.Kernel.Image, "-initrd", m.file("image"), "-append", line)...)
+	check.AwaitFor(t, bootsWithin, "end of the first boot", func() bool { return !state("node0  up ")() })
+	loads("dca", "i2c_algo_bit", "igb", initramfs.ItemsModule)
+	if r := m.margay("machine", "down"); r.code != 0 {
+		t.Error(r)
+	}
+}
