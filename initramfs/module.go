@@ -244,15 +244,20 @@ func (s *selector) add(ctx context.Context, name string) error {
 	s.pending = append(s.pending, name)
 	var needs []string
 	for _, d := range info.before {
-		if d = moduleName(d); s.files[d] != "" && !slices.Contains(s.pending, d) {
-			needs = append(needs, d)
+		pending := s.pending
+		if d = moduleName(d); s.files[d] == "" || slices.Contains(pending, d) {
+			continue
 		}
+		if s.add(ctx, d) == nil {
+			needs = append(needs, d)
+		} else if err := ctx.Err(); err != nil {
+			return wrap(err)
+		}
+		s.pending = pending // the module does without one that cannot be added
 	}
 	for _, d := range info.depends {
 		needs = append(needs, moduleName(d))
-	}
-	for _, d := range needs {
-		if err := s.add(ctx, d); err != nil {
+		if err := s.add(ctx, moduleName(d)); err != nil {
 			return wrap(err)
 		}
 	}

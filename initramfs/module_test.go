@@ -215,6 +215,9 @@ func TestSelectDrivers(t *testing.T) {
 		"phy":       driverFile("phy", "", "alias=mdio:phy", "softdep=pre: needs-phy"), // it wants what wants it
 		"needs-phy": driverFile("needs_phy", "", "softdep=pre: phy gone in-side post: always", "alias=pci:needs*"),
 		"mute":      moduleFile("mute", "algo"),
+		"knot":      driverFile("knot", "", "alias=pci:knot*", "softdep=pre: knot-end lame"), // it can have neither
+		"knot-end":  moduleFile("knot_end", "knot"),
+		"lame":      moduleFile("lame", "nowhere"),
 	} {
 		write(t, filepath.Join(dir, "kernel", name+".ko"), data)
 	}
@@ -226,6 +229,7 @@ func TestSelectDrivers(t *testing.T) {
 	wanted := []Module{
 		{Name: "card", Driver: true}, {Name: "always"}, {Name: "on_bus", Driver: true}, {Name: "silent", Driver: true}, {Name: "needs-phy", Driver: true},
 		{Name: "mute", Driver: true}, {Name: "in_side", Driver: true}, {Name: "none", Optional: true, Driver: true}, {Name: "base", Driver: true},
+		{Name: "knot", Driver: true},
 	}
 	s, err := selectModules(context.Background(), x, "1.0", wanted)
 	if err != nil {
@@ -234,7 +238,7 @@ func TestSelectDrivers(t *testing.T) {
 	if got := names(s.load); !slices.Equal(got, []string{"base", "always"}) {
 		t.Errorf("every node loads %v", got)
 	}
-	if got := names(s.drivers); !slices.Equal(got, []string{"algo", "card", "bus", "on_bus", "silent", "phy", "needs_phy", "mute"}) {
+	if got := names(s.drivers); !slices.Equal(got, []string{"algo", "card", "bus", "on_bus", "silent", "phy", "needs_phy", "mute", "knot"}) {
 		t.Errorf("drivers %v", got)
 	}
 	if !slices.Equal(s.builtIn, []string{"in_side"}) || !slices.Equal(s.absent, []string{"none"}) {
@@ -259,6 +263,8 @@ phy needs-phy
 	pci:needs*
 algo mute
 	*
+knot
+	pci:knot*
 `
 	got := strings.NewReplacer("/lib/modules/1.0/kernel/", "", ".ko\n\t", "\n\t", ".ko\n", " ").Replace(string(text))
 	if got != want {

@@ -139,7 +139,8 @@ func isCard(modalias string) bool {
 }
 
 // Devices returns the devices of the buses below a folder, which is /sys but for tests, in the
-// order of their names. A device without a modalias needs no driver, and is not returned.
+// order of their names. A device without a modalias needs no driver, and is not returned. The file
+// modalias is not there on each bus, for instance not on the auxiliary one; uevent is.
 func Devices(sys string) ([]Device, error) {
 	links, err := filepath.Glob(filepath.Join(sys, "bus", "*", "devices", "*"))
 	if err != nil {
@@ -147,11 +148,11 @@ func Devices(sys string) ([]Device, error) {
 	}
 	var devices []Device
 	for _, link := range links {
-		text, err := os.ReadFile(filepath.Join(link, "modalias"))
-		if err != nil { // it has none, or is gone
+		text, err := os.ReadFile(filepath.Join(link, "uevent"))
+		if err != nil { // it is gone
 			continue
 		}
-		modalias := strings.TrimSpace(string(text))
+		modalias := modaliasOf(string(text))
 		if modalias == "" {
 			continue
 		}
@@ -161,6 +162,16 @@ func Devices(sys string) ([]Device, error) {
 		})
 	}
 	return devices, nil
+}
+
+// modaliasOf returns the modalias in the text of a file uevent, empty if it has none.
+func modaliasOf(uevent string) string {
+	for line := range strings.Lines(uevent) {
+		if modalias, ok := strings.CutPrefix(line, "MODALIAS="); ok {
+			return strings.TrimSpace(modalias)
+		}
+	}
+	return ""
 }
 
 // Modules returns the names of the modules that the Linux of this node has loaded, in their order.

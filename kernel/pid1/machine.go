@@ -258,7 +258,11 @@ func loadDrivers(list string, n driver.Node, log func(format string, args ...any
 	for i, u := range uses {
 		said[i] = u.String()
 	}
-	log("loaded %d of %d drivers: %s", len(uses), len(drivers), cmp.Or(strings.Join(said, "; "), "no device needs one"))
+	none := "no device needs one"
+	if err != nil {
+		none = "see the errors"
+	}
+	log("loaded %d of %d drivers: %s", len(uses), len(drivers), cmp.Or(strings.Join(said, "; "), none))
 	return err
 }
 

@@ -103,7 +103,7 @@ func runKernel() error {
 			return err
 		}
 		if c.Modules, err = driver.Modules(); err != nil {
-			return err
+			logf("%v", err) // it is shown, and nothing depends on it
 		}
 	}
 	if config.Substrate == node.Metal {

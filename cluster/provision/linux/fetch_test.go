@@ -196,7 +196,7 @@ func TestUbuntu(t *testing.T) {
 // A generic kernel has the packages that its metapackage brings in addition. It is not looked for
 // among the kernels of virtual machines.
 func TestGeneric(t *testing.T) {
-	const generic, virtual = "6.8.0-91-generic", "6.8.0-90-virtual"
+	const generic, virtual = "6.8.0-91-generic", "6.8.0-92-virtual"
 	ubuntu := &apttest.Archive{
 		Suites: map[string]map[string]string{"noble": {
 			"linux-image-virtual":             "linux-image-" + virtual,

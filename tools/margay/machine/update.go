@@ -62,7 +62,7 @@ The command can be interrupted; the update goes on, and margay machine logs says
 	}))
 	f := c.Flags()
 	f.StringVar(&u.image.File, "image", "", "a node image that margay image build has written")
-	f.StringVar(&u.image.Kernel, "kernel", "", "a kernel of your own, to which the modules of the image belong: a vmlinuz, or a folder with boot and lib/modules")
+	f.StringVar(&u.image.Kernel, "kernel", "", "the kernel to which the modules of the image belong: generic, or one of your own, a vmlinuz or a folder with boot and lib/modules")
 	f.StringVar(&u.image.Program, "node-program", "", "the program that nodes run (default: nodekernel beside margay)")
 	f.Uint32Var(&u.rolling, "rolling", 1, "how many nodes are out of service for the update at a time")
 	f.DurationVar(&u.timeout, "timeout", 0, "how long a node may take to load the image, and then to join with it (default: as long as for a boot)")
