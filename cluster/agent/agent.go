@@ -31,6 +31,7 @@ import (
 	"reflect"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -540,7 +541,8 @@ func (a *Agent) Fault(job id.Job, err error) {
 	a.report(m)
 }
 
-// LogLine forwards a line of the node's log to serve.
+// LogLine forwards a line of the node's log to serve. The kernel's log has names of programs, which
+// may be no UTF-8, and then there would be no frame. It is safe for concurrent use.
 func (a *Agent) LogLine(level, text string) {
-	a.report(&control.LogLine{Node: a.self(), Level: level, Text: text, TimeNs: time.Now().UnixNano()})
+	a.report(&control.LogLine{Node: a.self(), Level: level, Text: strings.ToValidUTF8(text, "?"), TimeNs: time.Now().UnixNano()})
 }

@@ -228,8 +228,8 @@ func TestSession(t *testing.T) {
 	a.InputTaken(5, 2, 77)
 	a.Fault(5, task.ErrGone)
 	a.Fault(6, fmt.Errorf("rank 0 has sent a message to %w", &id.EndedError{Rank: 2, Node: 1}))
-	a.LogLine("warning", "hot")
-	if m := first[*control.LogLine](t, &s.recorder); m.Node != 3 || m.Level != "warning" || m.Text != "hot" {
+	a.LogLine("warning", "hot: \xff ä")
+	if m := first[*control.LogLine](t, &s.recorder); m.Node != 3 || m.Level != "warning" || m.Text != "hot: ? ä" {
 		t.Errorf("a line of the log comes as %v", m)
 	}
 	records := all[*control.Record](&s.recorder)

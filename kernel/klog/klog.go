@@ -80,7 +80,7 @@ func follow(ctx context.Context, f *os.File, report func(level Level, text strin
 type Query struct {
 	From uint64        // the sequence number of the first record
 	Size int           // the end of a batch, in bytes: it is exceeded by less than one record
-	Wait time.Duration // for a record, if there is none yet
+	Wait time.Duration // for a record, if there is none yet; in all
 }
 
 // Batch is the result of a query.
@@ -112,8 +112,9 @@ func read(ctx context.Context, f *os.File, q Query) (b Batch, err error) {
 		return Batch{}, fmt.Errorf("klog: %w", err)
 	}
 	buf := make([]byte, maxRecord)
+	deadline := time.Now().Add(q.Wait)
 	for size := 0; size < q.Size; {
-		n, err := readRecord(f, conn, buf, q.Wait)
+		n, err := readRecord(f, conn, buf, deadline)
 		switch {
 		case ctx.Err() != nil:
 			return Batch{}, context.Cause(ctx)
@@ -128,16 +129,16 @@ func read(ctx context.Context, f *os.File, q Query) (b Batch, err error) {
 		if err != nil || r.Sequence < q.From { // a record that Linux does not describe is counted with the missing ones
 			continue
 		}
-		b.Records, q.Wait = append(b.Records, r), 0
+		b.Records, deadline = append(b.Records, r), time.Time{} // it has waited
 		size += len(r.Text) + recordHead
 	}
 	b.More = true
 	return b, nil
 }
 
-// readRecord reads a record, and waits so long for one. Without one the error is
-// os.ErrDeadlineExceeded.
-func readRecord(f *os.File, conn syscall.RawConn, buf []byte, wait time.Duration) (n int, err error) {
+// readRecord reads a record, and waits for one until the deadline, which may have passed. Without
+// one the error is os.ErrDeadlineExceeded.
+func readRecord(f *os.File, conn syscall.RawConn, buf []byte, deadline time.Time) (n int, err error) {
 	try := func(patient bool) (failure error) {
 		err := conn.Read(func(fd uintptr) bool {
 			n, failure = unix.Read(int(fd), buf)
@@ -147,10 +148,10 @@ func readRecord(f *os.File, conn syscall.RawConn, buf []byte, wait time.Duration
 	}
 	err = try(false)
 	if err == unix.EAGAIN {
-		if wait <= 0 {
+		if !time.Now().Before(deadline) {
 			return 0, os.ErrDeadlineExceeded
 		}
-		err = cmp.Or(f.SetReadDeadline(time.Now().Add(wait)), try(true), f.SetReadDeadline(time.Time{}))
+		err = cmp.Or(f.SetReadDeadline(deadline), try(true), f.SetReadDeadline(time.Time{}))
 	}
 	if err == nil && n == 0 {
 		err = io.ErrUnexpectedEOF // the log has no end

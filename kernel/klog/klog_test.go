@@ -177,6 +177,36 @@ func TestReadWaits(t *testing.T) {
 	}
 }
 
+// Older records do not make the waiting longer.
+func TestReadWaitsInAll(t *testing.T) {
+	device, kernel := log(t)
+	done, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for range 10_000 {
+			select {
+			case <-done:
+				ended <- nil
+				return
+			case <-time.After(2 * time.Millisecond):
+			}
+			if _, err := kernel.WriteString("6,1,2,-;old\n"); err != nil {
+				ended <- err
+				return
+			}
+		}
+		kernel.Close() // this ends read
+		ended <- errors.New("older records make it wait")
+	}()
+	b, err := read(t.Context(), device, Query{Size: 1 << 20, From: 2, Wait: 50 * time.Millisecond})
+	close(done)
+	if err != nil || b.Records != nil || b.More {
+		t.Errorf("%s, more: %v, %v", written(b.Records), b.More, err)
+	}
+	if err := <-ended; err != nil && !errors.Is(err, unix.EPIPE) { // read closes the device
+		t.Error(err)
+	}
+}
+
 func TestReadEnds(t *testing.T) {
 	device, kernel := log(t)
 	enough := errors.New("enough")

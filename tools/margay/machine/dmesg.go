@@ -97,7 +97,7 @@ var errNotAll = &command.ExitStatus{Code: 125}
 // printKernelLogs prints the logs of nodes, one after the other.
 func (a commands) printKernelLogs(ctx context.Context, nodes []uint32, p *kernelLogPrinter) (result error) {
 	for _, node := range nodes {
-		l := kernelLog{node: node}
+		l := kernelLog{node: node, once: true}
 		for more := true; more; {
 			answer, err := a.askKernelLog(ctx, &l, 0)
 			if err == nil {
@@ -201,11 +201,21 @@ func stays(err error) bool {
 	return errors.As(err, &f) && slices.Contains([]control.Code{control.Code_CODE_NOT_FOUND, control.Code_CODE_REFUSED, control.Code_CODE_BAD_REQUEST}, f.Code)
 }
 
+// maxKernelLog bounds the printed text of a node that is not followed, in bytes: the kernels of
+// nodes keep some MiB. An answer counts as kernelLogAnswer at least, which is about the size of a
+// node's answer if there is more.
+const (
+	maxKernelLog    = 64 << 20
+	kernelLogAnswer = 256 << 10
+)
+
 // kernelLog is how far the log of a node was read.
 type kernelLog struct {
 	node uint32
+	once bool   // it is not followed: it is of one boot, and ends
 	boot []byte // nil: nothing was
 	next uint64 // sequence number
+	size int    // of the printed text, in bytes
 }
 
 // askKernelLog asks for the next records of a node.
@@ -226,9 +236,13 @@ func (a commands) askKernelLog(ctx context.Context, l *kernelLog, wait time.Dura
 }
 
 // take prints the records of an answer. It is an error if there is nothing in it although there is
-// more.
+// more. Where the log is not followed, it is also one, and nothing is printed, if the node has
+// booted since the last answer, or gives more than a kernel keeps.
 func (l *kernelLog) take(answer *control.KernelLog, p *kernelLogPrinter) error {
 	if l.boot == nil || !bytes.Equal(answer.Boot, l.boot) {
+		if l.boot != nil && l.once {
+			return control.Failf(control.Code_CODE_NODE_LOST, "it has booted again: its log is not complete").At(l.node)
+		}
 		l.boot, l.next = append([]byte{}, answer.Boot...), 0
 	}
 	var out bytes.Buffer
@@ -242,6 +256,10 @@ func (l *kernelLog) take(answer *control.KernelLog, p *kernelLogPrinter) error {
 		}
 		l.next = r.Sequence + 1
 		p.record(&out, l.node, r)
+	}
+	l.size += max(out.Len(), kernelLogAnswer)
+	if l.once && l.size > maxKernelLog {
+		return control.Failf(control.Code_CODE_BAD_REQUEST, "it gives more of its kernel's log than a kernel keeps: the rest is not printed").At(l.node)
 	}
 	if err := p.print(out.Bytes()); err != nil {
 		return &forAll{err}
@@ -290,8 +308,10 @@ func (p *kernelLogPrinter) record(out *bytes.Buffer, node uint32, r *control.Ker
 		p.object(out, kernelRecord{node, r.Sequence, priority.Level().Short(), priority.Facility(), r.TimeNs, text})
 		return
 	}
+	head := fmt.Sprintf("[%5d.%06d] ", r.TimeNs/1e9, r.TimeNs%1e9/1e3)
 	for line := range strings.SplitSeq(text, "\n") {
-		p.line(out, node, "[%5d.%06d] %s", r.TimeNs/1e9, r.TimeNs%1e9/1e3, line)
+		p.line(out, node, "%s%s", head, line)
+		head = strings.Repeat(" ", len(head)) // a line break in the name of a program begins no record
 	}
 }
 
@@ -305,7 +325,7 @@ func (p *kernelLogPrinter) missing(out *bytes.Buffer, node uint32, from, n uint6
 		}{node, from, n})
 		return
 	}
-	p.line(out, node, "-- missing: %d of the kernel's records, which newer ones have overwritten --", n)
+	p.line(out, node, "-- missing: %d of the kernel's records --", n)
 }
 
 func (p *kernelLogPrinter) line(out *bytes.Buffer, node uint32, format string, args ...any) {

@@ -30,8 +30,8 @@ func kernelRecords(first uint64, priorities ...uint32) (records []*control.Kerne
 func TestDmesg(t *testing.T) {
 	hostile := &control.KernelRecord{Sequence: 8, Priority: 6 | 3<<3, TimeNs: 123456_789_012_345, Text: []byte("two\x1b[2J\n\tlines\xff\n")}
 	whole := "[   12.003000] r3\n[   12.004000] r4\n"
-	end := "-- missing: 3 of the kernel's records, which newer ones have overwritten --\n[123456.789012] two?[2J\n[123456.789012] \tlines?\n"
-	begin := "-- missing: 3 of the kernel's records, which newer ones have overwritten --\n"
+	end := "-- missing: 3 of the kernel's records --\n[123456.789012] two?[2J\n                \tlines?\n"
+	begin := "-- missing: 3 of the kernel's records --\n"
 	for args, want := range map[string]string{
 		"node dmesg 1":                      begin + whole + end,
 		"node dmesg node1 --level err,info": begin + "[   12.004000] r4\n" + end,
@@ -78,7 +78,7 @@ func TestDmesgOfSeveral(t *testing.T) {
 				return &control.KernelLog{More: true}, nil
 			}
 			return &control.KernelLog{Records: kernelRecords(uint64(node), 6)}, nil
-		}, "[node0] [   12.000000] r0\n[node3] -- missing: 3 of the kernel's records, which newer ones have overwritten --\n[node3] [   12.003000] r3\n",
+		}, "[node0] [   12.000000] r0\n[node3] -- missing: 3 of the kernel's records --\n[node3] [   12.003000] r3\n",
 			"margay: node1: it is not up: it burns? (margay nodes)\nmargay: node2: it has more records of its kernel, and gives none\n"},
 		{func(uint32) (proto.Message, error) {
 			return nil, control.Failf(control.Code_CODE_REFUSED, "only the owner and the administrators of machine m may read the kernel logs of it")
@@ -93,6 +93,39 @@ func TestDmesgOfSeveral(t *testing.T) {
 		if status != 125 || stdout != c.stdout || stderr != c.stderr {
 			t.Errorf("status %d, %q, %q", status, stdout, stderr)
 		}
+	}
+}
+
+// A log that is not followed ends, whatever a node answers, and the next node is printed. A line
+// break begins no record of another node.
+func TestDmesgIsBounded(t *testing.T) {
+	asked := make(map[uint32]int)
+	status, stdout, stderr := margaytest.Played(t, func(question proto.Message) (proto.Message, error) {
+		q := question.(*control.ReadKernelLog)
+		asked[q.Node]++
+		answer := &control.KernelLog{Boot: []byte("b"), Records: kernelRecords(q.From, 6), More: true}
+		switch q.Node {
+		case 1: // each line of it takes 24 bytes
+			answer.Records[0].Text = bytes.Repeat([]byte("\n"), 3<<20)
+		case 2: // it boots again and again
+			answer.Boot = fmt.Append(nil, asked[2])
+		case 3:
+			answer.Records[0].Text = []byte("x (a\n[node0] [    0.000000] b)")
+			answer.More = false
+		}
+		return answer, nil
+	}, "node", "dmesg", "0..3")
+	var want strings.Builder
+	for i := range 256 {
+		fmt.Fprintf(&want, "[node0] [   12.%03d000] r%d\n", i, i)
+	}
+	want.WriteString("[node2] [   12.000000] r0\n[node3] [   12.000000] x (a\n[node3]                [node0] [    0.000000] b)\n")
+	const much = "it gives more of its kernel's log than a kernel keeps: the rest is not printed\n"
+	if status != 125 || stdout != want.String() || stderr != "margay: node0: "+much+"margay: node1: "+much+"margay: node2: it has booted again: its log is not complete\n" {
+		t.Errorf("status %d, %d bytes: %.1000s, %s", status, len(stdout), stdout, stderr)
+	}
+	if asked[0] != 257 || asked[1] != 1 || asked[2] != 2 || asked[3] != 1 {
+		t.Errorf("the nodes are asked %v times", asked)
 	}
 }
 
