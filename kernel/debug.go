@@ -6,7 +6,6 @@ import (
 	"net"
 	"time"
 
-	"margay/internal/splice"
 	"margay/kernel/abi/gdb"
 	"margay/kernel/abi/id"
 )
@@ -21,9 +20,7 @@ func (n *Node) Debug(ctx context.Context, number id.Job, rank id.Rank, stream ne
 		_ = gdb.WriteAnswer(stream, err)
 		return err
 	}
-	defer near.Close()
-	defer context.AfterFunc(ctx, func() { near.Close() })()
-	splice.Join(near, stream)
+	carry(ctx, near, stream)
 	return nil
 }
 

@@ -24,15 +24,21 @@ func (n *Node) Share(ctx context.Context, number id.Job, stream net.Conn) error 
 	if err != nil {
 		return fmt.Errorf("share files with job %d: %w", number, err)
 	}
-	defer near.Close()
 	err = j.container.Share(far)
 	far.Close()
 	if err != nil {
+		near.Close()
 		return err
 	}
+	carry(ctx, near, stream)
+	return nil
+}
+
+// carry passes bytes between a stream and a job until one of them or ctx ends, and closes near.
+func carry(ctx context.Context, near, stream net.Conn) {
+	defer near.Close()
 	defer context.AfterFunc(ctx, func() { near.Close() })()
 	splice.Join(near, stream)
-	return nil
 }
 
 // socketPair returns a connected pair of sockets, one of them as a file for another process.

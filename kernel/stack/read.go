@@ -115,7 +115,7 @@ func threads(pid int) (tids []int, left int, err error) {
 // capture stops a thread, copies its registers, and its stack into buf, and lets it go on.
 func capture(pid, tid int, maps []mapping, buf []byte, deadline time.Time) (regs registers, stack *snapshot, err error) {
 	if err := unix.PtraceSeize(tid); err != nil {
-		if ended(pid, tid) {
+		if Ended(pid, tid) {
 			err = unix.ESRCH
 		}
 		return regs, nil, fmt.Errorf("trace thread %d: %w", tid, err)
@@ -154,8 +154,8 @@ func letGo(tid int) error {
 	return detach(tid, sig)
 }
 
-// ended reports whether a thread has ended, although its process may not have been reaped.
-func ended(pid, tid int) bool {
+// Ended reports whether a thread has ended, although its process may not have been reaped.
+func Ended(pid, tid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", pid, tid))
 	if err != nil {
 		return true
@@ -178,7 +178,7 @@ func getRegisters(pid, tid int, regs *registers, deadline time.Time) error {
 		case err != unix.ESRCH:
 			return fmt.Errorf("read registers of thread %d: %w", tid, err)
 		}
-		if ended(pid, tid) {
+		if Ended(pid, tid) {
 			return unix.ESRCH
 		}
 		if time.Now().After(deadline) {

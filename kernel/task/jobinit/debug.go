@@ -2,7 +2,6 @@ package jobinit
 
 import (
 	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +20,7 @@ import (
 	"margay/kernel/abi/gdb"
 	"margay/kernel/abi/id"
 	"margay/kernel/link"
+	"margay/kernel/stack"
 	"margay/kernel/task"
 )
 
@@ -430,18 +430,12 @@ func (d *debugger) fromServer(p []byte) ([]byte, error) { return p, d.talk.FromS
 // dying reports whether a process is dead, and waits for its tracer to look: each of its threads is
 // a zombie.
 func dying(pid int) bool {
-	folder := filepath.Join("/proc", strconv.Itoa(pid), "task")
-	threads, err := os.ReadDir(folder)
+	threads, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "task"))
 	if err != nil {
 		return false // it is no longer there
 	}
 	for _, thread := range threads {
-		stat, err := os.ReadFile(filepath.Join(folder, thread.Name(), "stat"))
-		if err != nil {
-			continue // it has just gone
-		}
-		state := stat[bytes.LastIndexByte(stat, ')')+1:] // proc_pid_stat(5): after the name in brackets
-		if !bytes.HasPrefix(state, []byte(" Z")) && !bytes.HasPrefix(state, []byte(" X")) {
+		if tid, err := strconv.Atoi(thread.Name()); err != nil || !stack.Ended(pid, tid) {
 			return false
 		}
 	}
