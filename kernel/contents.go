@@ -1,10 +1,12 @@
 package kernel
 
 import (
+	"fmt"
 	"os"
 
 	"margay/internal/rights"
 	"margay/kernel/abi/archive"
+	"margay/kernel/abi/id"
 	"margay/kernel/content"
 	"margay/kernel/keep"
 )
@@ -15,14 +17,18 @@ const keptContents = "contents"
 
 // Bounds of the files that a node keeps for later jobs.
 const (
-	contentShare = 24      // divisor: their budget is this part of the memory for jobs
-	mostContent  = 1 << 30 // bytes
+	contentShare = 12       // divisor: their budget is this part of the memory for jobs
+	smallShare   = 6        // the same, up to smallContent: a small node has room for programs, too
+	smallContent = 64 << 20 // bytes: the libraries of a program of MPI are 45 MiB
+	mostContent  = 1 << 30  // bytes
 )
 
 // contentBudget returns the memory that files for later jobs may take, in bytes, on a node with the
 // given amount for jobs. A node with its own Linux takes it from the memory that jobs would
 // otherwise have.
-func contentBudget(memory int64) int64 { return min(memory/contentShare, mostContent) }
+func contentBudget(memory int64) int64 {
+	return min(max(memory/contentShare, min(memory/smallShare, smallContent)), mostContent)
+}
 
 // openContents opens the store of files for later jobs: the store of an earlier node kernel, whose
 // root is given, or a new one. A node also works without a store.
@@ -56,8 +62,10 @@ func (n *Node) openContents(root *os.File) {
 // indexes of the others.
 func (n *Node) giveContents(s JobSpec) (lacking []int, err error) {
 	found, folder := make([]*os.File, len(s.Contents)), ""
+	var held content.Holding
 	if store := n.contents.Load(); store != nil {
-		found, folder = store.Open(s.UserID, s.Contents), store.Folder(s.UserID)
+		found, held = store.Open(s.UserID, s.Contents)
+		folder = store.Folder(s.UserID)
 	}
 	var digests []archive.Digest
 	var files []*os.File
@@ -69,11 +77,35 @@ func (n *Node) giveContents(s JobSpec) (lacking []int, err error) {
 		digests, files = append(digests, s.Contents[i]), append(files, f)
 	}
 	defer rights.Close(files)
-	j, err := n.get(s.Job)
+	j, err := n.hold(s.Job, held)
 	if err != nil {
 		return nil, err
 	}
 	return lacking, j.container.Give(folder, digests, files)
+}
+
+// hold lets a job hold files of the store until it is removed.
+func (n *Node) hold(number id.Job, held content.Holding) (*job, error) {
+	j, err := n.get(number)
+	if err != nil {
+		n.release(held)
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.jobs[number] != j {
+		n.release(held)
+		return nil, fmt.Errorf("job %d: %w", number, ErrNoJob)
+	}
+	j.held = held
+	return j, nil
+}
+
+// release ends a holding of a job.
+func (n *Node) release(held content.Holding) {
+	if store := n.contents.Load(); store != nil {
+		store.Release(held)
+	}
 }
 
 // Content implements task.Handler.

@@ -16,6 +16,7 @@ import (
 	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
+	"margay/kernel/content"
 	"margay/kernel/extension"
 	"margay/kernel/keep"
 	"margay/kernel/message"
@@ -110,6 +111,7 @@ type job struct {
 	running    map[id.Rank]bool    // ranks that have not ended; guarded by Node.mu
 	tasks      map[id.Rank]process // by rank: those that run; guarded by Node.mu
 	files      collection          // the part of its files that its client reads
+	held       content.Holding     // files of the node's store; guarded by Node.mu
 	ready      chan struct{}       // closed when Prepare or adoption is over
 	starting   sync.Mutex          // taken before Node.mu
 	notStarted error               // why its ranks did not start; guarded by starting
@@ -340,6 +342,9 @@ func (n *Node) coresOf(s JobSpec) map[id.Core]int {
 func (n *Node) remove(number id.Job) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if j := n.jobs[number]; j != nil {
+		n.release(j.held)
+	}
 	delete(n.jobs, number)
 	if n.resting == nil {
 		n.resting = time.AfterFunc(restPause, n.rest)

@@ -3,8 +3,8 @@
 //
 // The files are in a RAM disk. PID 1 keeps a descriptor of it, so they survive a restart of the
 // node kernel. Only the node's own processes reach its mount point; job inits give ranks read-only
-// access to single files. A budget bounds the store, which evicts the least recently used files. A
-// file that a job has open stays complete after its eviction.
+// access to single files. A budget bounds the store, which evicts the least recently used files.
+// It evicts none that a job holds, because that would free no memory.
 //
 // A file is added from a descriptor of the job's own copy. The store copies the data and computes
 // the digest itself, so a job can add any content, but only under its true digest. A job gets a
@@ -15,6 +15,7 @@
 package content
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -73,13 +74,18 @@ func (k key) String() string { return folder(k.user) + "/" + k.digest.String() }
 
 // file is a file of the store.
 type file struct {
-	size int64  // bytes, in whole pages
-	used uint64 // when, by Store.clock
+	size  int64  // bytes, in whole pages
+	used  uint64 // when, by Store.clock
+	holds int    // how many Holdings have it
 }
 
-// DiskSize returns the most memory that the RAM disk of a store can take, in bytes. Beyond the
-// budget there are a file that is being added, and evicted files that jobs still have open.
-func DiskSize(budget int64) int64 { return 2*budget + page }
+// Holding is files that a job has from a store, which does not evict them.
+type Holding []*file
+
+// DiskSize returns the most memory that the RAM disk of a store can take, in bytes. After a restart
+// a store does not know what running jobs hold. It may evict such a file, whose memory is not free
+// until its jobs have ended. A file that does not fit then is not added.
+func DiskSize(budget int64) int64 { return budget + page }
 
 // NewDisk makes an empty RAM disk for a store with a budget in bytes. It exists while a descriptor
 // of its root is open or Store.Mount has mounted it.
@@ -193,11 +199,11 @@ func (s *Store) Folder(user uint32) string {
 }
 
 // Open opens the files of a user with the given digests for reading. A file that the store lacks is
-// nil. The caller closes the others.
-func (s *Store) Open(user uint32, digests []archive.Digest) []*os.File {
+// nil. The caller closes the others. The store keeps them until the caller releases what it holds.
+func (s *Store) Open(user uint32, digests []archive.Digest) (files []*os.File, held Holding) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	files := make([]*os.File, len(digests))
+	files = make([]*os.File, len(digests))
 	for i, digest := range digests {
 		k := key{user, digest}
 		f := s.files[k]
@@ -212,8 +218,19 @@ func (s *Store) Open(user uint32, digests []archive.Digest) []*os.File {
 		files[i] = os.NewFile(uintptr(fd), digest.String())
 		s.clock++
 		f.used = s.clock
+		f.holds++
+		held = append(held, f)
 	}
-	return files
+	return files, held
+}
+
+// Release ends a holding, once.
+func (s *Store) Release(held Holding) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range held {
+		f.holds--
+	}
 }
 
 // Add copies a file in a RAM disk into the store, for jobs of the same user. A job may write to it
@@ -233,15 +250,17 @@ func (s *Store) Add(user uint32, digest archive.Digest, from *os.File) error {
 	if had {
 		return nil
 	}
-	// There is room beyond the budget, so a file that is refused evicts no other.
+	s.mu.Lock()
+	err = s.makeRoom(pages(size)) // nothing else is added in the meantime
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
 	if err := s.copy(digest, from, size); err != nil {
 		return errors.Join(err, s.remove(partial))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.makeRoom(pages(size)); err != nil {
-		return errors.Join(err, s.remove(partial))
-	}
 	err = unix.Mkdirat(int(s.root.Fd()), folder(user), 0o700)
 	if err == nil || err == unix.EEXIST {
 		err = unix.Renameat(int(s.root.Fd()), partial, int(s.root.Fd()), k.String())
@@ -310,16 +329,25 @@ func (s *Store) copy(digest archive.Digest, from *os.File, size int64) error {
 	return nil
 }
 
-// makeRoom evicts files until the budget has room for size bytes. The caller holds mu.
+// makeRoom evicts files until the budget has room for size bytes. If what jobs hold leaves too
+// little, it evicts none. The caller holds mu.
 func (s *Store) makeRoom(size int64) error {
-	if s.used+size <= s.budget {
-		return nil
-	}
-	keys := slices.SortedFunc(maps.Keys(s.files), func(a, b key) int { return int(s.files[a].used) - int(s.files[b].used) })
+	over := s.used + size - s.budget
+	keys := slices.SortedFunc(maps.Keys(s.files), func(a, b key) int { return cmp.Compare(s.files[a].used, s.files[b].used) })
+	var evicted []key
 	for _, k := range keys {
-		if s.used+size <= s.budget {
-			return nil
+		if over <= 0 {
+			break
 		}
+		if f := s.files[k]; f.holds == 0 {
+			evicted = append(evicted, k)
+			over -= f.size
+		}
+	}
+	if over > 0 {
+		return fmt.Errorf("%w: %d bytes more than there is room for beside the files of running jobs", ErrRefused, over)
+	}
+	for _, k := range evicted {
 		if err := s.remove(k.String()); err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -67,7 +68,9 @@ func has(t testing.TB, s *Store, data []byte) bool {
 // hasOf is has for any user.
 func hasOf(t testing.TB, s *Store, user uint32, data []byte) bool {
 	t.Helper()
-	f := s.Open(user, []archive.Digest{digestOf(data)})[0]
+	files, held := s.Open(user, []archive.Digest{digestOf(data)})
+	defer s.Release(held)
+	f := files[0]
 	if f == nil {
 		return false
 	}
@@ -78,18 +81,24 @@ func hasOf(t testing.TB, s *Store, user uint32, data []byte) bool {
 	return true
 }
 
-// A store behaves like a list of the contents of each user, in the order of their last use, also
-// after a restart, which loses that order.
+// A store behaves like a list of the contents of each user, in the order of their last use, from
+// which those that jobs hold are not removed, also after a restart, which loses order and holdings.
 func TestModel(t *testing.T) {
 	random := rand.New(rand.NewPCG(check.Seed(t), 0))
 	folder := t.TempDir()
 	s := open(t, folder)
 	type known struct {
-		user uint32
-		data []byte
-		size int64
+		user  uint32
+		data  []byte
+		size  int64
+		holds int
 	}
-	var model []known // the most recently used first
+	var model []*known // the most recently used first
+	type holding struct {
+		of   *known
+		held Holding
+	}
+	var holdings []holding
 	used := func() (n int64) {
 		for _, k := range model {
 			n += k.size
@@ -97,20 +106,35 @@ func TestModel(t *testing.T) {
 		return n
 	}
 	find := func(user uint32, data []byte) int {
-		for i, k := range model {
-			if k.user == user && bytes.Equal(k.data, data) {
-				return i
+		return slices.IndexFunc(model, func(k *known) bool { return k.user == user && bytes.Equal(k.data, data) })
+	}
+	// evict makes room for size bytes, and reports whether there is enough.
+	evict := func(size int64) bool {
+		rest := slices.Clone(model)
+		left := used()
+		for i := len(rest) - 1; i >= 0 && left+size > budget; i-- {
+			if rest[i].holds == 0 {
+				left -= rest[i].size
+				rest = slices.Delete(rest, i, i+1)
 			}
 		}
-		return -1
+		if left+size > budget {
+			return false
+		}
+		model = rest
+		return true
+	}
+	use := func(at int) {
+		k := model[at]
+		model = append([]*known{k}, slices.Delete(model, at, at+1)...)
 	}
 	for range 2000 {
 		number, user := random.IntN(40), uint32(random.IntN(2))
 		content := data(number, 1+number*2000)
-		switch at := find(user, content); random.IntN(8) {
+		switch at := find(user, content); random.IntN(10) {
 		case 0, 1, 2:
 			err := s.Add(user, digestOf(content), inMemory(t, content))
-			if len(content) > budget {
+			if at < 0 && !evict(pages(int64(len(content)))) {
 				if !errors.Is(err, ErrRefused) {
 					t.Fatalf("%d bytes: %v", len(content), err)
 				}
@@ -120,13 +144,10 @@ func TestModel(t *testing.T) {
 				t.Fatal(err)
 			}
 			if at < 0 {
-				for size := pages(int64(len(content))); used()+size > budget; {
-					model = model[:len(model)-1]
-				}
-				model = append([]known{{user, content, pages(int64(len(content)))}}, model...)
+				model = append([]*known{{user, content, pages(int64(len(content))), 0}}, model...)
 			}
 		case 3: // under a wrong name
-			if at >= 0 || len(content) > budget {
+			if at >= 0 || !evict(pages(int64(len(content)))) {
 				continue
 			}
 			wrong := inMemory(t, append(data(number, len(content)-1), 0xff))
@@ -138,19 +159,37 @@ func TestModel(t *testing.T) {
 				continue
 			}
 			s = open(t, folder)
+			holdings = nil
 			for _, k := range model {
+				k.holds = 0
 				if !hasOf(t, s, k.user, k.data) {
 					t.Fatalf("%d bytes are gone after a restart", len(k.data))
 				}
 			}
-			model = reversed(model) // has counted as a use
+			slices.Reverse(model) // has counted as a use
+		case 5:
+			if at < 0 {
+				continue
+			}
+			files, held := s.Open(user, []archive.Digest{digestOf(content)})
+			files[0].Close()
+			use(at)
+			model[0].holds++
+			holdings = append(holdings, holding{model[0], held})
+		case 6, 7:
+			if len(holdings) == 0 {
+				continue
+			}
+			i := random.IntN(len(holdings))
+			s.Release(holdings[i].held)
+			holdings[i].of.holds--
+			holdings = slices.Delete(holdings, i, i+1)
 		default:
 			if got := hasOf(t, s, user, content); got != (at >= 0) {
 				t.Fatalf("content %d of user %d: in the store %v, in the model at %d", number, user, got, at)
 			}
 			if at >= 0 {
-				k := model[at]
-				model = append([]known{k}, append(model[:at:at], model[at+1:]...)...)
+				use(at)
 			}
 		}
 		if s.used != used() || s.used > budget {
@@ -159,33 +198,35 @@ func TestModel(t *testing.T) {
 	}
 }
 
-func reversed[T any](list []T) []T {
-	out := make([]T, 0, len(list))
-	for i := range list {
-		out = append(out, list[len(list)-1-i])
-	}
-	return out
-}
-
-// A file that was opened stays complete after its eviction.
-func TestOpenFileStays(t *testing.T) {
+// Files that a job holds take no room from others in vain: they are not evicted, also not partly.
+func TestHeldFilesStay(t *testing.T) {
 	s := open(t, t.TempDir())
-	first := data(1, budget/2)
-	if err := s.Add(user, digestOf(first), inMemory(t, first)); err != nil {
+	half := func(i int) []byte { return data(i, budget/2) }
+	add := func(i int) error { return s.Add(user, digestOf(half(i)), inMemory(t, half(i))) }
+	if err := errors.Join(add(1), add(2)); err != nil {
 		t.Fatal(err)
 	}
-	f := s.Open(user, []archive.Digest{digestOf(first)})[0]
-	defer f.Close()
-	for i := 2; i < 5; i++ {
-		if err := s.Add(user, digestOf(data(i, budget/2)), inMemory(t, data(i, budget/2))); err != nil {
-			t.Fatal(err)
-		}
+	files, held := s.Open(user, []archive.Digest{digestOf(half(1))})
+	files[0].Close()
+	large := data(4, budget)
+	if err := s.Add(user, digestOf(large), inMemory(t, large)); !errors.Is(err, ErrRefused) {
+		t.Fatalf("a file without room: %v", err)
 	}
-	if has(t, s, first) {
+	if !has(t, s, half(2)) {
+		t.Fatal("a file was evicted for one that has no room")
+	}
+	if err := add(3); err != nil {
+		t.Fatal(err)
+	}
+	if !has(t, s, half(1)) || has(t, s, half(2)) {
+		t.Fatal("the file of a job was evicted, and not the other one")
+	}
+	s.Release(held)
+	if err := s.Add(user, digestOf(large), inMemory(t, large)); err != nil {
+		t.Fatal(err)
+	}
+	if has(t, s, half(1)) {
 		t.Fatal("a store has more than its budget")
-	}
-	if got, err := io.ReadAll(f); err != nil || !bytes.Equal(got, first) {
-		t.Fatalf("%d bytes of %d, %v", len(got), len(first), err)
 	}
 }
 

@@ -51,6 +51,11 @@ func TestMPI(t *testing.T) {
 	if got := sorted(r.stdout); !slices.Equal(got, []string{"hello from rank 0 of 2 on node0", "hello from rank 1 of 2 on node0"}) {
 		t.Error(r)
 	}
+	// A small node has room for the libraries of MPI.
+	eventually(t, "libraries that stay", func() bool {
+		r = m.run(0, "-v", "-n", "1", program)
+		return strings.Contains(r.stderr, "its nodes have loaded all files")
+	}, func() string { return r.stderr })
 }
 
 // The same on and between virtual nodes. Ranks of MPICH poll, so there are only as many as are
