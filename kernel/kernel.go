@@ -5,11 +5,11 @@
 // Locks, outermost first: Node.changingDuties (held while the duties of cores change), Node.handing
 // (held while a rank comes, goes, is given to the scheduler or taken back), Node.mu. Node.mu guards
 // the table of jobs, the transport, the set of application cores, and the cores of each job; it is
-// not held during a request to a container. job.starting (held while a job's ranks are started) is
-// taken before Node.mu alone. Four more locks are held while none of the others is: Node.scheduling
-// (while the policies of a core are set), guarding.mu (while the packet filter changes),
-// neighbours.mu (while a hardware address is entered) and collection.mu (while a piece of a job's
-// files is read).
+// not held during a request to a container. The store of contents takes its lock under it.
+// job.starting (held while a job's ranks are started) is taken before Node.mu alone. Four more
+// locks are held while none of the others is: Node.scheduling (while the policies of a core are
+// set), guarding.mu (while the packet filter changes), neighbours.mu (while a hardware address is
+// entered) and collection.mu (while a piece of a job's files is read).
 package kernel
 
 import (
