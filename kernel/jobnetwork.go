@@ -218,9 +218,11 @@ func (n *Node) makeJobDevice(ctx context.Context, s JobSpec, space *os.File) err
 		if at == place {
 			continue
 		}
-		if err := addJobNode(inside, link, at, nodes.Address(at).Addr().Unmap()); err != nil {
+		outer := nodes.Address(at).Addr().Unmap()
+		if err := addJobNode(inside, link, at, outer); err != nil {
 			return fmt.Errorf("add node%d: %w", nodes.Node(at), err)
 		}
+		n.enterNeighbour(outer, func() (int, error) { return wire.Attrs().Index, nil })
 	}
 	return nil
 }
