@@ -5,6 +5,7 @@
 #define MARGAY_FAR_H
 
 #include <netinet/in.h>
+#include <sys/uio.h>
 
 #include "channel.h"
 #include "direct.h"
@@ -136,11 +137,20 @@ static inline size_t far_cut(const struct far *f, size_t at, size_t n)
 	}
 }
 
-/* far_emit writes the next datagram that is due to b, of MIRROR_MOST bytes, and returns its
- * length, 0 if there is none. */
-static inline size_t far_emit(struct far *f, char *b, int64_t now)
+/* far_gathers reports whether new data may wait for more of them, which the program probably writes
+ * next: the other rank has enough to do. Whoever has asked this must call far_emit when the program
+ * polls or waits. */
+static inline int far_gathers(const struct far *f)
 {
-	size_t n = 0, at = f->sent & (WIRE_CHANNEL_RING - 1);
+	return f->out.position - f->sent < MIRROR_GATHER &&
+	       (f->flying >= MIRROR_FEW || f->out.position - far_load(&f->out, WIRE_CHANNEL_TAKEN) >= WIRE_CHANNEL_RING / 2);
+}
+
+/* far_emit writes the header of the next datagram that is due, says where its data are in the ring,
+ * and returns 1; 0 if there is none. */
+static inline int far_emit(struct far *f, struct mirror_header *h, struct iovec *data, int64_t now)
+{
+	size_t n = 0, at;
 	far_look(f, now);
 	at = f->sent & (WIRE_CHANNEL_RING - 1);
 	if (f->sent < f->out.position && f->flying < f->window)
@@ -150,19 +160,18 @@ static inline size_t far_emit(struct far *f, char *b, int64_t now)
 	f->rides = (n || f->rides) && now < f->ack_at;
 	f->told = far_load(&f->in, WIRE_CHANNEL_TAKEN);
 	far_store(&f->in, WIRE_CHANNEL_ACKNOWLEDGED, f->arrived);
-	struct mirror_header h = {.magic = MIRROR_MAGIC, .version = MIRROR_VERSION, .flags = f->ask ? MIRROR_ASK : 0, .number = f->number,
-				  .key = f->key, .offset = f->sent, .arrived = f->arrived, .taken = f->told};
-	memcpy(b, &h, sizeof h);
+	*h = (struct mirror_header){.magic = MIRROR_MAGIC, .version = MIRROR_VERSION, .flags = f->ask ? MIRROR_ASK : 0, .number = f->number,
+				    .key = f->key, .offset = f->sent, .arrived = f->arrived, .taken = f->told};
+	*data = (struct iovec){f->out.memory + WIRE_CHANNEL_DATA + at, n};
 	f->owed = f->hurry = f->ask = 0;
 	if (n) {
-		memcpy(b + sizeof h, f->out.memory + WIRE_CHANNEL_DATA + at, n);
 		struct flight *flight = &f->flights[(f->first + f->flying++) % MIRROR_MOST_WINDOW];
 		*flight = (struct flight){.end = f->sent + n, .at = now, .resent = f->sent < f->reach};
 		f->sent += n;
 		if (f->reach < f->sent)
 			f->reach = f->sent;
 	}
-	return sizeof h + n;
+	return 1;
 }
 
 /* far_progress notes that the other end has the bytes before a position. */

@@ -618,16 +618,15 @@ struct direct *margay_in_direct(int rank, int *allowed)
 	return &f->direct;
 }
 
-/* send_train sends datagrams of one length, but the last may be shorter, and reports whether Linux
- * sends trains on this way. */
-static int send_train(struct iovec *train, int n, struct sockaddr_in *to)
+/* send_train sends datagrams of length bytes, the last of which may be shorter, as n parts, and
+ * reports whether Linux sends trains on this way. */
+static int send_train(struct iovec *parts, int n, uint16_t length, struct sockaddr_in *to)
 {
 	union {
 		struct cmsghdr header;
-		char bytes[CMSG_SPACE(sizeof(uint16_t))];
-	} control = {.header = {.cmsg_level = IPPROTO_UDP, .cmsg_type = UDP_SEGMENT, .cmsg_len = CMSG_LEN(sizeof(uint16_t))}};
-	uint16_t length = train[0].iov_len;
-	struct msghdr m = {.msg_name = to, .msg_namelen = sizeof *to, .msg_iov = train, .msg_iovlen = n, .msg_control = &control,
+		char bytes[CMSG_SPACE(sizeof length)];
+	} control = {.header = {.cmsg_level = IPPROTO_UDP, .cmsg_type = UDP_SEGMENT, .cmsg_len = CMSG_LEN(sizeof length)}};
+	struct msghdr m = {.msg_name = to, .msg_namelen = sizeof *to, .msg_iov = parts, .msg_iovlen = n, .msg_control = &control,
 			   .msg_controllen = sizeof control};
 	memcpy(CMSG_DATA(&control.header), &length, sizeof length);
 	if (sendmsg(self.datagrams, &m, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)
@@ -663,54 +662,63 @@ static void acquaint(void)
 }
 
 /* send_one sends a datagram. */
-static void send_one(const struct iovec *b, const struct sockaddr_in *to)
+static void send_one(const void *b, size_t n, const struct sockaddr_in *to)
 {
 	const int flags = MSG_DONTWAIT | MSG_NOSIGNAL;
 	if (to == self.connected) {
-		if (send(self.datagrams, b->iov_base, b->iov_len, flags) >= 0)
+		if (send(self.datagrams, b, n, flags) >= 0)
 			return;
 		if (errno == EDESTADDRREQ) /* the node kernel has disconnected it */
 			self.connected = NULL;
 	}
-	if (sendto(self.datagrams, b->iov_base, b->iov_len, flags, (const struct sockaddr *)to, sizeof *to) < 0)
+	if (sendto(self.datagrams, b, n, flags, (const struct sockaddr *)to, sizeof *to) < 0)
 		return;
 }
 
-/* send_datagrams sends datagrams as send_train does, alone if need be. Those that Linux does not
- * take are lost, like any others. */
-static void send_datagrams(struct iovec *train, int n, struct sockaddr_in *to)
+/* send_datagrams sends n datagrams as send_train does, alone if need be. Each is so many of the
+ * parts. Datagrams that Linux does not take are lost, like any others. */
+static void send_datagrams(struct iovec *parts, int n, int each, struct sockaddr_in *to)
 {
 	static int alone; /* Linux refuses trains */
-	if (n > 1 && !alone && send_train(train, n, to))
+	static char b[MIRROR_MOST];
+	size_t length = 0;
+	for (int i = 0; i < each; i++)
+		length += parts[i].iov_len;
+	if (n > 1 && !alone && send_train(parts, n * each, length, to))
 		return;
 	alone |= n > 1;
-	for (int i = 0; i < n; i++)
-		send_one(&train[i], to);
+	for (; n > 0; n--, parts += each) {
+		length = 0;
+		for (int i = 0; i < each; length += parts[i++].iov_len)
+			memcpy(b + length, parts[i].iov_base, parts[i].iov_len);
+		send_one(b, length, to);
+	}
 }
 
 /* transmit sends the datagrams of an end that are due, in trains. */
 static void transmit(struct far *f)
 {
-	static char bytes[TRAIN_BYTES];
-	struct iovec train[MIRROR_MOST_WINDOW];
-	size_t used = 0, length;
+	static struct mirror_header heads[MIRROR_MOST_WINDOW];
+	struct iovec parts[2 * MIRROR_MOST_WINDOW], data;
+	struct mirror_header h;
+	size_t all = 0;
 	int64_t now = now_ns();
 	int n = 0;
-	while ((length = far_emit(f, bytes + used, now)) > 0) {
-		if (n > 0 && (length > train[0].iov_len || train[n - 1].iov_len < train[0].iov_len || n == MIRROR_MOST_WINDOW)) {
-			send_datagrams(train, n, &f->address);
+	while (far_emit(f, &h, &data, now)) {
+		if (n == MIRROR_MOST_WINDOW || (n > 0 && (data.iov_len > parts[1].iov_len || parts[2 * n - 1].iov_len < parts[1].iov_len)) ||
+		    all + sizeof h + data.iov_len > TRAIN_BYTES) {
+			send_datagrams(parts, n, 2, &f->address);
 			n = 0;
+			all = 0;
 		}
-		train[n++] = (struct iovec){bytes + used, length};
-		used += length;
-		if (used > sizeof bytes - MIRROR_MOST) {
-			send_datagrams(train, n, &f->address);
-			n = 0;
-			used = 0;
-		}
+		heads[n] = h;
+		parts[2 * n] = (struct iovec){&heads[n], sizeof h};
+		parts[2 * n + 1] = data;
+		n++;
+		all += sizeof h + data.iov_len;
 	}
 	if (n > 0)
-		send_datagrams(train, n, &f->address);
+		send_datagrams(parts, n, 2, &f->address);
 }
 
 /* ask_due sends the requests of a direct that are due. The caller has masked upcalls. */
@@ -720,7 +728,7 @@ static void ask_due(struct direct *d)
 	int64_t now = now_ns();
 	for (int n; (n = direct_emit(d, train, now)) > 0;) {
 		disconnect(); /* the answers come from a node kernel */
-		send_datagrams(train, n, &d->address);
+		send_datagrams(train, n, 1, &d->address);
 	}
 }
 
@@ -794,20 +802,25 @@ static int receive_train(void)
 	return n > 0 ? n : 1; /* an empty one */
 }
 
-/* receive_datagrams takes a train, if one has come, and sends the datagrams that are due. It
- * returns the number of datagrams taken. The caller has masked upcalls. */
-static int receive_datagrams(void)
+/* transmit_due sends the datagrams that are due. The caller has masked upcalls. */
+static void transmit_due(void)
 {
-	if (self.end_count == 0)
-		return 0;
-	int n = receive_train();
-	acquaint();
 	for (uint32_t i = 0; i < self.end_count; i++) {
 		if (far_busy(self.ends[i]))
 			transmit(self.ends[i]);
 		if (!direct_idle(&self.ends[i]->direct))
 			ask_due(&self.ends[i]->direct);
 	}
+}
+
+/* receive_datagrams takes a train, if one has come, and returns the number of its datagrams. The
+ * caller has masked upcalls. */
+static int receive_datagrams(void)
+{
+	if (self.end_count == 0)
+		return 0;
+	int n = receive_train();
+	acquaint();
 	return n;
 }
 
@@ -868,7 +881,9 @@ static int put_channel(struct channel *c, int handler, uint64_t arg0, uint64_t a
 	if (sent > 0 && c->local < 0) {
 		if (handler != WIRE_HANDLER_BARRIER)
 			self.fars[c->rank]->spoken = c->position;
-		transmit(self.fars[c->rank]);
+		/* Ranks wait for what the library sends. */
+		if (handler >= WIRE_HANDLER_COLLECTIVE || !far_gathers(self.fars[c->rank]))
+			transmit(self.fars[c->rank]);
 	} else if (sent > 0)
 		wake_local(c->local);
 	return sent < 0 ? no_sense(c) : sent;
@@ -1241,6 +1256,7 @@ static int poll_all(int most)
 				most -= came = receive_datagrams();
 			for (int some; (some = run_some()) > 0;)
 				n += some;
+			transmit_due(); /* acknowledgements with the room that the handlers have made */
 		} while (came > 0 && most > 0);
 	}
 	margay_in_progress();
@@ -1272,8 +1288,8 @@ static void interruptible(void)
 		self.masked = 1;
 		atomic_signal_fence(memory_order_seq_cst);
 		self.missed = 0;
-		if (self.upcalls)
-			run_upcalls();
+		if (self.upcalls && run_upcalls() > 0)
+			transmit_due();
 		atomic_signal_fence(memory_order_seq_cst);
 		self.masked = 0;
 		if (!self.upcalls)
@@ -1487,6 +1503,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 		unsigned answers = self.answers, parts = self.parts;
 		int there_is = fetch_channels() == 0, more = there_is ? run_some() : 0;
 		if (there_is && (!more || records % DATAGRAMS_EACH == 0)) {
+			transmit_due(); /* as in poll_all */
 			receive_datagrams();
 			more += run_some();
 		}
@@ -1519,6 +1536,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 		announce(0);
 		pace = (struct pace){0};
 	}
+	transmit_due();
 	if (!was)
 		interruptible();
 	return n;

@@ -343,6 +343,7 @@ func (j *Job) poll(most int) (n int, advanced bool) {
 		var some bool
 		came, some = j.receive()
 		handled, parts := j.handleAll()
+		j.transmitDue() // acknowledgements with the room that the handlers have made
 		n += handled
 		advanced = advanced || some || parts
 	}

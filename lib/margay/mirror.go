@@ -247,9 +247,8 @@ func (m *mirrors) disconnect() {
 	}
 }
 
-// receive takes a train, if one has come, and sends the datagrams that are due. It returns the
-// number of datagrams taken, and whether a one-sided operation was answered. The caller holds
-// Job.handling.
+// receive takes a train, if one has come. It returns the number of datagrams taken, and whether a
+// one-sided operation was answered. The caller holds Job.handling.
 func (j *Job) receive() (came int, some bool) {
 	m := &j.mirrors
 	if len(m.ends) == 0 {
@@ -257,9 +256,8 @@ func (j *Job) receive() (came int, some bool) {
 	}
 	j.sending.Lock()
 	defer j.sending.Unlock()
-	now := m.now()
 	if datagrams, from, ok := m.inbox.receive(); ok {
-		now = m.now()
+		now := m.now()
 		for b := range datagrams {
 			if came++; onesided.Is(b) {
 				some = j.takeAnswer(b, from, now) || some
@@ -270,6 +268,18 @@ func (j *Job) receive() (came int, some bool) {
 		came = max(came, 1)
 	}
 	m.acquaint()
+	return came, some
+}
+
+// transmitDue sends the datagrams that are due. The caller holds Job.handling.
+func (j *Job) transmitDue() {
+	m := &j.mirrors
+	if len(m.ends) == 0 {
+		return
+	}
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	now := m.now()
 	for _, f := range m.ends {
 		if f.Busy() {
 			m.transmit(f, now)
@@ -278,7 +288,6 @@ func (j *Job) receive() (came int, some bool) {
 			m.request(f.direct)
 		}
 	}
-	return came, some
 }
 
 // arrive takes a datagram, which may be a stranger's.

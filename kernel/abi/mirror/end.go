@@ -20,6 +20,9 @@ const (
 	firstWindow  = 16 // datagrams on their way
 	mostWindow   = 64
 	equalAcks    = 3 // acknowledgements without progress that show a loss
+
+	few    = 8        // datagrams on their way that give the other rank enough to do
+	gather = 16 << 10 // bytes of data that do not wait for more
 )
 
 // Peer is the other end, as datagrams to it name it.
@@ -114,6 +117,14 @@ func (e *End) creditDue() bool { return e.in.Taken().Load()-e.told >= wire.Chann
 // blocked reports whether the producer waits for room, which an acknowledgement may bring that was
 // lost.
 func (e *End) blocked() bool { return e.out.Blocked().Load() != 0 }
+
+// Gathers reports whether new data may wait for more of them, which the program probably writes
+// next: the other rank has enough to do. Whoever has asked this must call Emit when the program
+// polls or waits.
+func (e *End) Gathers() bool {
+	position := e.position()
+	return position-e.sent < gather && (e.flying >= few || position-e.out.Taken().Load() >= wire.ChannelRing/2)
+}
 
 // Emit appends the next datagram that is due to b, or nothing.
 func (e *End) Emit(b []byte, now time.Duration) []byte {
