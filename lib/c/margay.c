@@ -88,6 +88,7 @@ static struct {
 	uint32_t end_count;
 	unsigned answers; /* about windows that have come by datagrams */
 	int stalled; /* a message waits for others that have not arrived */
+	int handled; /* records since a call that waits has looked for datagrams */
 	struct assembler assembler;
 	unsigned parts;   /* of long messages that have come, but for the last part of each */
 	const struct long_message *sending; /* NULL: there is none */
@@ -1497,17 +1498,18 @@ static void announce(int sleeps)
 int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 {
 	int64_t deadline = timeout_ms < 0 ? -1 : now_ns() + timeout_ms * 1000000LL;
-	int n = 0, records = 0, was = mask(), there = 1, rung = 1;
+	int n = 0, was = mask(), there = 1, rung = 1;
 	struct pace pace = {0};
 	for (;;) {
 		unsigned answers = self.answers, parts = self.parts;
 		int there_is = fetch_channels() == 0, more = there_is ? run_some() : 0;
-		if (there_is && (!more || records % DATAGRAMS_EACH == 0)) {
+		if (there_is && (!more || self.handled >= DATAGRAMS_EACH)) {
 			transmit_due(); /* as in poll_all */
 			receive_datagrams();
+			self.handled = 0;
 			more += run_some();
 		}
-		records += more;
+		self.handled += more;
 		n += more - (int)(self.parts - parts);
 		margay_in_progress();
 		margay_in_collect();
