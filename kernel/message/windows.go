@@ -57,7 +57,7 @@ func (j *Job) admitClients() {
 	}
 	for _, p := range j.channels.Peerings() {
 		j.windows.Admit(window.Client{
-			Source: p.Rank, Target: j.config.Local[p.Local], Key: p.Own.Key, ReplyKey: p.Peer.Key, Address: p.Address,
+			Source: p.Rank, Target: j.config.Local[p.Local], Key: p.Own.Key, ReplyKey: p.Peer.Key, Address: p.Address, Journal: p.Journal,
 		})
 	}
 }

@@ -27,6 +27,7 @@ struct far {
 	size_t most;                /* bytes of data in a datagram */
 	struct channel out, in;
 	struct direct direct;       /* to the windows of the rank at the other end */
+	struct onesided_journal *journal; /* of the other rank's requests about windows of this one */
 	uint64_t spoken; /* position of out behind the last message but notes of barriers */
 
 	/* Of the ring to the other end. */

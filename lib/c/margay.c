@@ -29,6 +29,7 @@
 #include "internal.h"
 #include "pace.h"
 #include "piece.h"
+#include "serve.h"
 #include "wire.h"
 
 /* Functions that other files of the library use (internal.h). */
@@ -86,7 +87,7 @@ static struct {
 	struct far **ends; /* the entries of fars, in the order of fetching */
 	struct far **numbers; /* the same by the number of this end, NULL: it was not fetched */
 	uint32_t end_count;
-	unsigned answers; /* about windows that have come by datagrams */
+	unsigned asked; /* datagrams about windows that have come */
 	int stalled; /* a message waits for others that have not arrived */
 	int handled; /* records since a call that waits has looked for datagrams */
 	struct assembler assembler;
@@ -728,8 +729,9 @@ static void ask_due(struct direct *d)
 	static struct iovec train[ONESIDED_OUTSTANDING];
 	int64_t now = now_ns();
 	for (int n; (n = direct_emit(d, train, now)) > 0;) {
-		disconnect(); /* the answers come from a node kernel */
-		send_datagrams(train, n, 1, &d->address);
+		if (d->kernel)
+			disconnect(); /* the answers come from it */
+		send_datagrams(train, n, 1, d->kernel ? &d->address : &self.fars[d->target]->address);
 	}
 }
 
@@ -740,23 +742,85 @@ void margay_in_ask(struct direct *d)
 	unmask(was);
 }
 
-/* take_answer takes n bytes from an address if they are an answer about a window, and reports
- * whether they are none of a mirrored channel's. */
-static int take_answer(const char *b, size_t n, const struct sockaddr_in *from, int64_t now)
+static int is_same(const struct sockaddr_in *a, const struct sockaddr_in *b)
+{
+	return a->sin_port == b->sin_port && a->sin_addr.s_addr == b->sin_addr.s_addr;
+}
+
+/* take_answer takes an answer about a window from an address. */
+static void take_answer(const struct onesided_answer *a, const char *data, const struct sockaddr_in *from, int64_t now)
+{
+	if (a->source != (uint32_t)margay_rank() || a->target >= (uint32_t)margay_size())
+		return;
+	struct far *f = self.fars[a->target];
+	if (!f || a->key != f->own_key || (!is_same(&f->direct.address, from) && !is_same(&f->address, from)))
+		return;
+	if (is_same(&f->address, from))
+		self.familiar++;
+	direct_arrive(&f->direct, a, data, now, margay_in_land);
+	self.asked++;
+}
+
+/* replies are the answers to the requests of a train, which have one source. */
+static struct {
+	char bytes[ONESIDED_OUTSTANDING][ONESIDED_MOST];
+	struct iovec all[ONESIDED_OUTSTANDING];
+	int n;
+	struct far *to;
+} replies;
+
+/* take_request takes a request about a window of this rank from an address. The node kernel takes
+ * those about windows that this process has not mapped. */
+static void take_request(const struct onesided_request *q, const char *data, const struct sockaddr_in *from)
+{
+	size_t size = 0;
+	if (q->target != (uint32_t)margay_rank() || q->source >= (uint32_t)margay_size() || replies.n == ONESIDED_OUTSTANDING)
+		return;
+	struct far *f = self.fars[q->source];
+	char *window = f && q->key == f->own_key && is_same(&f->address, from) ? margay_in_mapped(q->window, &size) : NULL;
+	if (!window)
+		return;
+	char *b = replies.bytes[replies.n];
+	size_t n = serve_carry(f->journal, q, data, f->key, window, size, b);
+	replies.to = f;
+	self.familiar++;
+	self.asked++;
+	if (replies.n && n == sizeof(struct onesided_answer) && replies.all[replies.n - 1].iov_len == n) /* it says all that the last one says */
+		memcpy(replies.all[replies.n - 1].iov_base, b, n);
+	else if (n)
+		replies.all[replies.n++] = (struct iovec){b, n};
+}
+
+/* reply sends the answers to the requests of a train, in trains. */
+static void reply(void)
+{
+	for (int i = 0, n; i < replies.n; i += n) {
+		const struct iovec *first = &replies.all[i];
+		size_t all = first->iov_len;
+		for (n = 1; i + n < replies.n && first[n - 1].iov_len == first->iov_len && first[n].iov_len <= first->iov_len &&
+			    all + first[n].iov_len <= TRAIN_BYTES;
+		     n++)
+			all += first[n].iov_len;
+		send_datagrams(&replies.all[i], n, 1, &replies.to->address);
+	}
+	replies.n = 0;
+}
+
+/* take_direct takes n bytes from an address if they are about a window, and reports whether they
+ * are none of a mirrored channel's. */
+static int take_direct(const char *b, size_t n, const struct sockaddr_in *from, int64_t now)
 {
 	uint16_t magic = 0;
 	struct onesided_answer a;
+	struct onesided_request q;
 	if (n >= sizeof magic)
 		memcpy(&magic, b, sizeof magic);
 	if (magic != ONESIDED_MAGIC)
 		return 0;
-	if (!direct_parse(&a, b, n) || a.source != (uint32_t)margay_rank() || a.target >= (uint32_t)margay_size())
-		return 1;
-	struct far *f = self.fars[a.target];
-	if (f && a.key == f->own_key && f->direct.address.sin_port == from->sin_port && f->direct.address.sin_addr.s_addr == from->sin_addr.s_addr) {
-		direct_arrive(&f->direct, &a, b + sizeof a, now, margay_in_land);
-		self.answers++;
-	}
+	if (direct_parse(&a, b, n))
+		take_answer(&a, b + sizeof a, from, now);
+	else if (serve_parse(&q, b, n))
+		take_request(&q, b + sizeof q, from);
 	return 1;
 }
 
@@ -764,10 +828,10 @@ static int take_answer(const char *b, size_t n, const struct sockaddr_in *from, 
 static void take_datagram(const char *b, size_t n, const struct sockaddr_in *from, int64_t now)
 {
 	struct mirror_header h;
-	if (take_answer(b, n, from, now) || !far_parse(&h, b, n) || h.number >= (uint32_t)margay_size())
+	if (take_direct(b, n, from, now) || !far_parse(&h, b, n) || h.number >= (uint32_t)margay_size())
 		return;
 	struct far *f = self.numbers[h.number];
-	if (f && h.key == f->own_key && from->sin_addr.s_addr == f->address.sin_addr.s_addr && from->sin_port == f->address.sin_port) {
+	if (f && h.key == f->own_key && is_same(&f->address, from)) {
 		far_arrive(f, &h, b + sizeof h, n - sizeof h, now);
 		self.familiar++;
 	}
@@ -800,6 +864,7 @@ static int receive_train(void)
 	}
 	for (size_t at = 0; at < (size_t)all; at += each, n++)
 		take_datagram(b + at, (size_t)all - at < each ? (size_t)all - at : each, &from, now);
+	reply();
 	return n > 0 ? n : 1; /* an empty one */
 }
 
@@ -954,6 +1019,7 @@ static int add_mirror(const struct wire_reply *reply, const int files[MAX_FILES]
 	f->out = (struct channel){.memory = memory, .rank = rank, .local = -1, .room = WIRE_CHANNEL_RING, .kernel = self.tail, .through = 1,
 				  .limit = f->most - WIRE_CHANNEL_HEADER < WIRE_CHANNEL_PAYLOAD ? f->most - WIRE_CHANNEL_HEADER : WIRE_CHANNEL_PAYLOAD};
 	f->in = (struct channel){.memory = memory + WIRE_CHANNEL_SIZE, .rank = rank, .local = -1};
+	f->journal = (struct onesided_journal *)(f->in.memory + WIRE_CHANNEL_JOURNAL);
 	disconnect();
 	self.fars[rank] = self.numbers[reply->values[2]] = self.ends[self.end_count++] = f;
 	self.to[rank] = &f->out;
@@ -1501,7 +1567,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 	int n = 0, was = mask(), there = 1, rung = 1;
 	struct pace pace = {0};
 	for (;;) {
-		unsigned answers = self.answers, parts = self.parts;
+		unsigned asked = self.asked, parts = self.parts;
 		int there_is = fetch_channels() == 0, more = there_is ? run_some() : 0;
 		if (there_is && (!more || self.handled >= DATAGRAMS_EACH)) {
 			transmit_due(); /* as in poll_all */
@@ -1520,7 +1586,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 			n = there ? fail("nothing came in %d ms", timeout_ms) : fail("the node kernel is gone") - 1;
 			break;
 		}
-		if (more || answers != self.answers) {
+		if (more || asked != self.asked) {
 			pace = (struct pace){0};
 			continue;
 		}

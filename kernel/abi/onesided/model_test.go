@@ -40,60 +40,85 @@ type source struct {
 // killed is the panic of a node kernel that is killed.
 type killed struct{}
 
+// The servers as targets of datagrams.
+const (
+	toKernel = -1
+	toRank   = -2
+)
+
 // onWay is a datagram on its way.
 type onWay struct {
-	to int // source; -1: the node kernel
+	to int // source, or a server
 	at time.Duration
 	b  []byte
 }
 
-// model is ranks, a node kernel with its window, and a network that loses, repeats and reorders.
+// model is ranks that ask, the rank of a window, its node kernel, and a network that loses, repeats
+// and reorders.
 type model struct {
 	t        testing.TB
 	random   *rand.Rand
 	sources  []*source
 	memory   []byte // of the journals
 	journals []*Journal
+	rank     []*Journal // of the window's rank
+	computes int        // steps in which that rank does not poll
+	atWork   bool       // it has come in between
+	served   map[Server]int
 	window   []byte
 	network  []onWay
 	now      time.Duration
 	lossy    bool
 	kills    bool
 	killed   int
+	over     bool     // the job must end
 	olds     []uint64 // what atomic accesses have found
 }
 
 func newModel(t testing.TB, random *rand.Rand) *model {
-	m := &model{t: t, random: random, lossy: true, window: make([]byte, size), memory: make([]byte, sources*JournalSize)}
+	m := &model{t: t, random: random, lossy: true, window: make([]byte, size), memory: make([]byte, sources*JournalSize), served: make(map[Server]int)}
 	for i := range sources {
 		p := Peer{Pair: Pair{uint32(i), 7}, Key: random.Uint64(), Largest: []int{1088, 1372, 9000}[random.IntN(3)]}
 		m.sources = append(m.sources, &source{r: NewRequester(p), key: random.Uint64(), mine: make([]byte, part), asked: make(map[uint64]op)})
 	}
 	m.start()
-	for i, j := range m.journals {
-		j.Begin(Pair{uint32(i), 7})
+	for i := range sources {
+		m.rank = append(m.rank, m.open(i, ByRank))
 	}
 	return m
+}
+
+// open opens a journal for a server. The other server may come in between any two changes.
+func (m *model) open(i int, server Server) *Journal {
+	j, err := OpenJournal(m.memory[i*JournalSize:][:JournalSize], server)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	j.step = func() {
+		if server == ByKernel && m.kills && m.random.IntN(300) == 0 {
+			panic(killed{})
+		}
+		if n := len(m.network); n > 0 && !m.atWork && m.random.IntN(4) == 0 {
+			m.atWork = true
+			defer func() { m.atWork = false }()
+			if w := m.network[m.random.IntN(n)]; w.to < 0 {
+				m.over = !m.serve(ByKernel+ByRank-server, w.b) || m.over
+			}
+		}
+	}
+	return j
 }
 
 // start starts the node kernel, and reports whether the job may go on.
 func (m *model) start() bool {
 	m.journals = nil
-	doubtful := false
+	sure := true
 	for i := range sources {
-		j, err := OpenJournal(m.memory[i*JournalSize:][:JournalSize])
-		if err != nil {
-			m.t.Fatal(err)
-		}
-		j.step = func() {
-			if m.kills && m.random.IntN(300) == 0 {
-				panic(killed{})
-			}
-		}
-		doubtful = doubtful || j.Doubtful()
+		j := m.open(i, ByKernel)
+		sure = j.TakeUp() && sure
 		m.journals = append(m.journals, j)
 	}
-	return !doubtful
+	return sure
 }
 
 // ask starts a random request of a rank if there is room.
@@ -150,8 +175,8 @@ func (m *model) transmit(to int, b []byte) {
 	}
 }
 
-// serve has the node kernel take a request. It reports false if the job must end.
-func (m *model) serve(b []byte) (goOn bool) {
+// serve has a server take a request. It reports false if the job must end.
+func (m *model) serve(server Server, b []byte) (goOn bool) {
 	defer func() {
 		if p := recover(); p != nil {
 			if _, ok := p.(killed); !ok {
@@ -161,11 +186,21 @@ func (m *model) serve(b []byte) (goOn bool) {
 			goOn = m.start()
 		}
 	}()
+	m.carry(server, b)
+	return !m.over
+}
+
+// carry has a server carry out a request.
+func (m *model) carry(server Server, b []byte) {
 	q, data, err := ParseRequest(b)
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	answer, _ := m.journals[q.Source].Carry(nil, &q, data, m.sources[q.Source].key, func(window uint8) []byte {
+	j := m.journals[q.Source]
+	if server == ByRank {
+		j = m.rank[q.Source]
+	}
+	answer, _ := j.Carry(nil, &q, data, m.sources[q.Source].key, func(window uint8) []byte {
 		if window > 0 {
 			return nil
 		}
@@ -173,8 +208,8 @@ func (m *model) serve(b []byte) (goOn bool) {
 	})
 	if len(answer) > 0 {
 		m.transmit(int(q.Source), answer)
+		m.served[server]++
 	}
-	return true
 }
 
 // complete takes the outcome of a request.
@@ -201,11 +236,21 @@ func (m *model) complete(i int) func(uint64, wire.RemoteStatus, []byte) {
 func (m *model) step(asks bool) bool {
 	m.now += time.Duration(m.random.IntN(200)) * time.Microsecond
 	slices.SortStableFunc(m.network, func(a, b onWay) int { return int(a.at - b.at) })
-	for len(m.network) > 0 && m.network[0].at <= m.now {
-		w := m.network[0]
-		m.network = m.network[1:]
+	if m.computes--; m.computes < 0 && m.random.IntN(20) == 0 {
+		m.computes = m.random.IntN(100)
+	}
+	due := m.network
+	if i := slices.IndexFunc(due, func(w onWay) bool { return w.at > m.now }); i >= 0 {
+		due = due[:i]
+	}
+	m.network = slices.Clone(m.network[len(due):])
+	for _, w := range due {
+		if w.to == toRank && m.computes > 0 {
+			m.network = append(m.network, w)
+			continue
+		}
 		if w.to < 0 {
-			if !m.serve(w.b) {
+			if !m.serve(map[int]Server{toKernel: ByKernel, toRank: ByRank}[w.to], w.b) {
 				return false
 			}
 			continue
@@ -225,15 +270,20 @@ func (m *model) step(asks bool) bool {
 				if len(b) > len(train[0]) || k+1 < len(train) && len(b) < len(train[0]) {
 					m.t.Fatalf("datagram %d of a train has %d bytes, the first %d", k, len(b), len(train[0]))
 				}
-				m.transmit(-1, b)
+				to := toRank
+				if s.r.ToKernel() {
+					to = toKernel
+				}
+				m.transmit(to, b)
 			}
 		}
 	}
 	return true
 }
 
-// Each request takes effect once and in order, and is answered once, whatever the network does and
-// wherever the node kernel is killed. The job ends only when it was killed in an atomic access.
+// Each request takes effect once and in order, and is answered once, whatever the network does,
+// whoever carries it out, and wherever the node kernel is killed. The job ends only when it was
+// killed in an atomic access.
 func TestModel(t *testing.T) {
 	seed := check.Seed(t)
 	finished, doubtful, kills := 0, 0, 0
@@ -259,7 +309,9 @@ func TestModel(t *testing.T) {
 			}
 		}
 		m.agree(round)
-		finished++
+		if finished++; m.served[ByKernel] < 20 || m.served[ByRank] < 20 {
+			t.Errorf("round %d: the servers have answered %v", round, m.served)
+		}
 	}
 	t.Logf("%d rounds to the end, %d ended by doubt, %d kills", finished, doubtful, kills)
 }
@@ -276,11 +328,11 @@ func TestKilledAtEachStep(t *testing.T) {
 		for at := 0; ; at++ {
 			window, memory := make([]byte, 16), make([]byte, JournalSize)
 			carry := func(step func()) (answer []byte) {
-				j, err := OpenJournal(memory)
+				j, err := OpenJournal(memory, ByKernel)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if j.step = step; j.Doubtful() {
+				if j.step = step; !j.TakeUp() {
 					return nil
 				}
 				answer, _ = j.Carry(nil, &q, data, 0, func(uint8) []byte { return window })
@@ -295,7 +347,7 @@ func TestKilledAtEachStep(t *testing.T) {
 					}
 				})
 			}()
-			j, _ := OpenJournal(memory)
+			j, _ := OpenJournal(memory, ByKernel)
 			answer := carry(nil)
 			if doubtful := was && kind.Atomic() && j.words[wordDone].Load() == 0; doubtful != (answer == nil) {
 				t.Errorf("kind %d, killed after change %d: doubtful %v, answered %x", kind, at, doubtful, answer)
@@ -331,7 +383,8 @@ func (m *model) agree(round uint64) {
 	}
 }
 
-// A datagram that is lost is sent again when it is due, and at once when a later one was seen.
+// A datagram that is lost is sent again when it is due, to the node kernel, and at once when a later
+// one was seen.
 func TestDue(t *testing.T) {
 	r := NewRequester(Peer{Largest: 1372})
 	if r.Due() != 0 || len(r.Emit(0)) != 0 {
@@ -340,10 +393,13 @@ func TestDue(t *testing.T) {
 	put := Request{Kind: wire.RemotePut, Length: 1}
 	r.Add(put, []byte{1})
 	r.Add(put, []byte{2})
-	if n := len(r.Emit(0)); n != 2 {
-		t.Errorf("%d datagrams", n)
+	if n := len(r.Emit(0)); n != 2 || r.ToKernel() {
+		t.Errorf("%d datagrams, to the node kernel: %t", n, r.ToKernel())
 	}
-	if due := r.Due(); due < leastTimeout || len(r.Emit(due-1)) != 0 || len(r.Emit(due)) != 2 {
+	if due := r.Due(); due != patience || len(r.Emit(due-1)) != 0 || len(r.Emit(due)) != 2 || !r.ToKernel() {
+		t.Errorf("due at %v, to the node kernel: %t", due, r.ToKernel())
+	}
+	if due := r.Due(); due < leastTimeout || len(r.Emit(due-1)) != 0 || len(r.Emit(due)) != 2 || !r.ToKernel() {
 		t.Errorf("due at %v", due)
 	}
 	now := r.Due() / 2
@@ -356,6 +412,54 @@ func TestDue(t *testing.T) {
 	r.Arrive(&Answer{Done: 3}, nil, now, none)
 	if n := len(r.Emit(now)); n != 0 {
 		t.Errorf("%d datagrams after the same gap", n)
+	}
+}
+
+// A rank that does not answer is asked more and more rarely, and each time again once it has
+// answered.
+func TestWhoIsAsked(t *testing.T) {
+	r := NewRequester(Peer{Largest: 1372})
+	now, number := time.Duration(0), uint64(0)
+	// ask makes a request, and reports whether the rank is asked first. It answers, or the node
+	// kernel.
+	ask := func(answers bool) (asked bool) {
+		number = r.Add(Request{Kind: wire.RemotePut, Length: 1}, []byte{1})
+		if len(r.Emit(now)) != 1 {
+			t.Fatal("no datagram")
+		}
+		if asked = !r.ToKernel(); asked && !answers {
+			if now = r.Due(); len(r.Emit(now)) != 1 || !r.ToKernel() {
+				t.Fatal("the node kernel is not asked")
+			}
+		}
+		now += 20 * time.Microsecond
+		r.Arrive(&Answer{Done: number}, nil, now, func(uint64, wire.RemoteStatus, []byte) {})
+		if !r.Idle() {
+			t.Fatal("the request is not answered")
+		}
+		return asked
+	}
+	// count returns how often the rank is asked in a second.
+	count := func(answers bool) (n int) {
+		for end := now + time.Second; now < end; now += 100 * time.Microsecond {
+			if ask(answers) {
+				n++
+			}
+		}
+		return n
+	}
+	if n := count(false); n < 10 || n > 20 {
+		t.Errorf("a rank that computes was asked %d times in a second", n)
+	}
+	now += mostPause
+	if n := count(true); n < 8000 {
+		t.Errorf("a rank that answers was asked %d times in a second", n)
+	}
+	if now += leastPause; !ask(false) || ask(false) {
+		t.Error("the rank is not left alone when it does not answer")
+	}
+	if now += leastPause; !ask(false) {
+		t.Error("the rank is not asked again soon")
 	}
 }
 
@@ -375,7 +479,7 @@ func FuzzRequest(f *testing.F) {
 		if again := append(q.Append(nil), data...); !bytes.Equal(again, b) {
 			t.Fatalf("%x becomes %x", b, again)
 		}
-		j, err := OpenJournal(make([]byte, JournalSize))
+		j, err := OpenJournal(make([]byte, JournalSize), ByKernel)
 		if err != nil {
 			t.Fatal(err)
 		}
