@@ -67,7 +67,7 @@ type Client struct {
 	Key            uint64         // of its requests
 	ReplyKey       uint64         // of their answers
 	Address        netip.AddrPort // of its socket
-	Journal        []byte         // memory for that of its requests; it must stay mapped until the server is closed
+	Journal        []byte         // memory for the journal of its requests; it must stay mapped until the server is closed
 }
 
 // Server serves the clients of a job on this node. It is safe for concurrent use.

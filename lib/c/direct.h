@@ -1,6 +1,6 @@
-/* direct.h: this rank's requests about windows of a rank of another node, sent by datagrams to it or
- * its node kernel, in C (kernel/abi/onesided, Requester). Answers may be a stranger's or late: each
- * number of theirs is checked. Times are in nanoseconds. */
+/* direct.h: this rank's requests about windows of a rank of another node, sent by datagrams to that
+ * rank or its node kernel, in C (kernel/abi/onesided, Requester). Answers may be a stranger's or
+ * late: each number of theirs is checked. Times are in nanoseconds. */
 #ifndef MARGAY_DIRECT_H
 #define MARGAY_DIRECT_H
 
@@ -102,7 +102,7 @@ static inline void direct_repeat(struct direct *d, int64_t now)
 	d->deadline = now + direct_timeout(d);
 }
 
-/* direct_look decides whom to ask, and handles a time-out. */
+/* direct_look decides which server to ask, and handles a time-out. */
 static inline void direct_look(struct direct *d, int64_t now)
 {
 	if (d->first == d->sent) {

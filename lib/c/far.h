@@ -139,8 +139,8 @@ static inline size_t far_cut(const struct far *f, size_t at, size_t n)
 }
 
 /* far_gathers reports whether new data may wait for more of them, which the program probably writes
- * next: the other rank has enough to do. Whoever has asked this must call far_emit when the program
- * polls or waits. */
+ * next: the other rank has enough to do. The caller then calls far_emit when the program polls or
+ * waits. */
 static inline int far_gathers(const struct far *f)
 {
 	return f->out.position - f->sent < MIRROR_GATHER &&

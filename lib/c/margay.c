@@ -620,8 +620,8 @@ struct direct *margay_in_direct(int rank, int *allowed)
 	return &f->direct;
 }
 
-/* send_train sends datagrams of length bytes, the last of which may be shorter, as n parts, and
- * reports whether Linux sends trains on this way. */
+/* send_train sends n parts as datagrams of length bytes, but the last may be shorter. It reports
+ * whether Linux sends trains on this way. */
 static int send_train(struct iovec *parts, int n, uint16_t length, struct sockaddr_in *to)
 {
 	union {

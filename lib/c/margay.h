@@ -16,7 +16,9 @@
  * only if the node kernel sleeps. A message to a rank of the same node is written to memory shared
  * with that rank; a system call is made only if that rank sleeps. On a trusted wire, a message to
  * another node is a datagram to its rank. Both pass the node kernels instead while an extension, a
- * recording or a scheduler must see them. A call that waits spins and yields for about a
+ * recording or a scheduler must see them. The first datagrams leave at once. If the program sends
+ * without a pause, later messages leave together, at the latest when it polls or waits, or after 20
+ * to 40 ms. A call that waits spins and yields for about a
  * millisecond before it sleeps.
  *
  * Messages from one rank to another arrive in order, each exactly once: a loss ends the

@@ -12,10 +12,11 @@
 // A message to another node is written to memory shared with the node kernel; a system call is made
 // only if the node kernel sleeps. A message to a rank of the same node is written to memory shared
 // with that rank; a system call is made only if that rank sleeps. On a trusted wire, a message to
-// another node is a datagram to its rank, and an operation on a window there one to its node
-// kernel. All pass the node kernels instead while an extension, a recording or a scheduler must see
-// them. A call that waits spins and yields for about a
-// millisecond before it sleeps.
+// another node is a datagram to its rank, and an operation on a window there one to that rank, or
+// to its node kernel if the rank computes. All pass the node kernels instead while an extension, a
+// recording or a scheduler must see them. The first datagrams leave at once. If the program sends
+// without a pause, later messages leave together, at the latest when it polls or waits, or after 20
+// to 40 ms. A call that waits spins and yields for about a millisecond before it sleeps.
 //
 // Messages from one rank to another arrive in order, each exactly once: a loss ends the job. Unless
 // an extension consumes a message, it runs the handler of its number inside Poll, Wait, WaitFor,

@@ -119,8 +119,8 @@ func (e *End) creditDue() bool { return e.in.Taken().Load()-e.told >= wire.Chann
 func (e *End) blocked() bool { return e.out.Blocked().Load() != 0 }
 
 // Gathers reports whether new data may wait for more of them, which the program probably writes
-// next: the other rank has enough to do. Whoever has asked this must call Emit when the program
-// polls or waits.
+// next: the other rank has enough to do. The caller then calls Emit when the program polls or
+// waits.
 func (e *End) Gathers() bool {
 	position := e.position()
 	return position-e.sent < gather && (e.flying >= few || position-e.out.Taken().Load() >= wire.ChannelRing/2)

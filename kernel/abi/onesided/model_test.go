@@ -383,8 +383,8 @@ func (m *model) agree(round uint64) {
 	}
 }
 
-// A datagram that is lost is sent again when it is due, to the node kernel, and at once when a later
-// one was seen.
+// A datagram that is lost is sent again when it is due, to the node kernel, and at once when a
+// later one was seen.
 func TestDue(t *testing.T) {
 	r := NewRequester(Peer{Largest: 1372})
 	if r.Due() != 0 || len(r.Emit(0)) != 0 {

@@ -107,8 +107,8 @@ func (r *Requester) Add(q Request, data []byte) (number uint64) {
 	return q.Number
 }
 
-// ToKernel reports whether the datagrams that Emit has returned go to the node kernel, and not to the
-// rank.
+// ToKernel reports whether the datagrams that Emit has returned go to the node kernel, and not to
+// the rank.
 func (r *Requester) ToKernel() bool { return r.kernel }
 
 // Emit returns the datagrams that are due: of one length, but the last may be shorter. They are
@@ -141,7 +141,7 @@ func (r *Requester) Emit(now time.Duration) [][]byte {
 	return r.train
 }
 
-// look decides whom to ask, and handles a time-out.
+// look decides which server to ask, and handles a time-out.
 func (r *Requester) look(now time.Duration) {
 	switch {
 	case r.first == r.sent:
