@@ -9,7 +9,7 @@ type Answers struct {
 	all    [][]byte
 }
 
-// Carry has a journal carry out a request, and keeps the answer. It is as Journal.Carry otherwise.
+// Carry is Journal.Carry of a journal, but keeps the answer.
 func (a *Answers) Carry(j *Journal, q *Request, data []byte, key uint64, memory func(window uint8) []byte) (changed bool) {
 	if a.buffer == nil {
 		a.buffer = make([]byte, 0, Outstanding*Most)

@@ -52,20 +52,21 @@
 //
 // # Reliability
 //
-// Requests are carried out in the order of their numbers, each once, whoever does it. A server that
-// finds the other one at work drops the request. A request that comes again is answered again: an atomic access from the journal, and a get from the memory. That is the same
-// memory as for the first time, because a requester sends nothing that changes memory while a get
-// is not answered. At most Outstanding requests are not answered. The requester sends them again
-// from the first when a time-out ends, or when an answer says that a predecessor is missing.
+// Requests are carried out in the order of their numbers, each once, by either server. A server
+// that finds the other one at work drops the request. A request that comes again is answered again:
+// an atomic access from the journal, and a get from the memory. That is the same memory as for the
+// first time, because a requester sends nothing that changes memory while a get is not answered. At
+// most Outstanding requests are not answered. The requester sends them again from the first when a
+// time-out ends, or when an answer says that a predecessor is missing.
 //
 // # Restarts
 //
 // The journal is memory that both servers map and that outlives the node kernel. It has the server
-// that is at work, the number of the last request of the requester, its refusals, and the results of
-// its atomic accesses. Before an atomic access the journal gets the number of that request. If the
-// node kernel is killed before it has noted the result, it is not known whether the access was made,
-// and the job must end. Puts and gets can be carried out again. Each datagram is a whole operation,
-// so no put is carried out in part. A rank that is killed ends the job. One that is stopped at work
+// at work, the number of the last request of the requester, its refusals, and the results of its
+// atomic accesses. Before an atomic access the journal gets the number of that request. If the node
+// kernel is killed before it has noted the result, it is not known whether the access was made, and
+// the job must end. Puts and gets can be carried out again. Each datagram is a whole operation, so
+// no put is carried out in part. A rank that is killed ends the job. One that is stopped at work
 // holds up the requests of that requester until it goes on.
 package onesided
 

@@ -175,7 +175,7 @@ func (m *model) transmit(to int, b []byte) {
 	}
 }
 
-// serve has a server take a request. It reports false if the job must end.
+// serve gives a server a request. It reports false if the job must end.
 func (m *model) serve(server Server, b []byte) (goOn bool) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -190,7 +190,7 @@ func (m *model) serve(server Server, b []byte) (goOn bool) {
 	return !m.over
 }
 
-// carry has a server carry out a request.
+// carry carries out a request by a server.
 func (m *model) carry(server Server, b []byte) {
 	q, data, err := ParseRequest(b)
 	if err != nil {
@@ -282,8 +282,8 @@ func (m *model) step(asks bool) bool {
 }
 
 // Each request takes effect once and in order, and is answered once, whatever the network does,
-// whoever carries it out, and wherever the node kernel is killed. The job ends only when it was
-// killed in an atomic access.
+// whichever server carries it out, and wherever the node kernel is killed. The job ends only when
+// it was killed in an atomic access.
 func TestModel(t *testing.T) {
 	seed := check.Seed(t)
 	finished, doubtful, kills := 0, 0, 0
