@@ -77,6 +77,9 @@ static inline int far_busy(const struct far *f)
 	return f->hurry || f->owed > 0 || !far_quiet(f) || far_credit_due(f) || far_blocked(f);
 }
 
+/* far_late reports whether an acknowledgement should have left. */
+static inline int far_late(const struct far *f, int64_t now) { return f->owed > 0 && now >= f->ack_at; }
+
 /* far_timeout is the retransmission time-out. */
 static inline int64_t far_timeout(const struct far *f)
 {
@@ -156,7 +159,7 @@ static inline int far_emit(struct far *f, struct mirror_header *h, struct iovec 
 	at = f->sent & (WIRE_CHANNEL_RING - 1);
 	if (f->sent < f->out.position && f->flying < f->window)
 		n = far_cut(f, at, f->out.position - f->sent);
-	else if (!f->ask && !f->hurry && !far_credit_due(f) && !(f->owed > 0 && now >= f->ack_at))
+	else if (!f->ask && !f->hurry && !far_credit_due(f) && !far_late(f, now))
 		return 0;
 	f->rides = (n || f->rides) && now < f->ack_at;
 	f->told = far_load(&f->in, WIRE_CHANNEL_TAKEN);

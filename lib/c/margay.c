@@ -44,6 +44,7 @@
 #define UPCALL_SIGNAL SIGURG
 #define UPCALL_STACK (256 << 10) /* bytes */
 #define DATAGRAMS_EACH 64        /* that a poll takes, so that strangers cannot keep it busy */
+#define ACKNOWLEDGE_EACH 8       /* messages between two looks whether an acknowledgement is late */
 #define UPCALL_DEPTH 8           /* handlers that run at a time, each in the middle of another */
 #define FAMILIAR 256             /* datagrams from the one other end after which the socket is connected to it */
 #define TRAIN_BYTES 60000        /* of datagrams that are sent at a time, without headers */
@@ -87,12 +88,13 @@ static struct {
 	struct far **ends; /* the entries of fars, in the order of fetching */
 	struct far **numbers; /* the same by the number of this end, NULL: it was not fetched */
 	uint32_t end_count;
-	unsigned asked; /* datagrams about windows that have come */
+	unsigned answered; /* answers about windows that have come */
 	int stalled; /* a message waits for others that have not arrived */
 	int handled; /* records since a call that waits has looked for datagrams */
 	struct assembler assembler;
 	unsigned parts;   /* of long messages that have come, but for the last part of each */
 	const struct long_message *sending; /* NULL: there is none */
+	unsigned mirrored; /* messages handled of mirrored channels */
 	int in_vain; /* calls of margay_poll since one has handled a message */
 
 	/* Barriers. */
@@ -758,7 +760,7 @@ static void take_answer(const struct onesided_answer *a, const char *data, const
 	if (is_same(&f->address, from))
 		self.familiar++;
 	direct_arrive(&f->direct, a, data, now, margay_in_land);
-	self.asked++;
+	self.answered++;
 }
 
 /* replies are the answers to the requests of a train, which have one source. */
@@ -784,7 +786,6 @@ static void take_request(const struct onesided_request *q, const char *data, con
 	size_t n = serve_carry(f->journal, q, data, f->key, window, size, b);
 	replies.to = f;
 	self.familiar++;
-	self.asked++;
 	if (replies.n && n == sizeof(struct onesided_answer) && replies.all[replies.n - 1].iov_len == n) /* it says all that the last one says */
 		memcpy(replies.all[replies.n - 1].iov_base, b, n);
 	else if (n)
@@ -966,6 +967,16 @@ static struct channel *next_channel(void)
 	return NULL;
 }
 
+/* acknowledge sends acknowledgements that should have left: handlers may take long, and the other
+ * rank would send all again. The caller has masked upcalls. */
+static void acknowledge(void)
+{
+	int64_t now = now_ns();
+	for (uint32_t i = 0; i < self.end_count; i++)
+		if (far_late(self.ends[i], now))
+			transmit(self.ends[i]);
+}
+
 /* run_channel runs the handler of the next message of a channel and returns the number of
  * messages handled. */
 static int run_channel(struct channel *c)
@@ -984,6 +995,8 @@ static int run_channel(struct channel *c)
 		atomic_store_explicit(channel_word64(c, WIRE_CHANNEL_COUNT), ++c->count, memory_order_relaxed);
 	else if (c->local >= 0 && wake)
 		wake_local(c->local);
+	if (c->local < 0 && ++self.mirrored % ACKNOWLEDGE_EACH == 0)
+		acknowledge();
 	return 1;
 }
 
@@ -1561,13 +1574,15 @@ static void announce(int sleeps)
 	atomic_store(asleep(margay_local_rank()), sleeps);
 }
 
+/* Requests that this rank serves do not keep it from sleeping, nor messages from looking at the
+ * deadline: others may send them without end. */
 int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 {
 	int64_t deadline = timeout_ms < 0 ? -1 : now_ns() + timeout_ms * 1000000LL;
-	int n = 0, was = mask(), there = 1, rung = 1;
+	int n = 0, was = mask(), there = 1, rung = 1, moved = 0, late = 0;
 	struct pace pace = {0};
 	for (;;) {
-		unsigned asked = self.asked, parts = self.parts;
+		unsigned answered = self.answered, parts = self.parts;
 		int there_is = fetch_channels() == 0, more = there_is ? run_some() : 0;
 		if (there_is && (!more || self.handled >= DATAGRAMS_EACH)) {
 			transmit_due(); /* as in poll_all */
@@ -1586,11 +1601,13 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 			n = there ? fail("nothing came in %d ms", timeout_ms) : fail("the node kernel is gone") - 1;
 			break;
 		}
-		if (more || asked != self.asked) {
+		if (more || answered != self.answered) {
 			pace = (struct pace){0};
-			continue;
+			late = deadline >= 0 && ++moved % DATAGRAMS_EACH == 0 && now_ns() >= deadline;
+			if (!late)
+				continue;
 		}
-		if (linger(&pace, deadline))
+		if (!late && linger(&pace, deadline))
 			continue;
 		there = hush();
 		transmit_all();
@@ -1600,7 +1617,7 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 		parts = self.parts;
 		more = poll_all(0);
 		n += more - (int)(self.parts - parts);
-		rung = more || done(n, arg) || (there && sleep_until(deadline));
+		rung = done(n, arg) || (!late && (more || (there && sleep_until(deadline))));
 		announce(0);
 		pace = (struct pace){0};
 	}

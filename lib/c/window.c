@@ -367,18 +367,23 @@ static struct window *find(int number, int rank)
 static struct window *map_window(int number, int rank, size_t size)
 {
 	char name[WIRE_MAX_NAME];
-	struct window w = {number, rank, NULL, 0}, *all = realloc(state.windows, (state.count + 1) * sizeof w);
-	if (!all) {
-		margay_in_fail("no memory");
-		return NULL;
-	}
-	state.windows = all;
+	struct window w = {number, rank, NULL, 0};
 	snprintf(name, sizeof name, "window/%d/%d", number, rank);
 	w.memory = margay_region(name, size, &w.size);
 	if (!w.memory)
 		return NULL;
-	state.windows[state.count] = w;
-	return &state.windows[state.count++];
+	int was = margay_in_mask(); /* an upcall may have a request taken, which finds a window */
+	struct window *all = realloc(state.windows, (state.count + 1) * sizeof w);
+	if (all) {
+		state.windows = all;
+		all[state.count++] = w;
+	}
+	margay_in_unmask(was);
+	if (!all) {
+		margay_in_fail("no memory");
+		return NULL;
+	}
+	return &all[state.count - 1];
 }
 
 /* check fails if a call must not be made, or with those arguments. */

@@ -99,27 +99,28 @@ func (m *mirrors) request(f *far) {
 	}
 }
 
-// takeRequest takes a request about a window of this rank, which may be a stranger's, and reports
-// whether it may have changed memory. The node kernel takes those about windows that this process
-// has not mapped. The caller holds Job.handling and Job.sending.
-func (j *Job) takeRequest(b []byte, from address) (some bool) {
+// takeRequest takes a request about a window of this rank, which may be a stranger's. If it may have
+// counted an event, goroutines that wait look again. The node kernel takes requests about windows
+// that this process has not mapped. The caller holds Job.handling and Job.sending.
+func (j *Job) takeRequest(b []byte, from address) {
 	q, data, err := onesided.ParseRequest(b)
 	if err != nil || int(q.Target) != j.Rank() || int(q.Source) >= j.Size() {
-		return false
+		return
 	}
 	f := j.mirrors.to[q.Source]
 	if f == nil || f.key != q.Key || f.address != from {
-		return false
+		return
 	}
 	j.mu.Lock()
 	memory := j.windows[window{int(q.Window), j.Rank()}]
 	j.mu.Unlock()
 	if memory == nil {
-		return false
+		return
 	}
 	j.mirrors.familiar++
-	j.mirrors.answers.Carry(f.journal, &q, data, f.peerKey, func(uint8) []byte { return memory })
-	return q.Kind != wire.RemoteGet
+	if j.mirrors.answers.Carry(f.journal, &q, data, f.peerKey, func(uint8) []byte { return memory }) {
+		j.announce()
+	}
 }
 
 // takeAnswer takes an answer, which may be a stranger's, and reports whether it has answered a

@@ -356,7 +356,7 @@ func (j *Job) poll(most int) (n int, advanced bool) {
 // handleAll runs the handlers of the messages in rings and channels. It returns their number, and
 // whether it has taken parts of others. The caller holds Job.handling.
 func (j *Job) handleAll() (n int, parts bool) {
-	for {
+	for looks := 0; ; {
 		record, ok, err := j.in.Next()
 		if errors.Is(err, wire.ErrChannels) && j.fetchAll() {
 			continue
@@ -368,6 +368,9 @@ func (j *Job) handleAll() (n int, parts bool) {
 			n++
 		default:
 			parts = true
+		}
+		if looks++; looks%acknowledgeEach == 0 {
+			j.acknowledge()
 		}
 	}
 }

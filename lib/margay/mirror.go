@@ -20,6 +20,10 @@ import (
 // datagramsEach bounds the datagrams that a poll takes, so that strangers cannot keep it busy.
 const datagramsEach = 64
 
+// acknowledgeEach is how many messages are handled between two looks whether an acknowledgement is
+// late.
+const acknowledgeEach = 8
+
 // familiar is how many datagrams have come from the only other end before the socket is connected
 // to it.
 const familiar = 256
@@ -287,7 +291,7 @@ func (j *Job) receive() (came int, some bool) {
 				some = j.takeAnswer(b, from, now) || some
 			case onesided.Is(b):
 				if came <= onesided.Outstanding {
-					some = j.takeRequest(b, from) || some
+					j.takeRequest(b, from)
 				}
 			default:
 				m.arrive(b, from, now)
@@ -315,6 +319,23 @@ func (j *Job) transmitDue() {
 		}
 		if f.direct != nil && !f.direct.Idle() {
 			m.request(f)
+		}
+	}
+}
+
+// acknowledge sends acknowledgements that should have left: handlers may take long, and the other
+// rank would send all again. The caller holds Job.handling.
+func (j *Job) acknowledge() {
+	m := &j.mirrors
+	if len(m.ends) == 0 {
+		return
+	}
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	now := m.now()
+	for _, f := range m.ends {
+		if f.Late(now) {
+			m.transmit(f, now)
 		}
 	}
 }

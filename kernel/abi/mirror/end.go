@@ -126,6 +126,10 @@ func (e *End) Gathers() bool {
 	return position-e.sent < gather && (e.flying >= few || position-e.out.Taken().Load() >= wire.ChannelRing/2)
 }
 
+// Late reports whether an acknowledgement should have left. A rank whose handlers take long should
+// look at times, and call Emit, or the other one sends all again.
+func (e *End) Late(now time.Duration) bool { return e.owed > 0 && now >= e.ackAt }
+
 // Emit appends the next datagram that is due to b, or nothing.
 func (e *End) Emit(b []byte, now time.Duration) []byte {
 	position := e.position()
@@ -138,7 +142,7 @@ func (e *End) Emit(b []byte, now time.Duration) []byte {
 		b = e.begin(b)
 		b = append(b, e.out.Ring()[at:at+n]...)
 		e.fly(n, now)
-	case e.ask || e.hurry || e.creditDue() || e.owed > 0 && now >= e.ackAt:
+	case e.ask || e.hurry || e.creditDue() || e.Late(now):
 		e.rides = e.rides && now < e.ackAt
 		b = e.begin(b)
 	}

@@ -269,12 +269,14 @@ func TestGather(t *testing.T) {
 			t.Errorf("%d datagrams behind message %d", n, i)
 		}
 	}
+	before := m.most
 	write(3)
-	if before := m.most; m.most == before {
-		m.emit(0, a.end) // it polls
-		if m.most != before+1 {
-			t.Errorf("%d datagrams when the rank polls", m.most-before)
-		}
+	if m.most != before {
+		t.Errorf("%d datagrams before the rank polls", m.most-before)
+	}
+	m.emit(0, a.end) // it polls
+	if m.most != before+1 {
+		t.Errorf("%d datagrams when the rank polls", m.most-before)
 	}
 	m.now += 30 * time.Microsecond
 	m.deliver()
@@ -294,6 +296,34 @@ func TestGather(t *testing.T) {
 	}
 	if got := a.end.position() - a.out.Taken().Load(); got >= wire.ChannelRing/2 {
 		t.Errorf("%d bytes that the other rank has handled count as if it had not", got)
+	}
+}
+
+// A rank whose handlers take long sees that it must acknowledge before the other end sends again.
+func TestLate(t *testing.T) {
+	m := newModel(t, rand.New(rand.NewPCG(1, 1)))
+	m.lossy = false
+	a, b := m.sides[0], m.sides[1]
+	a.push(t, 5)
+	m.emit(0, a.end)
+	m.now += 30 * time.Microsecond
+	m.deliver()
+	if b.end.Late(m.now) || b.end.Late(m.now+ackDelay-1) || !b.end.Late(m.now+ackDelay) || a.end.Late(m.now+time.Second) {
+		t.Error("an acknowledgement is late at another time")
+	}
+	m.now += ackDelay
+	if m.emit(1, b.end); b.end.Late(m.now) {
+		t.Error("it is late when it was sent")
+	}
+	m.deliver()
+	before := m.most
+	m.now += 100 * time.Microsecond
+	m.deliver()
+	for ; m.now < firstTimeout; m.now += time.Millisecond {
+		m.emit(0, a.end)
+	}
+	if m.most != before {
+		t.Errorf("%d datagrams are sent again", m.most-before)
 	}
 }
 
