@@ -72,10 +72,10 @@ func TestWindowsByDatagrams(t *testing.T) {
 	const rounds, each = 6, 20
 	for round := range rounds {
 		data := bytes.Repeat([]byte{byte(1 + round)}, 1000)
-		a.Add(onesided.Request{Kind: wire.RemotePut, Window: 2, Offset: 64, Length: 1000}, data)
+		a.Add(onesided.Request{Kind: wire.RemotePut, Window: 2, Offset: 64, Length: 1000}, data, false)
 		var numbers []uint64
 		for range each {
-			numbers = append(numbers, a.Add(onesided.Request{Kind: wire.RemoteAdd, Window: 2, Length: 8}, le(1)))
+			numbers = append(numbers, a.Add(onesided.Request{Kind: wire.RemoteAdd, Window: 2, Length: 8}, le(1), true))
 		}
 		a.finish()
 		for i, number := range numbers {
@@ -83,7 +83,7 @@ func TestWindowsByDatagrams(t *testing.T) {
 				t.Errorf("access %d of round %d has found %d", i, round, old)
 			}
 		}
-		got := a.Add(onesided.Request{Kind: wire.RemoteGet, Window: 2, Offset: 64, Length: 1000}, nil)
+		got := a.Add(onesided.Request{Kind: wire.RemoteGet, Window: 2, Offset: 64, Length: 1000}, nil, true)
 		if a.finish(); !bytes.Equal(a.answers[got], data) {
 			t.Errorf("round %d gets other bytes", round)
 		}
@@ -106,7 +106,7 @@ func TestDatagramsWake(t *testing.T) {
 	for range 50 { // more often than anything else rings
 		b.quiet()
 		b.area.ReceiveWaiting().Store(1)
-		a.Add(onesided.Request{Kind: wire.RemoteAdd, Length: 8}, le(1))
+		a.Add(onesided.Request{Kind: wire.RemoteAdd, Length: 8}, le(1), true)
 		a.finish()
 		if !b.awaitRing(time.Minute) {
 			t.Fatal("the rank is not woken")

@@ -143,7 +143,7 @@ func (n *node) asker(source, target id.Rank) *asker {
 func (a *asker) ask(n *node, kind wire.RemoteKind, window uint8, offset int, length int, data []byte) (number uint64) {
 	a.t.Helper()
 	check.Await(a.t, "room", func() bool { a.poll(n); return a.Room(kind) })
-	return a.Add(onesided.Request{Kind: kind, Window: window, Offset: uint64(offset), Length: uint16(length)}, data)
+	return a.Add(onesided.Request{Kind: kind, Window: window, Offset: uint64(offset), Length: uint16(length)}, data, false)
 }
 
 // poll sends the requests that are due and takes answers.

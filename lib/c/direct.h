@@ -35,6 +35,7 @@ struct direct {
 	uint64_t next;  /* number of the next request */
 	uint64_t sent;  /* the requests before were sent */
 	uint64_t reach; /* the requests before were sent at least once */
+	uint64_t alone; /* number after the last request for whose answer nobody polls */
 	int gets;       /* that are not answered */
 	unsigned window;
 	int timeouts;  /* since the last progress */
@@ -69,8 +70,8 @@ static inline int direct_room(const struct direct *d, int kind)
 }
 
 /* direct_add adds a request, and returns its number; 0: there is no memory. There must be room for
- * the request. */
-static inline uint64_t direct_add(struct direct *d, int kind, int window, uint64_t offset, const void *data, size_t length)
+ * the request. If polled is set, the caller polls until it is answered, or nobody misses its effect. */
+static inline uint64_t direct_add(struct direct *d, int kind, int window, uint64_t offset, const void *data, size_t length, int polled)
 {
 	struct direct_slot *s = &d->slots[d->next % ONESIDED_OUTSTANDING];
 	struct onesided_request q = {.magic = ONESIDED_MAGIC, .version = ONESIDED_VERSION, .kind = kind, .source = d->source, .target = d->target,
@@ -85,6 +86,8 @@ static inline uint64_t direct_add(struct direct *d, int kind, int window, uint64
 	*s = (struct direct_slot){.size = sizeof q + more, .kind = kind,
 				  .length = kind == WIRE_REMOTE_GET ? length : direct_atomic(kind) ? sizeof(uint64_t) : 0};
 	d->gets += kind == WIRE_REMOTE_GET;
+	if (!polled)
+		d->alone = d->next + 1;
 	return d->next++;
 }
 
@@ -102,11 +105,15 @@ static inline void direct_repeat(struct direct *d, int64_t now)
 	d->deadline = now + direct_timeout(d);
 }
 
-/* direct_look decides which server to ask, and handles a time-out. */
+/* direct_look decides which server to ask, and handles a time-out. A request for whose answer nobody
+ * polls goes to the node kernel, which needs neither rank. */
 static inline void direct_look(struct direct *d, int64_t now)
 {
 	if (d->first == d->sent) {
-		d->kernel = d->kernel && now < d->again;
+		d->kernel = d->alone > d->first || (d->kernel && now < d->again);
+	} else if (!d->kernel && d->alone > d->first) {
+		d->kernel = 1;
+		direct_repeat(d, now);
 	} else if (!d->deadline || now < d->deadline) {
 		return;
 	} else if (d->kernel) {
@@ -134,7 +141,8 @@ static inline int direct_emit(struct direct *d, struct iovec *train, int64_t now
 	int n = 0;
 	size_t all = 0;
 	direct_look(d, now);
-	for (; d->sent < d->next && d->sent - d->first < d->window; d->sent++) {
+	unsigned window = !d->kernel && d->pause ? 1 : d->window; /* what a rank that computes gets is in the way of messages */
+	for (; d->sent < d->next && d->sent - d->first < window; d->sent++) {
 		struct direct_slot *s = &d->slots[d->sent % ONESIDED_OUTSTANDING];
 		if (s->answered)
 			continue;

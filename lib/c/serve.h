@@ -107,14 +107,26 @@ static inline size_t serve_answer(struct onesided_journal *j, const struct onesi
 	return sizeof a + a.length;
 }
 
-/* serve_carry is serve_answer, but returns 0 if the node kernel carries out a request at this
- * moment: the requester will ask again. */
+/* serve_busy writes the answer to a request that the node kernel keeps from being carried out, and
+ * returns its length. */
+static inline size_t serve_busy(struct onesided_journal *j, const struct onesided_request *q, uint64_t key, char *b)
+{
+	struct onesided_answer a = {.magic = ONESIDED_MAGIC, .version = ONESIDED_VERSION, .kind = WIRE_REMOTE_REPLY, .source = q->source,
+				    .target = q->target, .flags = ONESIDED_GAP, .key = key, .done = atomic_load(serve_word(&j->done))};
+	a.no_window = atomic_load(serve_word(&j->no_window));
+	a.outside = atomic_load(serve_word(&j->outside));
+	memcpy(b, &a, sizeof a);
+	return sizeof a;
+}
+
+/* serve_carry is serve_answer, but while the node kernel carries out a request it does nothing, and
+ * the answer makes the requester ask once more. */
 static inline size_t serve_carry(struct onesided_journal *j, const struct onesided_request *q, const char *data, uint64_t key, char *window,
 				 size_t size, char *b)
 {
 	uint64_t none = 0;
 	if (!atomic_compare_exchange_strong(serve_word(&j->server), &none, ONESIDED_BY_RANK))
-		return 0;
+		return serve_busy(j, q, key, b);
 	size_t n = serve_answer(j, q, data, key, window, size, b);
 	atomic_store(serve_word(&j->server), 0);
 	return n;

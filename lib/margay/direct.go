@@ -59,7 +59,7 @@ func (r *Request) ask(d *direct) (some bool, err error) {
 		piece := r.rest[:min(len(r.rest), d.Piece())]
 		f, data := r.flight(piece)
 		q := onesided.Request{Kind: r.kind, Window: uint8(r.place.window), Length: uint16(len(piece)), Offset: uint64(r.place.offset)}
-		d.flights[d.Add(q, data)%onesided.Outstanding] = f
+		d.flights[d.Add(q, data, r.waits || r.kind == wire.RemoteGet)%onesided.Outstanding] = f
 		r.sent(piece)
 		j.remote.asked++
 		some, d.news, j.remote.news = true, true, true

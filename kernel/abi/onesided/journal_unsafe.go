@@ -60,13 +60,28 @@ func (j *Journal) TakeUp() bool {
 	return true
 }
 
+// Abandon takes the journal from a rank that has ended, perhaps in the middle of a request: nothing
+// of that rank runs any more. It reports false if that request was an atomic access, so that it is
+// not known whether the access was made. The node kernel may carry out a request at this moment.
+func (j *Journal) Abandon() bool {
+	switch {
+	case j.words[wordServer].Load() != uint64(ByRank):
+		return true
+	case j.words[wordIntent].Load() > j.words[wordDone].Load():
+		return false
+	}
+	return j.words[wordServer].CompareAndSwap(uint64(ByRank), 0)
+}
+
 // Carry carries out a request of the pair and appends the answer to b, or nothing if the request is
-// too old to be of interest, or the other server carries one out: the requester will ask again. key
-// is the key of the requester's end. memory returns the memory of a window, nil if there is none.
+// too old to be of interest. While the other server carries one out it does nothing, and the answer
+// makes the requester ask once more. key is the key of the requester's end. memory returns the memory of a window, nil if there is none.
 // changed reports whether an event may have been counted.
 func (j *Journal) Carry(b []byte, q *Request, data []byte, key uint64, memory func(window uint8) []byte) (answer []byte, changed bool) {
 	if !j.words[wordServer].CompareAndSwap(0, uint64(j.server)) {
-		return b, false
+		a := Answer{Gap: true, Pair: q.Pair, Key: key, Done: j.words[wordDone].Load()}
+		a.NoWindow, a.Outside = j.words[wordNoWindow].Load(), j.words[wordOutside].Load()
+		return a.Append(b, nil), false
 	}
 	answer, changed = j.answer(b, q, data, key, memory)
 	j.words[wordServer].Store(0)

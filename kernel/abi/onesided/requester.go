@@ -49,6 +49,7 @@ type Requester struct {
 	next     uint64 // number of the next request
 	sent     uint64 // the requests before were sent
 	reach    uint64 // the requests before were sent at least once
+	alone    uint64 // number after the last request for whose answer nobody polls
 	gets     int    // that are not answered
 	window   int    // the most requests on their way
 	timeouts int    // since the last progress
@@ -86,8 +87,9 @@ func (r *Requester) Room(kind wire.RemoteKind) bool {
 }
 
 // Add adds a request, and returns its number. There must be room for it. It uses Kind, Window,
-// Length and Offset of q. The data, of at most Piece bytes, are copied.
-func (r *Requester) Add(q Request, data []byte) (number uint64) {
+// Length and Offset of q. The data, of at most Piece bytes, are copied. If polled is set, the caller
+// polls until the request is answered, or nobody misses its effect.
+func (r *Requester) Add(q Request, data []byte, polled bool) (number uint64) {
 	if r.buffer == nil {
 		r.buffer = make([]byte, Outstanding*Most)
 	}
@@ -103,7 +105,9 @@ func (r *Requester) Add(q Request, data []byte) (number uint64) {
 		s.length = 8
 	}
 	r.slots[at] = s
-	r.next++
+	if r.next++; !polled {
+		r.alone = r.next
+	}
 	return q.Number
 }
 
@@ -116,8 +120,11 @@ func (r *Requester) ToKernel() bool { return r.kernel }
 func (r *Requester) Emit(now time.Duration) [][]byte {
 	r.look(now)
 	r.train = r.train[:0]
-	size, all := 0, 0
-	for ; r.sent < r.next && r.sent-r.first < uint64(r.window); r.sent++ {
+	size, all, window := 0, 0, uint64(r.window)
+	if !r.kernel && r.pause > 0 {
+		window = 1 // what a rank that computes gets is in the way of messages
+	}
+	for ; r.sent < r.next && r.sent-r.first < window; r.sent++ {
 		s := &r.slots[r.sent%Outstanding]
 		if s.answered {
 			continue
@@ -141,11 +148,15 @@ func (r *Requester) Emit(now time.Duration) [][]byte {
 	return r.train
 }
 
-// look decides which server to ask, and handles a time-out.
+// look decides which server to ask, and handles a time-out. A request for whose answer nobody polls
+// goes to the node kernel, which needs neither rank.
 func (r *Requester) look(now time.Duration) {
 	switch {
 	case r.first == r.sent:
-		r.kernel = r.kernel && now < r.again
+		r.kernel = r.alone > r.first || r.kernel && now < r.again
+	case !r.kernel && r.alone > r.first:
+		r.kernel = true
+		r.repeat(now)
 	case r.deadline == 0 || now < r.deadline:
 	case r.kernel:
 		r.timeouts++
