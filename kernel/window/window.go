@@ -169,6 +169,18 @@ func (s *Server) Admit(c Client) {
 	s.clients[pair] = &client{Client: c, journal: j, windows: make(map[uint8][]byte)}
 }
 
+// Ended notes that a rank of this node has ended, perhaps in the middle of a request. It may be
+// called again.
+func (s *Server) Ended(target id.Rank) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.clients {
+		if c.Target == target && !c.journal.Abandon() {
+			s.config.Fault("it is not known whether an atomic access of rank %d to a window of rank %d was made when that ended", c.Source, target)
+		}
+	}
+}
+
 // serve takes requests until the server is closed.
 func (s *Server) serve() {
 	defer close(s.ended)

@@ -341,6 +341,44 @@ func TestRankAtWork(t *testing.T) {
 	n.mu.Unlock()
 }
 
+// When the rank of the window ends in the middle of a request, the node kernel goes on, and ends the
+// job if that was an atomic access.
+func TestRankEndsAtWork(t *testing.T) {
+	for _, kind := range []wire.RemoteKind{wire.RemotePut, wire.RemoteAdd} {
+		n := newNode(t)
+		a := n.asker(1, 3)
+		one := []byte{1, 7: 0}
+		n.server.Ended(3) // without anything to do
+		a.Journal[0] = byte(onesided.ByRank)
+		if kind.Atomic() {
+			a.Journal[2*8] = 1 // the intent
+		}
+		a.ask(n, kind, 0, 0, 8, one)
+		for range 20 {
+			a.poll(n)
+		}
+		if a.Idle() {
+			t.Error("two servers work at a time")
+		}
+		n.server.Ended(2) // another one
+		n.server.Ended(3)
+		if kind.Atomic() {
+			n.server.Close()
+			if n.mu.Lock(); len(n.faults) != 1 || !strings.Contains(n.faults[0], "rank 1 to a window of rank 3") {
+				t.Errorf("%q", n.faults)
+			}
+			n.mu.Unlock()
+			continue
+		}
+		a.finish(n)
+		n.server.Close()
+		if n.mu.Lock(); n.window[0][0] != 1 || len(n.faults) > 0 {
+			t.Errorf("the put has %d, faults %v", n.window[0][0], n.faults)
+		}
+		n.mu.Unlock()
+	}
+}
+
 // A node kernel that was killed in an atomic access ends the job, and names the ranks.
 func TestDoubt(t *testing.T) {
 	n := newNode(t)
