@@ -98,6 +98,26 @@ func TestWindowsByDatagrams(t *testing.T) {
 	j.noFault()
 }
 
+// A rank that ends in the middle of a request leaves its windows to its node kernel, also to one
+// that was started since.
+func TestEndsAtWork(t *testing.T) {
+	for _, restarts := range []bool{false, true} {
+		j, f, b := openFar(t)
+		a := newAsker(f)
+		b.window(0, 1, 4096)
+		a.Add(onesided.Request{Kind: wire.RemoteAdd, Length: 8}, le(1), true)
+		a.finish()
+		j.nodes[1].job.channels.Peerings()[0].Journal[0] = byte(onesided.ByRank)
+		if restarts {
+			j.restart(1)
+		}
+		j.nodes[1].job.Ended(1)
+		a.Add(onesided.Request{Kind: wire.RemotePut, Length: 8}, le(1), false)
+		a.finish()
+		j.noFault()
+	}
+}
+
 // Each atomic access wakes the window's rank if it sleeps.
 func TestDatagramsWake(t *testing.T) {
 	j, f, b := openFar(t)

@@ -341,8 +341,8 @@ func TestRankAtWork(t *testing.T) {
 	n.mu.Unlock()
 }
 
-// When the rank of the window ends in the middle of a request, the node kernel goes on, and ends the
-// job if that was an atomic access.
+// When the rank of the window ends in the middle of a request, the node kernel goes on, and ends
+// the job if that was an atomic access.
 func TestRankEndsAtWork(t *testing.T) {
 	for _, kind := range []wire.RemoteKind{wire.RemotePut, wire.RemoteAdd} {
 		n := newNode(t)

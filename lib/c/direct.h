@@ -35,7 +35,7 @@ struct direct {
 	uint64_t next;  /* number of the next request */
 	uint64_t sent;  /* the requests before were sent */
 	uint64_t reach; /* the requests before were sent at least once */
-	uint64_t alone; /* number after the last request for whose answer nobody polls */
+	uint64_t alone; /* number after the last request that was added without polled */
 	int gets;       /* that are not answered */
 	unsigned window;
 	int timeouts;  /* since the last progress */
@@ -70,7 +70,7 @@ static inline int direct_room(const struct direct *d, int kind)
 }
 
 /* direct_add adds a request, and returns its number; 0: there is no memory. There must be room for
- * the request. If polled is set, the caller polls until it is answered, or nobody misses its effect. */
+ * the request. If polled is set, the rank polls until it is answered, or it has no effect. */
 static inline uint64_t direct_add(struct direct *d, int kind, int window, uint64_t offset, const void *data, size_t length, int polled)
 {
 	struct direct_slot *s = &d->slots[d->next % ONESIDED_OUTSTANDING];
@@ -105,8 +105,8 @@ static inline void direct_repeat(struct direct *d, int64_t now)
 	d->deadline = now + direct_timeout(d);
 }
 
-/* direct_look decides which server to ask, and handles a time-out. A request for whose answer nobody
- * polls goes to the node kernel, which needs neither rank. */
+/* direct_look decides which server to ask, and handles a time-out. A request that was added without
+ * polled goes to the node kernel, which needs neither rank. */
 static inline void direct_look(struct direct *d, int64_t now)
 {
 	if (d->first == d->sent) {

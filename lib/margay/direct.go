@@ -99,9 +99,9 @@ func (m *mirrors) request(f *far) {
 	}
 }
 
-// takeRequest takes a request about a window of this rank, which may be a stranger's. If it may have
-// counted an event, goroutines that wait look again. The node kernel takes requests about windows
-// that this process has not mapped. The caller holds Job.handling and Job.sending.
+// takeRequest takes a request about a window of this rank, which may be a stranger's. If it may
+// have counted an event, goroutines that wait look again. The node kernel takes requests about
+// windows that this process has not mapped. The caller holds Job.handling and Job.sending.
 func (j *Job) takeRequest(b []byte, from address) {
 	q, data, err := onesided.ParseRequest(b)
 	if err != nil || int(q.Target) != j.Rank() || int(q.Source) >= j.Size() {

@@ -12,11 +12,13 @@
 // A message to another node is written to memory shared with the node kernel; a system call is made
 // only if the node kernel sleeps. A message to a rank of the same node is written to memory shared
 // with that rank; a system call is made only if that rank sleeps. On a trusted wire, a message to
-// another node is a datagram to its rank, and an operation on a window there one to that rank, or
-// to its node kernel if the rank computes. All pass the node kernels instead while an extension, a
-// recording or a scheduler must see them. The first datagrams leave at once. If the program sends
-// without a pause, later messages leave together, at the latest when it polls or waits, or after 20
-// to 40 ms. A call that waits spins and yields for about a millisecond before it sleeps.
+// another node is a datagram to its rank, and an operation on a window there one to its node
+// kernel, or, if it is a get or an atomic access that waits and the rank polls or waits, to the
+// rank. All pass the node kernels instead while an extension, a recording or a scheduler must see
+// them. The first datagrams leave at once. If the program sends without a pause, later messages
+// leave together, at the latest when it polls or waits. If it then calls nothing, its node kernel
+// sends them after 20 to 40 ms; if it goes on sending a little at a time and never polls, they may
+// wait for longer. A call that waits spins and yields for about a millisecond before it sleeps.
 //
 // Messages from one rank to another arrive in order, each exactly once: a loss ends the job. Unless
 // an extension consumes a message, it runs the handler of its number inside Poll, Wait, WaitFor,

@@ -9,7 +9,9 @@
 // servers: the library of the window's rank carries out requests while the rank polls or waits, and
 // its node kernel at any time.
 //
-// A requester asks the rank. If that has not answered within a moment, because it computes, the
+// A requester asks the node kernel for what its rank does not poll for until it is answered: that
+// must take effect although neither rank calls its library. For the rest it asks the window's rank.
+// If that has not answered within a moment, because it computes or has not mapped the window, the
 // requester asks the node kernel, and tries the rank again after a pause, which doubles each time
 // and ends when the rank answers.
 //
@@ -53,7 +55,7 @@
 // # Reliability
 //
 // Requests are carried out in the order of their numbers, each once, by either server. A server
-// that finds the other one at work drops the request. A request that comes again is answered again:
+// that finds the other one at work says that nothing was done. A request that comes again is answered again:
 // an atomic access from the journal, and a get from the memory. That is the same memory as for the
 // first time, because a requester sends nothing that changes memory while a get is not answered. At
 // most Outstanding requests are not answered. The requester sends them again from the first when a
@@ -66,7 +68,8 @@
 // atomic accesses. Before an atomic access the journal gets the number of that request. If the node
 // kernel is killed before it has noted the result, it is not known whether the access was made, and
 // the job must end. Puts and gets can be carried out again. Each datagram is a whole operation, so
-// no put is carried out in part. A rank that is killed ends the job. One that is stopped at work
+// no put is carried out in part. A rank that is killed ends the job. When one has ended well, the
+// node kernel takes the journal, in which it may have been at work (Abandon). One that is stopped at work
 // holds up the requests of that requester until it goes on.
 package onesided
 

@@ -75,8 +75,8 @@ func (j *Journal) Abandon() bool {
 
 // Carry carries out a request of the pair and appends the answer to b, or nothing if the request is
 // too old to be of interest. While the other server carries one out it does nothing, and the answer
-// makes the requester ask once more. key is the key of the requester's end. memory returns the memory of a window, nil if there is none.
-// changed reports whether an event may have been counted.
+// makes the requester ask once more. key is the key of the requester's end. memory returns the
+// memory of a window, nil if there is none. changed reports whether an event may have been counted.
 func (j *Journal) Carry(b []byte, q *Request, data []byte, key uint64, memory func(window uint8) []byte) (answer []byte, changed bool) {
 	if !j.words[wordServer].CompareAndSwap(0, uint64(j.server)) {
 		a := Answer{Gap: true, Pair: q.Pair, Key: key, Done: j.words[wordDone].Load()}

@@ -298,7 +298,7 @@ func (m *model) step(asks bool) bool {
 				if s.r.ToKernel() {
 					to = toKernel
 				} else if q, _, err := ParseRequest(b); err != nil || !s.asked[q.Number].polled {
-					m.t.Fatalf("request %d for whose answer nobody polls goes to the rank, %v", q.Number, err)
+					m.t.Fatalf("request %d goes to the rank, and its sender does not poll, %v", q.Number, err)
 				}
 				m.transmit(to, b)
 			}
@@ -308,8 +308,8 @@ func (m *model) step(asks bool) bool {
 }
 
 // Each request takes effect once and in order, and is answered once, whatever the network does,
-// whichever server carries it out, and wherever the node kernel is killed or the window's rank ends.
-// The job ends only when that happens in an atomic access.
+// whichever server carries it out, and wherever the node kernel is killed or the window's rank
+// ends. The job ends only when that happens in an atomic access.
 func TestModel(t *testing.T) {
 	seed := check.Seed(t)
 	finished, doubtful, kills, ends := 0, 0, 0, 0
@@ -349,8 +349,8 @@ func TestModel(t *testing.T) {
 	t.Logf("%d rounds to the end, %d ended by doubt, %d kills, %d ends, answered %v", finished, doubtful, kills, ends, served)
 }
 
-// Wherever a node kernel is killed in a request, or the window's rank ends, the next one or the node
-// kernel carries out what was not, and knows when it does not know.
+// Wherever a node kernel is killed in a request, or the window's rank ends, the next one or the
+// node kernel carries out what was not, and knows when it does not know.
 func TestKilledAtEachStep(t *testing.T) {
 	for _, server := range []Server{ByKernel, ByRank} {
 		killAtEachStep(t, server)
@@ -455,7 +455,7 @@ func TestDue(t *testing.T) {
 	}
 }
 
-// A request for whose answer nobody polls goes to the node kernel, with those before it that are not
+// A request whose sender does not poll goes to the node kernel, with those before it that are not
 // answered. A later one goes to the rank again.
 func TestAlone(t *testing.T) {
 	r := NewRequester(Peer{Largest: 1372})

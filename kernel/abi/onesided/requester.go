@@ -49,7 +49,7 @@ type Requester struct {
 	next     uint64 // number of the next request
 	sent     uint64 // the requests before were sent
 	reach    uint64 // the requests before were sent at least once
-	alone    uint64 // number after the last request for whose answer nobody polls
+	alone    uint64 // number after the last request that was added without polled
 	gets     int    // that are not answered
 	window   int    // the most requests on their way
 	timeouts int    // since the last progress
@@ -87,8 +87,8 @@ func (r *Requester) Room(kind wire.RemoteKind) bool {
 }
 
 // Add adds a request, and returns its number. There must be room for it. It uses Kind, Window,
-// Length and Offset of q. The data, of at most Piece bytes, are copied. If polled is set, the caller
-// polls until the request is answered, or nobody misses its effect.
+// Length and Offset of q. The data, of at most Piece bytes, are copied. If polled is set, the rank
+// polls until the request is answered, or it has no effect.
 func (r *Requester) Add(q Request, data []byte, polled bool) (number uint64) {
 	if r.buffer == nil {
 		r.buffer = make([]byte, Outstanding*Most)
@@ -148,8 +148,8 @@ func (r *Requester) Emit(now time.Duration) [][]byte {
 	return r.train
 }
 
-// look decides which server to ask, and handles a time-out. A request for whose answer nobody polls
-// goes to the node kernel, which needs neither rank.
+// look decides which server to ask, and handles a time-out. A request that was added without
+// polled goes to the node kernel, which needs neither rank.
 func (r *Requester) look(now time.Duration) {
 	switch {
 	case r.first == r.sent:
