@@ -55,11 +55,11 @@
 // # Reliability
 //
 // Requests are carried out in the order of their numbers, each once, by either server. A server
-// that finds the other one at work says that nothing was done. A request that comes again is answered again:
-// an atomic access from the journal, and a get from the memory. That is the same memory as for the
-// first time, because a requester sends nothing that changes memory while a get is not answered. At
-// most Outstanding requests are not answered. The requester sends them again from the first when a
-// time-out ends, or when an answer says that a predecessor is missing.
+// that finds the other one at work says that nothing was done. A request that comes again is
+// answered again: an atomic access from the journal, and a get from the memory. That is the same
+// memory as for the first time, because a requester sends nothing that changes memory while a get
+// is not answered. At most Outstanding requests are not answered. The requester sends them again
+// from the first when a time-out ends, or when an answer says that a predecessor is missing.
 //
 // # Restarts
 //
@@ -69,8 +69,8 @@
 // kernel is killed before it has noted the result, it is not known whether the access was made, and
 // the job must end. Puts and gets can be carried out again. Each datagram is a whole operation, so
 // no put is carried out in part. A rank that is killed ends the job. When one has ended well, the
-// node kernel takes the journal, in which it may have been at work (Abandon). One that is stopped at work
-// holds up the requests of that requester until it goes on.
+// node kernel takes the journal, in which it may have been at work (Abandon). One that is stopped
+// at work holds up the requests of that requester until it goes on.
 package onesided
 
 import (
