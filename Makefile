@@ -157,7 +157,7 @@ bin/farm: FORCE
 bin/plain: FORCE
 	@$(GO_STATIC) build -o $@ ./examples/histogram/plain
 
-bin/margay.o bin/collective.o bin/group.o bin/window.o bin/commit.o bin/glunix.o: bin/%.o: lib/c/%.c lib/c/margay.h lib/c/glunix.h lib/c/internal.h lib/c/steps.h lib/c/channel.h lib/c/piece.h lib/c/far.h lib/c/barrier.h lib/c/direct.h lib/c/trip.h lib/c/pace.h kernel/abi/wire/wire.h kernel/abi/mirror/mirror.h kernel/abi/onesided/onesided.h
+bin/margay.o bin/collective.o bin/group.o bin/window.o bin/commit.o bin/glunix.o: bin/%.o: lib/c/%.c lib/c/margay.h lib/c/glunix.h lib/c/internal.h lib/c/steps.h lib/c/channel.h lib/c/piece.h lib/c/far.h lib/c/barrier.h lib/c/direct.h lib/c/serve.h lib/c/trip.h lib/c/pace.h kernel/abi/wire/wire.h kernel/abi/mirror/mirror.h kernel/abi/onesided/onesided.h
 	@mkdir -p bin
 	$(CC) $(CFLAGS) -I kernel/abi/wire -I kernel/abi/mirror -I kernel/abi/onesided -c $< -o $@
 

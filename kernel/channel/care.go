@@ -59,7 +59,8 @@ func (t *Table) Tend(now time.Duration) (lost []Lost) {
 	return lost
 }
 
-// tend sends for a rank that may not call its library, if nothing has changed for a while.
+// tend sends for a rank that may not call its library, if nothing has changed for a while. A rank
+// that writes messages between any two looks, and never polls, gets no help.
 func (f *far) tend(t *Table, buffer []byte, now time.Duration) {
 	seen := [4]uint64{f.out.Position().Load(), f.out.Acked().Load(), f.in.Arrived().Load(), f.in.Acknowledged().Load()}
 	due := seen[0] != seen[1] || seen[2] != seen[3] || f.out.Blocked().Load() != 0

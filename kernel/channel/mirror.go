@@ -321,6 +321,7 @@ type Peering struct {
 	Pair
 	Own, Peer Meeting
 	Address   netip.AddrPort // of the other rank's socket
+	Journal   []byte         // for that rank's requests, until Close
 }
 
 // Peerings returns all mirrored channels with both ends known.
@@ -329,7 +330,7 @@ func (t *Table) Peerings() (all []Peering) {
 	defer t.mu.Unlock()
 	for _, f := range t.fars {
 		if f.Place >= 0 {
-			all = append(all, Peering{Pair{f.Local, f.Rank}, f.Own, f.Peer, f.to(t)})
+			all = append(all, Peering{Pair{f.Local, f.Rank}, f.Own, f.Peer, f.to(t), f.in.Journal()})
 		}
 	}
 	return all

@@ -72,10 +72,10 @@ func TestWindowsByDatagrams(t *testing.T) {
 	const rounds, each = 6, 20
 	for round := range rounds {
 		data := bytes.Repeat([]byte{byte(1 + round)}, 1000)
-		a.Add(onesided.Request{Kind: wire.RemotePut, Window: 2, Offset: 64, Length: 1000}, data)
+		a.Add(onesided.Request{Kind: wire.RemotePut, Window: 2, Offset: 64, Length: 1000}, data, false)
 		var numbers []uint64
 		for range each {
-			numbers = append(numbers, a.Add(onesided.Request{Kind: wire.RemoteAdd, Window: 2, Length: 8}, le(1)))
+			numbers = append(numbers, a.Add(onesided.Request{Kind: wire.RemoteAdd, Window: 2, Length: 8}, le(1), true))
 		}
 		a.finish()
 		for i, number := range numbers {
@@ -83,7 +83,7 @@ func TestWindowsByDatagrams(t *testing.T) {
 				t.Errorf("access %d of round %d has found %d", i, round, old)
 			}
 		}
-		got := a.Add(onesided.Request{Kind: wire.RemoteGet, Window: 2, Offset: 64, Length: 1000}, nil)
+		got := a.Add(onesided.Request{Kind: wire.RemoteGet, Window: 2, Offset: 64, Length: 1000}, nil, true)
 		if a.finish(); !bytes.Equal(a.answers[got], data) {
 			t.Errorf("round %d gets other bytes", round)
 		}
@@ -98,6 +98,26 @@ func TestWindowsByDatagrams(t *testing.T) {
 	j.noFault()
 }
 
+// A rank that ends in the middle of a request leaves its windows to its node kernel, also to one
+// that was started since.
+func TestEndsAtWork(t *testing.T) {
+	for _, restarts := range []bool{false, true} {
+		j, f, b := openFar(t)
+		a := newAsker(f)
+		b.window(0, 1, 4096)
+		a.Add(onesided.Request{Kind: wire.RemoteAdd, Length: 8}, le(1), true)
+		a.finish()
+		j.nodes[1].job.channels.Peerings()[0].Journal[0] = byte(onesided.ByRank)
+		if restarts {
+			j.restart(1)
+		}
+		j.nodes[1].job.Ended(1)
+		a.Add(onesided.Request{Kind: wire.RemotePut, Length: 8}, le(1), false)
+		a.finish()
+		j.noFault()
+	}
+}
+
 // Each atomic access wakes the window's rank if it sleeps.
 func TestDatagramsWake(t *testing.T) {
 	j, f, b := openFar(t)
@@ -106,7 +126,7 @@ func TestDatagramsWake(t *testing.T) {
 	for range 50 { // more often than anything else rings
 		b.quiet()
 		b.area.ReceiveWaiting().Store(1)
-		a.Add(onesided.Request{Kind: wire.RemoteAdd, Length: 8}, le(1))
+		a.Add(onesided.Request{Kind: wire.RemoteAdd, Length: 8}, le(1), true)
 		a.finish()
 		if !b.awaitRing(time.Minute) {
 			t.Fatal("the rank is not woken")

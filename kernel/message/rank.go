@@ -264,6 +264,7 @@ func (j *Job) Ended(number id.Rank) {
 		return
 	}
 	j.running.Go(func() {
+		j.abandonWindows(r)
 		select {
 		case <-r.pumped:
 		case <-j.context.Done():

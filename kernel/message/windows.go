@@ -57,8 +57,23 @@ func (j *Job) admitClients() {
 	}
 	for _, p := range j.channels.Peerings() {
 		j.windows.Admit(window.Client{
-			Source: p.Rank, Target: j.config.Local[p.Local], Key: p.Own.Key, ReplyKey: p.Peer.Key, Address: p.Address,
+			Source: p.Rank, Target: j.config.Local[p.Local], Key: p.Own.Key, ReplyKey: p.Peer.Key, Address: p.Address, Journal: p.Journal,
 		})
+	}
+	for _, r := range j.local {
+		if r.isEnding() {
+			j.windows.Ended(r.number)
+		}
+	}
+}
+
+// abandonWindows has the node kernel alone carry out requests about the windows of a rank that has
+// ended.
+func (j *Job) abandonWindows(r *rank) {
+	j.opening.Lock()
+	defer j.opening.Unlock()
+	if j.windows != nil {
+		j.windows.Ended(r.number)
 	}
 }
 

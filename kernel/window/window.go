@@ -1,5 +1,6 @@
 // Package window carries out one-sided operations on the windows of a node's ranks that ranks of
-// other nodes ask for by datagrams (package onesided). It has a socket and a thread for each job.
+// other nodes ask for by datagrams (package onesided), if the window's rank does not do so itself.
+// It has a socket and a thread for each job.
 // So a rank that asks without end takes processor time from its node, and holds up no other job.
 // The thread blocks in Linux until there is a datagram. After a request it polls for a moment if
 // the CPU of the window's rank is free: waking the thread would take longer than a request.
@@ -7,7 +8,8 @@
 // A request must come from the address and port of its rank, with the key of the window's rank's
 // end of their mirrored channels (package channel). All else is dropped.
 //
-// Socket and journals outlive the node kernel. While there is none, requests wait in the socket.
+// The socket outlives the node kernel, as the journals do, which are beside the mirrored channels.
+// While there is no node kernel, requests wait in the socket.
 package window
 
 import (
@@ -29,14 +31,10 @@ import (
 	"margay/kernel/abi/onesided"
 	"margay/kernel/channel"
 	"margay/kernel/keep"
-	"margay/nimble/memory"
 )
 
-// kept is the name under which a job's init keeps the socket and the journals, in this order.
+// kept is the name under which a job's init keeps the socket.
 const kept = "windows"
-
-// Limit is how many pairs of ranks a server serves at most: a pair needs mirrored channels.
-const Limit = channel.MirrorLimit
 
 // receiveTimeout bounds, in seconds, how long the thread waits for a request. It may be any: Linux
 // repeats a call that has no bound after a signal, and the thread would miss that it must end.
@@ -69,6 +67,7 @@ type Client struct {
 	Key            uint64         // of its requests
 	ReplyKey       uint64         // of their answers
 	Address        netip.AddrPort // of its socket
+	Journal        []byte         // memory for the journal of its requests; it must stay mapped until the server is closed
 }
 
 // Server serves the clients of a job on this node. It is safe for concurrent use.
@@ -76,20 +75,17 @@ type Server struct {
 	config   Config
 	socket   *os.File
 	port     uint16
-	memory   *memory.Memory // journals
 	receiver *train.Receiver
 	sender   *train.Sender
 	ended    chan struct{} // closed when the thread has ended; nil: it was not started
 	id       atomic.Int64  // of the thread; 0: it does not run yet
 	over     atomic.Bool   // the server is closed
 
-	mu       sync.Mutex
-	journals []*onesided.Journal // those in use, in the order of their memory
-	clients  map[onesided.Pair]*client
+	mu      sync.Mutex
+	clients map[onesided.Pair]*client
 
 	// Of the thread.
-	buffer  []byte
-	answers [][]byte
+	answers onesided.Answers
 	changed []id.Rank
 	last    *client // that has sent a request since the thread blocked last; nil: there was none
 	polls   bool    // other goroutines can run while the thread polls
@@ -102,7 +98,7 @@ type client struct {
 	windows map[uint8][]byte
 }
 
-// New makes the server of a job, which begins with Start, and leaves its state with the keeper.
+// New makes the server of a job, which begins with Start, and leaves its socket with the keeper.
 func New(c Config) (*Server, error) {
 	f, port, err := channel.OpenSocket(c.Self)
 	if err != nil {
@@ -112,16 +108,7 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.memory, err = memory.Create("windows", Limit*onesided.JournalSize); err != nil {
-		s.Close()
-		return nil, err
-	}
-	journals, err := keep.File(s.memory)
-	if err == nil {
-		err = c.Keeper.Keep(keep.Item{Name: kept, Files: []*os.File{f, journals}})
-		journals.Close()
-	}
-	if err != nil {
+	if err := c.Keeper.Keep(keep.Item{Name: kept, Files: []*os.File{f}}); err != nil {
 		s.Close()
 		return nil, err
 	}
@@ -139,29 +126,10 @@ func Adopt(c Config, items map[string]*keep.Item) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := newServer(c, f, port)
-	if err != nil {
-		return nil, err
-	}
-	if s.memory, err = item.Memory(1, Limit*onesided.JournalSize); err != nil {
-		s.Close()
-		return nil, err
-	}
-	for n := range Limit {
-		j := s.journal(n)
-		pair, ok := j.Pair()
-		if !ok {
-			break
-		}
-		s.journals = append(s.journals, j)
-		if j.Doubtful() {
-			c.Fault("it is not known whether an atomic access of rank %d to a window of rank %d was made when the node kernel was started again", pair.Source, pair.Target)
-		}
-	}
-	return s, nil
+	return newServer(c, f, port)
 }
 
-// newServer makes a server without journals. The socket is the server's.
+// newServer makes a server without clients. The socket is the server's.
 func newServer(c Config, socket *os.File, port uint16) (*Server, error) {
 	fd := int(socket.Fd())
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: receiveTimeout}); err != nil {
@@ -170,17 +138,8 @@ func newServer(c Config, socket *os.File, port uint16) (*Server, error) {
 	}
 	return &Server{
 		config: c, socket: socket, port: port, receiver: train.NewReceiver(fd), sender: train.NewSender(fd),
-		clients: make(map[onesided.Pair]*client), buffer: make([]byte, 0, onesided.Outstanding*onesided.Most), polls: runtime.GOMAXPROCS(0) > 1,
+		clients: make(map[onesided.Pair]*client), polls: runtime.GOMAXPROCS(0) > 1,
 	}, nil
-}
-
-// journal opens the n-th journal.
-func (s *Server) journal(n int) *onesided.Journal {
-	j, err := onesided.OpenJournal(s.memory.Bytes()[n*onesided.JournalSize:][:onesided.JournalSize])
-	if err != nil {
-		panic(err) // its size is right
-	}
-	return j
 }
 
 // Port returns the UDP port to which clients send their requests.
@@ -192,7 +151,7 @@ func (s *Server) Start() {
 	go s.serve()
 }
 
-// Admit admits a client, once. The requests of a pair beyond Limit are dropped.
+// Admit admits a client, once.
 func (s *Server) Admit(c Client) {
 	pair := onesided.Pair{Source: uint32(c.Source), Target: uint32(c.Target)}
 	s.mu.Lock()
@@ -200,16 +159,26 @@ func (s *Server) Admit(c Client) {
 	if s.clients[pair] != nil {
 		return
 	}
-	at := slices.IndexFunc(s.journals, func(j *onesided.Journal) bool { p, _ := j.Pair(); return p == pair })
-	if at < 0 {
-		if at = len(s.journals); at == Limit {
-			return
-		}
-		j := s.journal(at)
-		j.Begin(pair)
-		s.journals = append(s.journals, j)
+	j, err := onesided.OpenJournal(c.Journal[:onesided.JournalSize], onesided.ByKernel)
+	if err != nil {
+		panic(err) // its size is right
 	}
-	s.clients[pair] = &client{Client: c, journal: s.journals[at], windows: make(map[uint8][]byte)}
+	if !j.TakeUp() {
+		s.config.Fault("it is not known whether an atomic access of rank %d to a window of rank %d was made when the node kernel was started again", c.Source, c.Target)
+	}
+	s.clients[pair] = &client{Client: c, journal: j, windows: make(map[uint8][]byte)}
+}
+
+// Ended notes that a rank of this node has ended, perhaps in the middle of a request. It may be
+// called again.
+func (s *Server) Ended(target id.Rank) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.clients {
+		if c.Target == target && !c.journal.Abandon() {
+			s.config.Fault("it is not known whether an atomic access of rank %d to a window of rank %d was made when that ended", c.Source, target)
+		}
+	}
 }
 
 // serve takes requests until the server is closed.
@@ -261,14 +230,9 @@ func (s *Server) take(b []byte, from *unix.SockaddrInet4) {
 		return
 	}
 	s.last = c
-	begin := len(s.buffer)
-	all, changed := c.journal.Carry(s.buffer, &q, data, c.ReplyKey, func(window uint8) []byte { return s.window(c, window) })
+	changed := s.answers.Carry(c.journal, &q, data, c.ReplyKey, func(window uint8) []byte { return s.window(c, window) })
 	if changed && !slices.Contains(s.changed, c.Target) {
 		s.changed = append(s.changed, c.Target)
-	}
-	if answer := all[begin:]; len(answer) > 0 {
-		s.buffer = all
-		s.add(answer)
 	}
 }
 
@@ -283,30 +247,15 @@ func (s *Server) window(c *client, number uint8) []byte {
 	return b
 }
 
-// add adds an answer. One without data replaces the one before it, if that has none.
-func (s *Server) add(answer []byte) {
-	if n := len(s.answers); n > 0 && onesided.Replaces(answer, s.answers[n-1]) {
-		s.answers[n-1] = answer
-		return
-	}
-	s.answers = append(s.answers, answer)
-}
-
 // send sends the answers to a client, and reports changes.
 func (s *Server) send(to *unix.SockaddrInet4) {
-	for all := s.answers; len(all) > 0; {
-		n, size := 1, len(all[0])
-		for n < len(all) && len(all[n-1]) == len(all[0]) && len(all[n]) <= len(all[0]) && size+len(all[n]) <= train.Bytes {
-			size += len(all[n])
-			n++
-		}
-		s.sender.Send(all[:n], to)
-		all = all[n:]
+	for t := range s.answers.Trains() {
+		s.sender.Send(t, to)
 	}
 	for _, rank := range s.changed {
 		s.config.Changed(rank)
 	}
-	s.buffer, s.answers, s.changed = s.buffer[:0], s.answers[:0], s.changed[:0]
+	s.changed = s.changed[:0]
 }
 
 // Close ends the server and waits until it uses no memory of a window any more. The socket of the
@@ -325,7 +274,4 @@ func (s *Server) Close() {
 		}
 	}
 	s.socket.Close()
-	if s.memory != nil {
-		s.memory.Close()
-	}
 }

@@ -131,7 +131,7 @@ func (n *node) asker(source, target id.Rank) *asker {
 		t: n.t, socket: fd, sender: train.NewSender(fd), start: time.Now(), loss: func() bool { return false },
 		answers: make(map[uint64][]byte), refused: make(map[uint64]wire.RemoteStatus),
 		Client: Client{Source: source, Target: target, Key: rand.Uint64(), ReplyKey: rand.Uint64(),
-			Address: netip.AddrPortFrom(here, uint16(name.(*unix.SockaddrInet4).Port))},
+			Address: netip.AddrPortFrom(here, uint16(name.(*unix.SockaddrInet4).Port)), Journal: make([]byte, onesided.JournalSize)},
 	}
 	pair := onesided.Pair{Source: uint32(source), Target: uint32(target)}
 	a.Requester = onesided.NewRequester(onesided.Peer{Pair: pair, Key: a.Key, Largest: 1472})
@@ -143,7 +143,7 @@ func (n *node) asker(source, target id.Rank) *asker {
 func (a *asker) ask(n *node, kind wire.RemoteKind, window uint8, offset int, length int, data []byte) (number uint64) {
 	a.t.Helper()
 	check.Await(a.t, "room", func() bool { a.poll(n); return a.Room(kind) })
-	return a.Add(onesided.Request{Kind: kind, Window: window, Offset: uint64(offset), Length: uint16(length)}, data)
+	return a.Add(onesided.Request{Kind: kind, Window: window, Offset: uint64(offset), Length: uint16(length)}, data, false)
 }
 
 // poll sends the requests that are due and takes answers.
@@ -311,6 +311,74 @@ func TestForged(t *testing.T) {
 	}
 }
 
+// While the rank of the window carries out a request of a requester, the node kernel leaves alone
+// what that asks for, and takes it up later.
+func TestRankAtWork(t *testing.T) {
+	n := newNode(t)
+	a, b := n.asker(1, 3), n.asker(2, 3)
+	rank, err := onesided.OpenJournal(a.Journal, onesided.ByRank)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := []byte{1, 7: 0}
+	q := onesided.Request{Pair: onesided.Pair{Source: 1, Target: 3}, Kind: wire.RemoteAdd, Length: 8, Number: a.ask(n, wire.RemoteAdd, 0, 0, 8, one)}
+	rank.Carry(nil, &q, one, a.ReplyKey, func(uint8) []byte {
+		for range 20 {
+			a.poll(n)
+			b.ask(n, wire.RemoteAdd, 0, 8, 8, one)
+			b.finish(n)
+		}
+		if a.Idle() {
+			t.Error("two servers work at a time")
+		}
+		return n.window[0]
+	})
+	a.finish(n)
+	n.restart(a, b)
+	if n.mu.Lock(); n.window[0][0] != 1 || n.window[0][8] != 20 || len(n.faults) > 0 {
+		t.Errorf("the counts are %d and %d, faults %v", n.window[0][0], n.window[0][8], n.faults)
+	}
+	n.mu.Unlock()
+}
+
+// When the rank of the window ends in the middle of a request, the node kernel goes on, and ends
+// the job if that was an atomic access.
+func TestRankEndsAtWork(t *testing.T) {
+	for _, kind := range []wire.RemoteKind{wire.RemotePut, wire.RemoteAdd} {
+		n := newNode(t)
+		a := n.asker(1, 3)
+		one := []byte{1, 7: 0}
+		n.server.Ended(3) // without anything to do
+		a.Journal[0] = byte(onesided.ByRank)
+		if kind.Atomic() {
+			a.Journal[2*8] = 1 // the intent
+		}
+		a.ask(n, kind, 0, 0, 8, one)
+		for range 20 {
+			a.poll(n)
+		}
+		if a.Idle() {
+			t.Error("two servers work at a time")
+		}
+		n.server.Ended(2) // another one
+		n.server.Ended(3)
+		if kind.Atomic() {
+			n.server.Close()
+			if n.mu.Lock(); len(n.faults) != 1 || !strings.Contains(n.faults[0], "rank 1 to a window of rank 3") {
+				t.Errorf("%q", n.faults)
+			}
+			n.mu.Unlock()
+			continue
+		}
+		a.finish(n)
+		n.server.Close()
+		if n.mu.Lock(); n.window[0][0] != 1 || len(n.faults) > 0 {
+			t.Errorf("the put has %d, faults %v", n.window[0][0], n.faults)
+		}
+		n.mu.Unlock()
+	}
+}
+
 // A node kernel that was killed in an atomic access ends the job, and names the ranks.
 func TestDoubt(t *testing.T) {
 	n := newNode(t)
@@ -322,15 +390,13 @@ func TestDoubt(t *testing.T) {
 		t.Fatalf("%q", n.faults)
 	}
 	n.server.Close()
-	m, err := n.items[kept].Memory(1, Limit*onesided.JournalSize)
-	if err != nil {
-		t.Fatal(err)
-	}
-	binary.LittleEndian.PutUint64(m.Bytes()[3*8:], 2) // the journal's intent
-	m.Close()
+	var err error
 	if n.server, err = Adopt(n.config(), n.items); err != nil {
 		t.Fatal(err)
 	}
+	a.Journal[0] = byte(onesided.ByKernel)
+	binary.LittleEndian.PutUint64(a.Journal[2*8:], 2) // the intent
+	n.server.Admit(a.Client)
 	if len(n.faults) != 1 || !strings.Contains(n.faults[0], "rank 1 to a window of rank 3") {
 		t.Errorf("%q", n.faults)
 	}
@@ -356,17 +422,5 @@ func TestClose(t *testing.T) {
 		a.sender.Send([][]byte{make([]byte, 100)}, &unix.SockaddrInet4{Addr: here.As4(), Port: int(n.server.Port())})
 		n.restart(a)
 		a.finish(n)
-	}
-}
-
-// As many pairs as have mirrored channels are served.
-func TestLimit(t *testing.T) {
-	n := newNode(t)
-	for i := range id.Rank(Limit + 3) {
-		n.server.Admit(Client{Source: 100 + i, Target: 3})
-		n.server.Admit(Client{Source: 100 + i, Target: 3})
-	}
-	if len(n.server.clients) != Limit || len(n.server.journals) != Limit {
-		t.Errorf("%d clients and %d journals", len(n.server.clients), len(n.server.journals))
 	}
 }

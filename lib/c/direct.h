@@ -1,6 +1,6 @@
-/* direct.h: this rank's requests about windows of a rank of another node, sent by datagrams to its
- * node kernel, in C (kernel/abi/onesided, Requester). Answers may be a stranger's or late: each
- * number of theirs is checked. Times are in nanoseconds. */
+/* direct.h: this rank's requests about windows of a rank of another node, sent by datagrams to that
+ * rank or its node kernel, in C (kernel/abi/onesided, Requester). Answers may be a stranger's or
+ * late: each number of theirs is checked. Times are in nanoseconds. */
 #ifndef MARGAY_DIRECT_H
 #define MARGAY_DIRECT_H
 
@@ -35,12 +35,16 @@ struct direct {
 	uint64_t next;  /* number of the next request */
 	uint64_t sent;  /* the requests before were sent */
 	uint64_t reach; /* the requests before were sent at least once */
+	uint64_t alone; /* number after the last request that was added without polled */
 	int gets;       /* that are not answered */
 	unsigned window;
 	int timeouts;  /* since the last progress */
 	uint64_t back; /* first when requests were sent again because of a gap */
 	int64_t deadline;
 	struct trip trip;
+	int kernel;    /* requests go to the node kernel */
+	int64_t again; /* then the rank is asked again */
+	int64_t pause; /* the last one until then; 0: the rank has answered since */
 };
 
 /* direct_takes is called for each request that an answer answers, with its number. */
@@ -66,8 +70,8 @@ static inline int direct_room(const struct direct *d, int kind)
 }
 
 /* direct_add adds a request, and returns its number; 0: there is no memory. There must be room for
- * the request. */
-static inline uint64_t direct_add(struct direct *d, int kind, int window, uint64_t offset, const void *data, size_t length)
+ * the request. If polled is set, the rank polls until it is answered, or it has no effect. */
+static inline uint64_t direct_add(struct direct *d, int kind, int window, uint64_t offset, const void *data, size_t length, int polled)
 {
 	struct direct_slot *s = &d->slots[d->next % ONESIDED_OUTSTANDING];
 	struct onesided_request q = {.magic = ONESIDED_MAGIC, .version = ONESIDED_VERSION, .kind = kind, .source = d->source, .target = d->target,
@@ -82,6 +86,8 @@ static inline uint64_t direct_add(struct direct *d, int kind, int window, uint64
 	*s = (struct direct_slot){.size = sizeof q + more, .kind = kind,
 				  .length = kind == WIRE_REMOTE_GET ? length : direct_atomic(kind) ? sizeof(uint64_t) : 0};
 	d->gets += kind == WIRE_REMOTE_GET;
+	if (!polled)
+		d->alone = d->next + 1;
 	return d->next++;
 }
 
@@ -89,25 +95,54 @@ static inline uint64_t direct_add(struct direct *d, int kind, int window, uint64
 static inline int64_t direct_timeout(const struct direct *d)
 {
 	struct trip_bounds bounds = {ONESIDED_FIRST_TIMEOUT, ONESIDED_LEAST_TIMEOUT, ONESIDED_MOST_TIMEOUT, 0};
-	return trip_timeout(&d->trip, bounds, d->timeouts);
+	return d->kernel ? trip_timeout(&d->trip, bounds, d->timeouts) : ONESIDED_PATIENCE;
+}
+
+/* direct_repeat sends all that is not answered again. */
+static inline void direct_repeat(struct direct *d, int64_t now)
+{
+	d->sent = d->first;
+	d->deadline = now + direct_timeout(d);
+}
+
+/* direct_look decides which server to ask, and handles a time-out. A request that was added without
+ * polled goes to the node kernel, which needs neither rank. */
+static inline void direct_look(struct direct *d, int64_t now)
+{
+	if (d->first == d->sent) {
+		d->kernel = d->alone > d->first || (d->kernel && now < d->again);
+	} else if (!d->kernel && d->alone > d->first) {
+		d->kernel = 1;
+		direct_repeat(d, now);
+	} else if (!d->deadline || now < d->deadline) {
+		return;
+	} else if (d->kernel) {
+		d->timeouts++;
+		d->window = d->window > 1 ? d->window / 2 : 1;
+		direct_repeat(d, now);
+	} else { /* the rank computes, or sleeps */
+		d->kernel = 1;
+		d->pause = d->pause ? 2 * d->pause : ONESIDED_LEAST_PAUSE;
+		if (d->pause > ONESIDED_MOST_PAUSE)
+			d->pause = ONESIDED_MOST_PAUSE;
+		d->again = now + d->pause;
+		direct_repeat(d, now);
+	}
 }
 
 /* direct_due returns when direct_emit must be called if nothing arrives before; 0: never. */
 static inline int64_t direct_due(const struct direct *d) { return d->deadline; }
 
 /* direct_emit describes the datagrams that are due, at most ONESIDED_OUTSTANDING of one length, but
- * the last may be shorter, and returns their number. */
+ * the last may be shorter, and returns their number. They go to the node kernel if d->kernel is
+ * set. */
 static inline int direct_emit(struct direct *d, struct iovec *train, int64_t now)
 {
 	int n = 0;
 	size_t all = 0;
-	if (d->deadline && now >= d->deadline) {
-		d->timeouts++;
-		d->window = d->window > 1 ? d->window / 2 : 1;
-		d->sent = d->first;
-		d->deadline = now + direct_timeout(d);
-	}
-	for (; d->sent < d->next && d->sent - d->first < d->window; d->sent++) {
+	direct_look(d, now);
+	unsigned window = !d->kernel && d->pause ? 1 : d->window; /* what a rank that computes gets is in the way of messages */
+	for (; d->sent < d->next && d->sent - d->first < window; d->sent++) {
 		struct direct_slot *s = &d->slots[d->sent % ONESIDED_OUTSTANDING];
 		if (s->answered)
 			continue;
@@ -174,6 +209,8 @@ static inline void direct_arrive(struct direct *d, const struct onesided_answer 
 		d->sent = d->first;
 	if (d->first != before) {
 		d->timeouts = 0;
+		if (!d->kernel)
+			d->pause = 0;
 		d->deadline = d->first < d->sent ? now + direct_timeout(d) : 0;
 	} else if (a->flags & ONESIDED_GAP && a->done + 1 == d->first && d->back != d->first) {
 		d->back = d->sent = d->first;

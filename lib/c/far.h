@@ -5,6 +5,7 @@
 #define MARGAY_FAR_H
 
 #include <netinet/in.h>
+#include <sys/uio.h>
 
 #include "channel.h"
 #include "direct.h"
@@ -26,6 +27,7 @@ struct far {
 	size_t most;                /* bytes of data in a datagram */
 	struct channel out, in;
 	struct direct direct;       /* to the windows of the rank at the other end */
+	struct onesided_journal *journal; /* of the other rank's requests about windows of this one */
 	uint64_t spoken; /* position of out behind the last message but notes of barriers */
 
 	/* Of the ring to the other end. */
@@ -74,6 +76,9 @@ static inline int far_busy(const struct far *f)
 {
 	return f->hurry || f->owed > 0 || !far_quiet(f) || far_credit_due(f) || far_blocked(f);
 }
+
+/* far_late reports whether an acknowledgement should have left. */
+static inline int far_late(const struct far *f, int64_t now) { return f->owed > 0 && now >= f->ack_at; }
 
 /* far_timeout is the retransmission time-out. */
 static inline int64_t far_timeout(const struct far *f)
@@ -136,33 +141,41 @@ static inline size_t far_cut(const struct far *f, size_t at, size_t n)
 	}
 }
 
-/* far_emit writes the next datagram that is due to b, of MIRROR_MOST bytes, and returns its
- * length, 0 if there is none. */
-static inline size_t far_emit(struct far *f, char *b, int64_t now)
+/* far_gathers reports whether new data may wait for more of them, which the program probably writes
+ * next: the other rank has enough to do. The caller then calls far_emit when the program polls or
+ * waits. */
+static inline int far_gathers(const struct far *f)
 {
-	size_t n = 0, at = f->sent & (WIRE_CHANNEL_RING - 1);
+	return f->out.position - f->sent < MIRROR_GATHER &&
+	       (f->flying >= MIRROR_FEW || f->out.position - far_load(&f->out, WIRE_CHANNEL_TAKEN) >= WIRE_CHANNEL_RING / 2);
+}
+
+/* far_emit writes the header of the next datagram that is due, says where its data are in the ring,
+ * and returns 1; 0 if there is none. */
+static inline int far_emit(struct far *f, struct mirror_header *h, struct iovec *data, int64_t now)
+{
+	size_t n = 0, at;
 	far_look(f, now);
 	at = f->sent & (WIRE_CHANNEL_RING - 1);
 	if (f->sent < f->out.position && f->flying < f->window)
 		n = far_cut(f, at, f->out.position - f->sent);
-	else if (!f->ask && !f->hurry && !far_credit_due(f) && !(f->owed > 0 && now >= f->ack_at))
+	else if (!f->ask && !f->hurry && !far_credit_due(f) && !far_late(f, now))
 		return 0;
 	f->rides = (n || f->rides) && now < f->ack_at;
 	f->told = far_load(&f->in, WIRE_CHANNEL_TAKEN);
 	far_store(&f->in, WIRE_CHANNEL_ACKNOWLEDGED, f->arrived);
-	struct mirror_header h = {.magic = MIRROR_MAGIC, .version = MIRROR_VERSION, .flags = f->ask ? MIRROR_ASK : 0, .number = f->number,
-				  .key = f->key, .offset = f->sent, .arrived = f->arrived, .taken = f->told};
-	memcpy(b, &h, sizeof h);
+	*h = (struct mirror_header){.magic = MIRROR_MAGIC, .version = MIRROR_VERSION, .flags = f->ask ? MIRROR_ASK : 0, .number = f->number,
+				    .key = f->key, .offset = f->sent, .arrived = f->arrived, .taken = f->told};
+	*data = (struct iovec){f->out.memory + WIRE_CHANNEL_DATA + at, n};
 	f->owed = f->hurry = f->ask = 0;
 	if (n) {
-		memcpy(b + sizeof h, f->out.memory + WIRE_CHANNEL_DATA + at, n);
 		struct flight *flight = &f->flights[(f->first + f->flying++) % MIRROR_MOST_WINDOW];
 		*flight = (struct flight){.end = f->sent + n, .at = now, .resent = f->sent < f->reach};
 		f->sent += n;
 		if (f->reach < f->sent)
 			f->reach = f->sent;
 	}
-	return sizeof h + n;
+	return 1;
 }
 
 /* far_progress notes that the other end has the bytes before a position. */

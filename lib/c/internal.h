@@ -129,6 +129,9 @@ void margay_in_abandon_commit(struct commit *c, margay_group group);
  * none. */
 char *margay_in_window(int number, size_t *size);
 
+/* margay_in_mapped is margay_in_window, but returns NULL also for a window that is not mapped. */
+char *margay_in_mapped(int number, size_t *size);
+
 /* margay_in_take_commit takes a message of WIRE_HANDLER_COMMIT, as margay_in_arrive does. */
 int margay_in_take_commit(const struct margay_am *message);
 

@@ -29,6 +29,7 @@
 #include "internal.h"
 #include "pace.h"
 #include "piece.h"
+#include "serve.h"
 #include "wire.h"
 
 /* Functions that other files of the library use (internal.h). */
@@ -43,6 +44,7 @@
 #define UPCALL_SIGNAL SIGURG
 #define UPCALL_STACK (256 << 10) /* bytes */
 #define DATAGRAMS_EACH 64        /* that a poll takes, so that strangers cannot keep it busy */
+#define ACKNOWLEDGE_EACH 8       /* messages between two looks whether an acknowledgement is late */
 #define UPCALL_DEPTH 8           /* handlers that run at a time, each in the middle of another */
 #define FAMILIAR 256             /* datagrams from the one other end after which the socket is connected to it */
 #define TRAIN_BYTES 60000        /* of datagrams that are sent at a time, without headers */
@@ -86,11 +88,13 @@ static struct {
 	struct far **ends; /* the entries of fars, in the order of fetching */
 	struct far **numbers; /* the same by the number of this end, NULL: it was not fetched */
 	uint32_t end_count;
-	unsigned answers; /* about windows that have come by datagrams */
+	unsigned answered; /* answers about windows that have come */
 	int stalled; /* a message waits for others that have not arrived */
+	int handled; /* records since a call that waits has looked for datagrams */
 	struct assembler assembler;
 	unsigned parts;   /* of long messages that have come, but for the last part of each */
 	const struct long_message *sending; /* NULL: there is none */
+	unsigned mirrored; /* messages handled of mirrored channels */
 	int in_vain; /* calls of margay_poll since one has handled a message */
 
 	/* Barriers. */
@@ -618,16 +622,15 @@ struct direct *margay_in_direct(int rank, int *allowed)
 	return &f->direct;
 }
 
-/* send_train sends datagrams of one length, but the last may be shorter, and reports whether Linux
- * sends trains on this way. */
-static int send_train(struct iovec *train, int n, struct sockaddr_in *to)
+/* send_train sends n parts as datagrams of length bytes, but the last may be shorter. It reports
+ * whether Linux sends trains on this way. */
+static int send_train(struct iovec *parts, int n, uint16_t length, struct sockaddr_in *to)
 {
 	union {
 		struct cmsghdr header;
-		char bytes[CMSG_SPACE(sizeof(uint16_t))];
-	} control = {.header = {.cmsg_level = IPPROTO_UDP, .cmsg_type = UDP_SEGMENT, .cmsg_len = CMSG_LEN(sizeof(uint16_t))}};
-	uint16_t length = train[0].iov_len;
-	struct msghdr m = {.msg_name = to, .msg_namelen = sizeof *to, .msg_iov = train, .msg_iovlen = n, .msg_control = &control,
+		char bytes[CMSG_SPACE(sizeof length)];
+	} control = {.header = {.cmsg_level = IPPROTO_UDP, .cmsg_type = UDP_SEGMENT, .cmsg_len = CMSG_LEN(sizeof length)}};
+	struct msghdr m = {.msg_name = to, .msg_namelen = sizeof *to, .msg_iov = parts, .msg_iovlen = n, .msg_control = &control,
 			   .msg_controllen = sizeof control};
 	memcpy(CMSG_DATA(&control.header), &length, sizeof length);
 	if (sendmsg(self.datagrams, &m, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)
@@ -663,54 +666,63 @@ static void acquaint(void)
 }
 
 /* send_one sends a datagram. */
-static void send_one(const struct iovec *b, const struct sockaddr_in *to)
+static void send_one(const void *b, size_t n, const struct sockaddr_in *to)
 {
 	const int flags = MSG_DONTWAIT | MSG_NOSIGNAL;
 	if (to == self.connected) {
-		if (send(self.datagrams, b->iov_base, b->iov_len, flags) >= 0)
+		if (send(self.datagrams, b, n, flags) >= 0)
 			return;
 		if (errno == EDESTADDRREQ) /* the node kernel has disconnected it */
 			self.connected = NULL;
 	}
-	if (sendto(self.datagrams, b->iov_base, b->iov_len, flags, (const struct sockaddr *)to, sizeof *to) < 0)
+	if (sendto(self.datagrams, b, n, flags, (const struct sockaddr *)to, sizeof *to) < 0)
 		return;
 }
 
-/* send_datagrams sends datagrams as send_train does, alone if need be. Those that Linux does not
- * take are lost, like any others. */
-static void send_datagrams(struct iovec *train, int n, struct sockaddr_in *to)
+/* send_datagrams sends n datagrams as send_train does, alone if need be. Each is so many of the
+ * parts. Datagrams that Linux does not take are lost, like any others. */
+static void send_datagrams(struct iovec *parts, int n, int each, struct sockaddr_in *to)
 {
 	static int alone; /* Linux refuses trains */
-	if (n > 1 && !alone && send_train(train, n, to))
+	static char b[MIRROR_MOST];
+	size_t length = 0;
+	for (int i = 0; i < each; i++)
+		length += parts[i].iov_len;
+	if (n > 1 && !alone && send_train(parts, n * each, length, to))
 		return;
 	alone |= n > 1;
-	for (int i = 0; i < n; i++)
-		send_one(&train[i], to);
+	for (; n > 0; n--, parts += each) {
+		length = 0;
+		for (int i = 0; i < each; length += parts[i++].iov_len)
+			memcpy(b + length, parts[i].iov_base, parts[i].iov_len);
+		send_one(b, length, to);
+	}
 }
 
 /* transmit sends the datagrams of an end that are due, in trains. */
 static void transmit(struct far *f)
 {
-	static char bytes[TRAIN_BYTES];
-	struct iovec train[MIRROR_MOST_WINDOW];
-	size_t used = 0, length;
+	static struct mirror_header heads[MIRROR_MOST_WINDOW];
+	struct iovec parts[2 * MIRROR_MOST_WINDOW], data;
+	struct mirror_header h;
+	size_t all = 0;
 	int64_t now = now_ns();
 	int n = 0;
-	while ((length = far_emit(f, bytes + used, now)) > 0) {
-		if (n > 0 && (length > train[0].iov_len || train[n - 1].iov_len < train[0].iov_len || n == MIRROR_MOST_WINDOW)) {
-			send_datagrams(train, n, &f->address);
+	while (far_emit(f, &h, &data, now)) {
+		if (n == MIRROR_MOST_WINDOW || (n > 0 && (data.iov_len > parts[1].iov_len || parts[2 * n - 1].iov_len < parts[1].iov_len)) ||
+		    all + sizeof h + data.iov_len > TRAIN_BYTES) {
+			send_datagrams(parts, n, 2, &f->address);
 			n = 0;
+			all = 0;
 		}
-		train[n++] = (struct iovec){bytes + used, length};
-		used += length;
-		if (used > sizeof bytes - MIRROR_MOST) {
-			send_datagrams(train, n, &f->address);
-			n = 0;
-			used = 0;
-		}
+		heads[n] = h;
+		parts[2 * n] = (struct iovec){&heads[n], sizeof h};
+		parts[2 * n + 1] = data;
+		n++;
+		all += sizeof h + data.iov_len;
 	}
 	if (n > 0)
-		send_datagrams(train, n, &f->address);
+		send_datagrams(parts, n, 2, &f->address);
 }
 
 /* ask_due sends the requests of a direct that are due. The caller has masked upcalls. */
@@ -719,8 +731,9 @@ static void ask_due(struct direct *d)
 	static struct iovec train[ONESIDED_OUTSTANDING];
 	int64_t now = now_ns();
 	for (int n; (n = direct_emit(d, train, now)) > 0;) {
-		disconnect(); /* the answers come from a node kernel */
-		send_datagrams(train, n, &d->address);
+		if (d->kernel)
+			disconnect(); /* the answers come from it */
+		send_datagrams(train, n, 1, d->kernel ? &d->address : &self.fars[d->target]->address);
 	}
 }
 
@@ -731,23 +744,84 @@ void margay_in_ask(struct direct *d)
 	unmask(was);
 }
 
-/* take_answer takes n bytes from an address if they are an answer about a window, and reports
- * whether they are none of a mirrored channel's. */
-static int take_answer(const char *b, size_t n, const struct sockaddr_in *from, int64_t now)
+static int is_same(const struct sockaddr_in *a, const struct sockaddr_in *b)
+{
+	return a->sin_port == b->sin_port && a->sin_addr.s_addr == b->sin_addr.s_addr;
+}
+
+/* take_answer takes an answer about a window from an address. */
+static void take_answer(const struct onesided_answer *a, const char *data, const struct sockaddr_in *from, int64_t now)
+{
+	if (a->source != (uint32_t)margay_rank() || a->target >= (uint32_t)margay_size())
+		return;
+	struct far *f = self.fars[a->target];
+	if (!f || a->key != f->own_key || (!is_same(&f->direct.address, from) && !is_same(&f->address, from)))
+		return;
+	if (is_same(&f->address, from))
+		self.familiar++;
+	direct_arrive(&f->direct, a, data, now, margay_in_land);
+	self.answered++;
+}
+
+/* replies are the answers to the requests of a train, which have one source. */
+static struct {
+	char bytes[ONESIDED_OUTSTANDING][ONESIDED_MOST];
+	struct iovec all[ONESIDED_OUTSTANDING];
+	int n;
+	struct far *to;
+} replies;
+
+/* take_request takes a request about a window of this rank from an address. The node kernel takes
+ * those about windows that this process has not mapped. */
+static void take_request(const struct onesided_request *q, const char *data, const struct sockaddr_in *from)
+{
+	size_t size = 0;
+	if (q->target != (uint32_t)margay_rank() || q->source >= (uint32_t)margay_size() || replies.n == ONESIDED_OUTSTANDING)
+		return;
+	struct far *f = self.fars[q->source];
+	char *window = f && q->key == f->own_key && is_same(&f->address, from) ? margay_in_mapped(q->window, &size) : NULL;
+	if (!window)
+		return;
+	char *b = replies.bytes[replies.n];
+	size_t n = serve_carry(f->journal, q, data, f->key, window, size, b);
+	replies.to = f;
+	self.familiar++;
+	if (replies.n && n == sizeof(struct onesided_answer) && replies.all[replies.n - 1].iov_len == n) /* it says all that the last one says */
+		memcpy(replies.all[replies.n - 1].iov_base, b, n);
+	else if (n)
+		replies.all[replies.n++] = (struct iovec){b, n};
+}
+
+/* reply sends the answers to the requests of a train, in trains. */
+static void reply(void)
+{
+	for (int i = 0, n; i < replies.n; i += n) {
+		const struct iovec *first = &replies.all[i];
+		size_t all = first->iov_len;
+		for (n = 1; i + n < replies.n && first[n - 1].iov_len == first->iov_len && first[n].iov_len <= first->iov_len &&
+			    all + first[n].iov_len <= TRAIN_BYTES;
+		     n++)
+			all += first[n].iov_len;
+		send_datagrams(&replies.all[i], n, 1, &replies.to->address);
+	}
+	replies.n = 0;
+}
+
+/* take_direct takes n bytes from an address if they are about a window, and reports whether they
+ * are none of a mirrored channel's. */
+static int take_direct(const char *b, size_t n, const struct sockaddr_in *from, int64_t now)
 {
 	uint16_t magic = 0;
 	struct onesided_answer a;
+	struct onesided_request q;
 	if (n >= sizeof magic)
 		memcpy(&magic, b, sizeof magic);
 	if (magic != ONESIDED_MAGIC)
 		return 0;
-	if (!direct_parse(&a, b, n) || a.source != (uint32_t)margay_rank() || a.target >= (uint32_t)margay_size())
-		return 1;
-	struct far *f = self.fars[a.target];
-	if (f && a.key == f->own_key && f->direct.address.sin_port == from->sin_port && f->direct.address.sin_addr.s_addr == from->sin_addr.s_addr) {
-		direct_arrive(&f->direct, &a, b + sizeof a, now, margay_in_land);
-		self.answers++;
-	}
+	if (direct_parse(&a, b, n))
+		take_answer(&a, b + sizeof a, from, now);
+	else if (serve_parse(&q, b, n))
+		take_request(&q, b + sizeof q, from);
 	return 1;
 }
 
@@ -755,10 +829,10 @@ static int take_answer(const char *b, size_t n, const struct sockaddr_in *from, 
 static void take_datagram(const char *b, size_t n, const struct sockaddr_in *from, int64_t now)
 {
 	struct mirror_header h;
-	if (take_answer(b, n, from, now) || !far_parse(&h, b, n) || h.number >= (uint32_t)margay_size())
+	if (take_direct(b, n, from, now) || !far_parse(&h, b, n) || h.number >= (uint32_t)margay_size())
 		return;
 	struct far *f = self.numbers[h.number];
-	if (f && h.key == f->own_key && from->sin_addr.s_addr == f->address.sin_addr.s_addr && from->sin_port == f->address.sin_port) {
+	if (f && h.key == f->own_key && is_same(&f->address, from)) {
 		far_arrive(f, &h, b + sizeof h, n - sizeof h, now);
 		self.familiar++;
 	}
@@ -791,23 +865,29 @@ static int receive_train(void)
 	}
 	for (size_t at = 0; at < (size_t)all; at += each, n++)
 		take_datagram(b + at, (size_t)all - at < each ? (size_t)all - at : each, &from, now);
+	reply();
 	return n > 0 ? n : 1; /* an empty one */
 }
 
-/* receive_datagrams takes a train, if one has come, and sends the datagrams that are due. It
- * returns the number of datagrams taken. The caller has masked upcalls. */
-static int receive_datagrams(void)
+/* transmit_due sends the datagrams that are due. The caller has masked upcalls. */
+static void transmit_due(void)
 {
-	if (self.end_count == 0)
-		return 0;
-	int n = receive_train();
-	acquaint();
 	for (uint32_t i = 0; i < self.end_count; i++) {
 		if (far_busy(self.ends[i]))
 			transmit(self.ends[i]);
 		if (!direct_idle(&self.ends[i]->direct))
 			ask_due(&self.ends[i]->direct);
 	}
+}
+
+/* receive_datagrams takes a train, if one has come, and returns the number of its datagrams. The
+ * caller has masked upcalls. */
+static int receive_datagrams(void)
+{
+	if (self.end_count == 0)
+		return 0;
+	int n = receive_train();
+	acquaint();
 	return n;
 }
 
@@ -868,7 +948,9 @@ static int put_channel(struct channel *c, int handler, uint64_t arg0, uint64_t a
 	if (sent > 0 && c->local < 0) {
 		if (handler != WIRE_HANDLER_BARRIER)
 			self.fars[c->rank]->spoken = c->position;
-		transmit(self.fars[c->rank]);
+		/* Ranks wait for what the library sends. */
+		if (handler >= WIRE_HANDLER_COLLECTIVE || !far_gathers(self.fars[c->rank]))
+			transmit(self.fars[c->rank]);
 	} else if (sent > 0)
 		wake_local(c->local);
 	return sent < 0 ? no_sense(c) : sent;
@@ -883,6 +965,16 @@ static struct channel *next_channel(void)
 		self.turn = (self.turn + 1) % self.source_count;
 	}
 	return NULL;
+}
+
+/* acknowledge sends acknowledgements that should have left: handlers may take long, and the other
+ * rank would send all again. The caller has masked upcalls. */
+static void acknowledge(void)
+{
+	int64_t now = now_ns();
+	for (uint32_t i = 0; i < self.end_count; i++)
+		if (far_late(self.ends[i], now))
+			transmit(self.ends[i]);
 }
 
 /* run_channel runs the handler of the next message of a channel and returns the number of
@@ -903,6 +995,8 @@ static int run_channel(struct channel *c)
 		atomic_store_explicit(channel_word64(c, WIRE_CHANNEL_COUNT), ++c->count, memory_order_relaxed);
 	else if (c->local >= 0 && wake)
 		wake_local(c->local);
+	if (c->local < 0 && ++self.mirrored % ACKNOWLEDGE_EACH == 0)
+		acknowledge();
 	return 1;
 }
 
@@ -938,6 +1032,7 @@ static int add_mirror(const struct wire_reply *reply, const int files[MAX_FILES]
 	f->out = (struct channel){.memory = memory, .rank = rank, .local = -1, .room = WIRE_CHANNEL_RING, .kernel = self.tail, .through = 1,
 				  .limit = f->most - WIRE_CHANNEL_HEADER < WIRE_CHANNEL_PAYLOAD ? f->most - WIRE_CHANNEL_HEADER : WIRE_CHANNEL_PAYLOAD};
 	f->in = (struct channel){.memory = memory + WIRE_CHANNEL_SIZE, .rank = rank, .local = -1};
+	f->journal = (struct onesided_journal *)(f->in.memory + WIRE_CHANNEL_JOURNAL);
 	disconnect();
 	self.fars[rank] = self.numbers[reply->values[2]] = self.ends[self.end_count++] = f;
 	self.to[rank] = &f->out;
@@ -1241,6 +1336,7 @@ static int poll_all(int most)
 				most -= came = receive_datagrams();
 			for (int some; (some = run_some()) > 0;)
 				n += some;
+			transmit_due(); /* acknowledgements with the room that the handlers have made */
 		} while (came > 0 && most > 0);
 	}
 	margay_in_progress();
@@ -1272,8 +1368,8 @@ static void interruptible(void)
 		self.masked = 1;
 		atomic_signal_fence(memory_order_seq_cst);
 		self.missed = 0;
-		if (self.upcalls)
-			run_upcalls();
+		if (self.upcalls && run_upcalls() > 0)
+			transmit_due();
 		atomic_signal_fence(memory_order_seq_cst);
 		self.masked = 0;
 		if (!self.upcalls)
@@ -1478,19 +1574,23 @@ static void announce(int sleeps)
 	atomic_store(asleep(margay_local_rank()), sleeps);
 }
 
+/* Requests that this rank serves do not keep it from sleeping, nor messages from looking at the
+ * deadline: others may send them without end. */
 int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 {
 	int64_t deadline = timeout_ms < 0 ? -1 : now_ns() + timeout_ms * 1000000LL;
-	int n = 0, records = 0, was = mask(), there = 1, rung = 1;
+	int n = 0, was = mask(), there = 1, rung = 1, moved = 0, late = 0;
 	struct pace pace = {0};
 	for (;;) {
-		unsigned answers = self.answers, parts = self.parts;
+		unsigned answered = self.answered, parts = self.parts;
 		int there_is = fetch_channels() == 0, more = there_is ? run_some() : 0;
-		if (there_is && (!more || records % DATAGRAMS_EACH == 0)) {
+		if (there_is && (!more || self.handled >= DATAGRAMS_EACH)) {
+			transmit_due(); /* as in poll_all */
 			receive_datagrams();
+			self.handled = 0;
 			more += run_some();
 		}
-		records += more;
+		self.handled += more;
 		n += more - (int)(self.parts - parts);
 		margay_in_progress();
 		margay_in_collect();
@@ -1501,11 +1601,13 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 			n = there ? fail("nothing came in %d ms", timeout_ms) : fail("the node kernel is gone") - 1;
 			break;
 		}
-		if (more || answers != self.answers) {
+		if (more || answered != self.answered) {
 			pace = (struct pace){0};
-			continue;
+			late = deadline >= 0 && ++moved % DATAGRAMS_EACH == 0 && now_ns() >= deadline;
+			if (!late)
+				continue;
 		}
-		if (linger(&pace, deadline))
+		if (!late && linger(&pace, deadline))
 			continue;
 		there = hush();
 		transmit_all();
@@ -1515,10 +1617,11 @@ int wait_until(int (*done)(int n, uint64_t arg), uint64_t arg, int timeout_ms)
 		parts = self.parts;
 		more = poll_all(0);
 		n += more - (int)(self.parts - parts);
-		rung = more || done(n, arg) || (there && sleep_until(deadline));
+		rung = done(n, arg) || (!late && (more || (there && sleep_until(deadline))));
 		announce(0);
 		pace = (struct pace){0};
 	}
+	transmit_due();
 	if (!was)
 		interruptible();
 	return n;

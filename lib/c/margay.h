@@ -16,7 +16,10 @@
  * only if the node kernel sleeps. A message to a rank of the same node is written to memory shared
  * with that rank; a system call is made only if that rank sleeps. On a trusted wire, a message to
  * another node is a datagram to its rank. Both pass the node kernels instead while an extension, a
- * recording or a scheduler must see them. A call that waits spins and yields for about a
+ * recording or a scheduler must see them. The first datagrams leave at once. If the program sends
+ * without a pause, later messages leave together, at the latest when it polls or waits. If it then
+ * calls nothing, its node kernel sends them after 20 to 40 ms; if it goes on sending a little at a
+ * time and never polls, they may wait for longer. A call that waits spins and yields for about a
  * millisecond before it sleeps.
  *
  * Messages from one rank to another arrive in order, each exactly once: a loss ends the
@@ -264,10 +267,12 @@ int margay_group_alltoall_nb(margay_group group, const void *in, size_t length, 
 /* One-sided operations on windows.
  *
  * A window is memory of a rank that the other ranks of its job read and write without it: on the
- * same node directly, on another node by that node's node kernel. The rank neither polls nor wakes,
- * except for events. A window lives until the job ends, also when its rank has ended. Bounds are
- * checked at the window. Nothing orders accesses of different ranks except barriers, events and
- * atomic accesses. A handler must not use windows.
+ * same node directly, on another node by that node's node kernel. The rank need not poll, and wakes
+ * only for events. On a trusted wire it carries out gets and atomic accesses that wait itself while
+ * it polls or waits, which is faster; if it computes, or has not called margay_window or has no
+ * such window, the first of them take 200 us longer. A window lives until the job ends, also when
+ * its rank has ended. Bounds are checked at the window. Nothing orders accesses of different ranks
+ * except barriers, events and atomic accesses. A handler must not use windows.
  *
  * Completion: margay_put and margay_put_event return when their source may be reused (local
  * completion). They are complete, so that every rank sees them, when margay_quiet or margay_barrier

@@ -51,6 +51,7 @@ struct request {
 	struct operation own;
 	struct access at;  /* of the next message */
 	int kind;          /* of it */
+	int waits;         /* the caller polls until it is complete */
 	const char *from;  /* source of a put; NULL: words */
 	char *to;          /* for the answers' data; NULL: they are not needed */
 	size_t rest;       /* bytes of data, or of words, that no message has covered */
@@ -213,7 +214,7 @@ static int ask(struct request *r, struct direct *d)
 		return margay_in_fail("no memory");
 	while (r->rest && direct_room(d, r->kind)) {
 		size_t n = r->rest < d->piece ? r->rest : d->piece;
-		uint64_t number = direct_add(d, r->kind, r->at.window, r->at.offset, source_of(r), n);
+		uint64_t number = direct_add(d, r->kind, r->at.window, r->at.offset, source_of(r), n, r->waits || r->kind == WIRE_REMOTE_GET);
 		if (!number)
 			return margay_in_fail("no memory");
 		((struct slot *)d->flights)[number % ONESIDED_OUTSTANDING] = flight_of(r, 0, n);
@@ -367,18 +368,23 @@ static struct window *find(int number, int rank)
 static struct window *map_window(int number, int rank, size_t size)
 {
 	char name[WIRE_MAX_NAME];
-	struct window w = {number, rank, NULL, 0}, *all = realloc(state.windows, (state.count + 1) * sizeof w);
-	if (!all) {
-		margay_in_fail("no memory");
-		return NULL;
-	}
-	state.windows = all;
+	struct window w = {number, rank, NULL, 0};
 	snprintf(name, sizeof name, "window/%d/%d", number, rank);
 	w.memory = margay_region(name, size, &w.size);
 	if (!w.memory)
 		return NULL;
-	state.windows[state.count] = w;
-	return &state.windows[state.count++];
+	int was = margay_in_mask(); /* an upcall may have a request taken, which finds a window */
+	struct window *all = realloc(state.windows, (state.count + 1) * sizeof w);
+	if (all) {
+		state.windows = all;
+		all[state.count++] = w;
+	}
+	margay_in_unmask(was);
+	if (!all) {
+		margay_in_fail("no memory");
+		return NULL;
+	}
+	return &all[state.count - 1];
 }
 
 /* check fails if a call must not be made, or with those arguments. */
@@ -554,12 +560,22 @@ char *margay_in_window(int number, size_t *size)
 	return w->memory;
 }
 
+char *margay_in_mapped(int number, size_t *size)
+{
+	struct window *w = find(number, margay_rank());
+	if (!w)
+		return NULL;
+	*size = w->size;
+	return w->memory;
+}
+
 /* run makes an access and waits until it is sent, for a put, or complete. */
 static int run(struct request r)
 {
 	int is_put = r.kind == WIRE_REMOTE_PUT;
 	int (*done)(int n, uint64_t arg) = is_put ? is_sent : is_complete;
 	r.answers = is_put ? &state.puts : &r.own;
+	r.waits = !is_put;
 	if (check(&r.at) != 0 || begin(&r) != 0)
 		return -1;
 	if (!done(0, (uintptr_t)&r) && margay_in_wait(done, (uintptr_t)&r, -1) < 0) {

@@ -9,11 +9,11 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// direct is this rank's way to the windows of a rank of another node by datagrams to its node
+// direct is this rank's way to the windows of a rank of another node by datagrams to it or its node
 // kernel. Job.sending guards it; requests are added and answered under Job.handling, too.
 type direct struct {
 	*onesided.Requester
-	address address
+	address address                      // of the node kernel
 	to      unix.SockaddrInet4           // the same
 	flights [onesided.Outstanding]flight // by number; guarded by Job.handling
 	news    bool                         // requests were added that were not sent; the same
@@ -59,7 +59,7 @@ func (r *Request) ask(d *direct) (some bool, err error) {
 		piece := r.rest[:min(len(r.rest), d.Piece())]
 		f, data := r.flight(piece)
 		q := onesided.Request{Kind: r.kind, Window: uint8(r.place.window), Length: uint16(len(piece)), Offset: uint64(r.place.offset)}
-		d.flights[d.Add(q, data)%onesided.Outstanding] = f
+		d.flights[d.Add(q, data, r.waits || r.kind == wire.RemoteGet)%onesided.Outstanding] = f
 		r.sent(piece)
 		j.remote.asked++
 		some, d.news, j.remote.news = true, true, true
@@ -76,34 +76,66 @@ func (j *Job) sendAsked() {
 	for _, f := range j.mirrors.ends {
 		if f.direct != nil && f.direct.news {
 			f.direct.news = false
-			j.mirrors.request(f.direct)
+			j.mirrors.request(f)
 		}
 	}
 	j.mirrors.hasten()
 }
 
-// request sends the requests of a way that are due. The caller holds Job.sending.
-func (m *mirrors) request(d *direct) {
+// request sends the requests to a rank that are due. The caller holds Job.sending.
+func (m *mirrors) request(f *far) {
+	d := f.direct
 	for t := d.Emit(m.now()); len(t) > 0; t = d.Emit(m.now()) {
-		m.disconnect() // the answers come from a node kernel
-		if len(t) == 1 {
+		switch {
+		case !d.ToKernel():
+			m.send(t, f)
+		case len(t) == 1:
+			m.disconnect() // the answer comes from a node kernel
 			send(m.socket, t[0], &d.address)
-			continue
+		default:
+			m.disconnect()
+			m.trains.Send(t, &d.to)
 		}
-		m.trains.Send(t, &d.to)
 	}
 }
 
-// takeAnswer takes a datagram from a node kernel, which may be a stranger's, and reports whether it
-// has answered a request. The caller holds Job.handling and Job.sending.
+// takeRequest takes a request about a window of this rank, which may be a stranger's. If it may
+// have counted an event, goroutines that wait look again. The node kernel takes requests about
+// windows that this process has not mapped. The caller holds Job.handling and Job.sending.
+func (j *Job) takeRequest(b []byte, from address) {
+	q, data, err := onesided.ParseRequest(b)
+	if err != nil || int(q.Target) != j.Rank() || int(q.Source) >= j.Size() {
+		return
+	}
+	f := j.mirrors.to[q.Source]
+	if f == nil || f.key != q.Key || f.address != from {
+		return
+	}
+	j.mu.Lock()
+	memory := j.windows[window{int(q.Window), j.Rank()}]
+	j.mu.Unlock()
+	if memory == nil {
+		return
+	}
+	j.mirrors.familiar++
+	if j.mirrors.answers.Carry(f.journal, &q, data, f.peerKey, func(uint8) []byte { return memory }) {
+		j.announce()
+	}
+}
+
+// takeAnswer takes an answer, which may be a stranger's, and reports whether it has answered a
+// request. The caller holds Job.handling and Job.sending.
 func (j *Job) takeAnswer(b []byte, from address, now time.Duration) (some bool) {
 	a, data, err := onesided.ParseAnswer(b)
 	if err != nil || int(a.Source) != j.Rank() || int(a.Target) >= j.Size() {
 		return false
 	}
 	f := j.mirrors.to[a.Target]
-	if f == nil || f.direct == nil || f.key != a.Key || f.direct.address != from {
+	if f == nil || f.direct == nil || f.key != a.Key || f.direct.address != from && f.address != from {
 		return false
+	}
+	if f.address == from {
+		j.mirrors.familiar++
 	}
 	f.direct.Arrive(&a, data, now, func(number uint64, status wire.RemoteStatus, data []byte) {
 		f.direct.flights[number%onesided.Outstanding].land(status, data)

@@ -13,9 +13,12 @@
 // only if the node kernel sleeps. A message to a rank of the same node is written to memory shared
 // with that rank; a system call is made only if that rank sleeps. On a trusted wire, a message to
 // another node is a datagram to its rank, and an operation on a window there one to its node
-// kernel. All pass the node kernels instead while an extension, a recording or a scheduler must see
-// them. A call that waits spins and yields for about a
-// millisecond before it sleeps.
+// kernel, or, if it is a get or an atomic access that waits and the rank polls or waits, to the
+// rank. All pass the node kernels instead while an extension, a recording or a scheduler must see
+// them. The first datagrams leave at once. If the program sends without a pause, later messages
+// leave together, at the latest when it polls or waits. If it then calls nothing, its node kernel
+// sends them after 20 to 40 ms; if it goes on sending a little at a time and never polls, they may
+// wait for longer. A call that waits spins and yields for about a millisecond before it sleeps.
 //
 // Messages from one rank to another arrive in order, each exactly once: a loss ends the job. Unless
 // an extension consumes a message, it runs the handler of its number inside Poll, Wait, WaitFor,
@@ -343,6 +346,7 @@ func (j *Job) poll(most int) (n int, advanced bool) {
 		var some bool
 		came, some = j.receive()
 		handled, parts := j.handleAll()
+		j.transmitDue() // acknowledgements with the room that the handlers have made
 		n += handled
 		advanced = advanced || some || parts
 	}
@@ -354,7 +358,7 @@ func (j *Job) poll(most int) (n int, advanced bool) {
 // handleAll runs the handlers of the messages in rings and channels. It returns their number, and
 // whether it has taken parts of others. The caller holds Job.handling.
 func (j *Job) handleAll() (n int, parts bool) {
-	for {
+	for looks := 0; ; {
 		record, ok, err := j.in.Next()
 		if errors.Is(err, wire.ErrChannels) && j.fetchAll() {
 			continue
@@ -366,6 +370,9 @@ func (j *Job) handleAll() (n int, parts bool) {
 			n++
 		default:
 			parts = true
+		}
+		if looks++; looks%acknowledgeEach == 0 {
+			j.acknowledge()
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +20,10 @@ import (
 // datagramsEach bounds the datagrams that a poll takes, so that strangers cannot keep it busy.
 const datagramsEach = 64
 
+// acknowledgeEach is how many messages are handled between two looks whether an acknowledgement is
+// late.
+const acknowledgeEach = 8
+
 // familiar is how many datagrams have come from the only other end before the socket is connected
 // to it.
 const familiar = 256
@@ -26,15 +31,16 @@ const familiar = 256
 // mirrors are the mirrored channels of the rank with ranks of other nodes. They are guarded by
 // Job.sending, and change only under Job.handling.
 type mirrors struct {
-	socket int    // -1: there is none
-	ends   []*far // in the order of fetching
-	trains *train.Sender
-	number []*far // by the number of this end, nil: it was not fetched
-	to     []*far // by rank
-	start  time.Time
-	buffer []byte // of datagrams that are sent
-	train  [][]byte
-	inbox  *inbox
+	socket  int    // -1: there is none
+	ends    []*far // in the order of fetching
+	trains  *train.Sender
+	answers onesided.Answers // to the requests of a train
+	number  []*far           // by the number of this end, nil: it was not fetched
+	to      []*far           // by rank
+	start   time.Time
+	buffer  []byte // of datagrams that are sent
+	train   [][]byte
+	inbox   *inbox
 
 	connected *far // the only one, to which the socket is connected, or nil
 	familiar  int  // datagrams of mirrored channels since the last request by datagrams
@@ -53,9 +59,11 @@ type far struct {
 	rank    int // at the other end
 	out     *wire.Channel
 	key     uint64
+	peerKey uint64 // of the other end
 	address address
 	to      unix.SockaddrInet4 // the same
 	direct  *direct            // nil: requests about windows pass the node kernels
+	journal *onesided.Journal  // of the other rank's requests about windows of this one
 }
 
 func (j *Job) initMirrors() {
@@ -77,9 +85,13 @@ func (j *Job) openMirror(m wire.Mirror, memory []byte, socket *os.File) error {
 			return err
 		}
 	}
+	journal, err := onesided.OpenJournal(in.Journal()[:onesided.JournalSize], onesided.ByRank)
+	if err != nil {
+		return err
+	}
 	f := &far{
 		End:  mirror.NewEnd(out, in, mirror.Peer{Number: m.PeerNumber, Key: m.PeerKey, Largest: int(m.Largest)}),
-		rank: int(m.Rank), out: out, key: m.Key, address: newAddress(m.Address, m.Port), to: newSockaddr(m.Address, m.Port), direct: j.newDirect(&m),
+		rank: int(m.Rank), out: out, key: m.Key, peerKey: m.PeerKey, journal: journal, address: newAddress(m.Address, m.Port), to: newSockaddr(m.Address, m.Port), direct: j.newDirect(&m),
 	}
 	j.mirrors.disconnect()
 	j.mirrors.ends = append(j.mirrors.ends, f)
@@ -200,12 +212,27 @@ func (m *mirrors) transmit(f *far, now time.Duration) {
 
 // leave sends the train. The caller holds Job.sending.
 func (m *mirrors) leave(f *far) {
-	if len(m.train) == 1 {
-		m.sendOne(m.train[0], f)
-	} else {
-		m.trains.Send(m.train, &f.to)
-	}
+	m.send(m.train, f)
 	m.train = m.train[:0]
+}
+
+// send sends datagrams to an end: of one length, but the last may be shorter. The caller holds
+// Job.sending.
+func (m *mirrors) send(datagrams [][]byte, f *far) {
+	if len(datagrams) == 1 {
+		m.sendOne(datagrams[0], f)
+	} else {
+		m.trains.Send(datagrams, &f.to)
+	}
+}
+
+// answer sends the answers to the requests of an address. The caller holds Job.sending.
+func (m *mirrors) answer(from address) {
+	for t := range m.answers.Trains() {
+		if i := slices.IndexFunc(m.ends, func(f *far) bool { return f.address == from }); i >= 0 {
+			m.send(t, m.ends[i])
+		}
+	}
 }
 
 // sendOne sends a datagram to an end. The caller holds Job.sending.
@@ -247,9 +274,8 @@ func (m *mirrors) disconnect() {
 	}
 }
 
-// receive takes a train, if one has come, and sends the datagrams that are due. It returns the
-// number of datagrams taken, and whether a one-sided operation was answered. The caller holds
-// Job.handling.
+// receive takes a train, if one has come. It returns the number of datagrams taken, and whether a
+// one-sided operation was answered. The caller holds Job.handling.
 func (j *Job) receive() (came int, some bool) {
 	m := &j.mirrors
 	if len(m.ends) == 0 {
@@ -257,28 +283,61 @@ func (j *Job) receive() (came int, some bool) {
 	}
 	j.sending.Lock()
 	defer j.sending.Unlock()
-	now := m.now()
 	if datagrams, from, ok := m.inbox.receive(); ok {
-		now = m.now()
+		now := m.now()
 		for b := range datagrams {
-			if came++; onesided.Is(b) {
+			switch came++; {
+			case onesided.IsAnswer(b):
 				some = j.takeAnswer(b, from, now) || some
-			} else {
+			case onesided.Is(b):
+				if came <= onesided.Outstanding {
+					j.takeRequest(b, from)
+				}
+			default:
 				m.arrive(b, from, now)
 			}
 		}
+		m.answer(from)
 		came = max(came, 1)
 	}
 	m.acquaint()
+	return came, some
+}
+
+// transmitDue sends the datagrams that are due. The caller holds Job.handling.
+func (j *Job) transmitDue() {
+	m := &j.mirrors
+	if len(m.ends) == 0 {
+		return
+	}
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	now := m.now()
 	for _, f := range m.ends {
 		if f.Busy() {
 			m.transmit(f, now)
 		}
 		if f.direct != nil && !f.direct.Idle() {
-			m.request(f.direct)
+			m.request(f)
 		}
 	}
-	return came, some
+}
+
+// acknowledge sends acknowledgements that should have left: handlers may take long, and the other
+// rank would send all again. The caller holds Job.handling.
+func (j *Job) acknowledge() {
+	m := &j.mirrors
+	if len(m.ends) == 0 {
+		return
+	}
+	j.sending.Lock()
+	defer j.sending.Unlock()
+	now := m.now()
+	for _, f := range m.ends {
+		if f.Late(now) {
+			m.transmit(f, now)
+		}
+	}
 }
 
 // arrive takes a datagram, which may be a stranger's.
@@ -305,7 +364,7 @@ func (j *Job) rest() {
 		f.Rest()
 		m.transmit(f, m.now())
 		if f.direct != nil {
-			m.request(f.direct)
+			m.request(f)
 		}
 	}
 	m.hasten()

@@ -41,6 +41,7 @@ type Request struct {
 	own     operation
 	queued  bool // in the queue: not all of it is sent
 	counted bool // it is outstanding
+	waits   bool // the caller polls until it is complete
 
 	// Of a collective operation, or of XferAndSignal.
 	group *collective.Group
@@ -432,7 +433,7 @@ func (j *Job) accessFar(ctx context.Context, what Request) error {
 	*r = what
 	r.job, r.answers = j, &r.own
 	done := r.complete
-	if r.kind == wire.RemotePut {
+	if r.waits = r.kind != wire.RemotePut; !r.waits {
 		r.answers = &j.remote.puts
 		done = func() bool { return !r.queued }
 	}

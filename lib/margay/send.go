@@ -162,6 +162,9 @@ func (j *Job) post(rank, handler int, args [2]uint64, payload []byte) (bool, err
 	if err != nil {
 		return false, fmt.Errorf("margay: send: %w", err)
 	}
+	if wake == wire.WakeMirror && handler < wire.HandlerCollective && j.mirrors.to[rank].Gathers() {
+		return ok, nil // ranks wait for what the library itself sends
+	}
 	j.rouse(wake, rank)
 	return ok, nil
 }

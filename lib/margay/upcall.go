@@ -61,6 +61,9 @@ func (j *Job) handleUpcalls() (some bool) {
 			some = true
 		}
 	}
+	if some {
+		j.transmitDue()
+	}
 	return some
 }
 

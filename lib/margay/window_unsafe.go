@@ -12,9 +12,11 @@ import (
 // One-sided operations on windows
 //
 // A window is memory of a rank that the other ranks of its job read and write without it: on the
-// same node directly, on another node by that node's node kernel. The rank neither polls nor wakes,
-// except for events. A window lives until the job ends, also when its rank has ended. Bounds are
-// checked at the window. Nothing orders accesses of different ranks except barriers, events and
+// same node directly, on another node by that node's node kernel. The rank need not poll. On a
+// trusted wire it carries out gets and atomic accesses that wait itself while it polls or waits,
+// which is faster; if it computes, or has not called Window or has no such window, the first of
+// them take 200 us longer. A window lives until the job ends, also when its rank has ended. Bounds
+// are checked at the window. Nothing orders accesses of different ranks except barriers, events and
 // atomic accesses. Handlers must not use windows.
 //
 // Completion: Put and PutEvent return when their source may be reused (local completion). They are

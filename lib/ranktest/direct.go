@@ -16,8 +16,8 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// directs is what the node kernels of a job need for requests by datagrams. They lose some of these
-// and of their answers, and are started again at times.
+// directs is what the node kernels of a job need for requests by datagrams that the ranks do not
+// carry out. They lose some of these and of their answers, and are started again at times.
 type directs struct {
 	j        *job
 	channels map[int][]directEnd // by rank
@@ -75,7 +75,7 @@ func newDirects(j *job, random *rand.Rand) *directs {
 			}
 			own, peer := keys[[2]int{a, b}], keys[[2]int{b, a}]
 			memory, mem := mapped(j.t, "channel", wire.MirrorSize)
-			out, _, err := wire.OpenMirror(mem)
+			out, in, err := wire.OpenMirror(mem)
 			if err != nil {
 				j.t.Fatal(err)
 			}
@@ -85,7 +85,7 @@ func newDirects(j *job, random *rand.Rand) *directs {
 				Address: binary.BigEndian.Uint32(host[:]), Port: addresses[b].Port(), Windows: servers[b].from.Port(),
 			}})
 			pair := onesided.Pair{Source: uint32(b), Target: uint32(a)}
-			servers[a].peers[pair] = directPeer{key: own, replyKey: peer, address: addresses[b], journal: make([]byte, onesided.JournalSize)}
+			servers[a].peers[pair] = directPeer{key: own, replyKey: peer, address: addresses[b], journal: in.Journal()[:onesided.JournalSize]}
 		}
 	}
 	var running sync.WaitGroup
@@ -150,7 +150,7 @@ func (d *directs) take(s *directServer, b []byte, from *unix.SockaddrInet4) {
 		d.j.t.Errorf("rank %d is asked %+v by %v: %v", s.rank, q, from, err)
 		return
 	}
-	journal, err := onesided.OpenJournal(p.journal) // as a node kernel that was started again
+	journal, err := onesided.OpenJournal(p.journal, onesided.ByKernel) // as a node kernel that was started again
 	if err != nil {
 		d.j.t.Error(err)
 		return

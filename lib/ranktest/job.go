@@ -150,7 +150,7 @@ func (j *job) finish() (outputs []string) {
 	ended := make(chan int, len(j.ranks))
 	for rank, k := range j.ranks {
 		go func() {
-			_ = k.cmd.Wait()
+			_ = k.wait()
 			ended <- rank
 		}()
 	}
@@ -360,7 +360,7 @@ func nonsense(t *testing.T, program Program) {
 			k := Start(t, program, "echo")
 			k.Greet()
 			k.Push(r)
-			_ = k.cmd.Wait()
+			_ = k.wait()
 			if says := k.errors.String(); k.cmd.ProcessState.Success() || !strings.Contains(says, "makes no sense") && !strings.Contains(says, "no such handler") {
 				t.Errorf("it ended with %v and says %s", k.cmd.ProcessState, says)
 			}
@@ -373,7 +373,7 @@ func nonsense(t *testing.T, program Program) {
 		for range wire.CollectiveWindow + 1 {
 			k.Push(wire.Record{Handler: wire.HandlerCollective, Args: call.Args(), Payload: bytes.Repeat([]byte("x"), wire.MaxPayload)})
 		}
-		_ = k.cmd.Wait()
+		_ = k.wait()
 		if says := k.errors.String(); k.cmd.ProcessState.Success() || !strings.Contains(says, "makes no sense") {
 			t.Errorf("it ended with %v and says %s", k.cmd.ProcessState, says)
 		}

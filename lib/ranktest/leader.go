@@ -228,7 +228,7 @@ func stalledMessages(t *testing.T, seed uint64, program Program) {
 	m.number++
 	m.exchange.Begin(m.number, wire.OutcomeQuiet, false) // finalizing
 	ended := make(chan error, 1)
-	go func() { ended <- m.cmd.Wait() }()
+	go func() { ended <- m.wait() }()
 	m.Await("end", func() bool { m.poll(); return len(ended) > 0 })
 	if err := <-ended; err != nil {
 		t.Errorf("the rank: %v: %s", err, m.errors.String())
@@ -239,7 +239,7 @@ func stalledMessages(t *testing.T, seed uint64, program Program) {
 func nonsenseNotes(t *testing.T, seed uint64, program Program) {
 	m := startMeeting(t, seed, program, "1")
 	m.pass(wire.Record{Handler: wire.HandlerBarrier, Args: wire.Note{Number: 2, Outcome: wire.OutcomeQuiet}.Args()})
-	_ = m.cmd.Wait()
+	_ = m.wait()
 	if says := m.errors.String(); m.cmd.ProcessState.Success() || !strings.Contains(says, "makes no sense") {
 		t.Errorf("it ended with %v and says %s", m.cmd.ProcessState, says)
 	}

@@ -242,7 +242,7 @@ func garbage(t *testing.T, program func(ctx context.Context, mode ...string) *ex
 			damage(n)
 			n.ring()
 			n.wake(1)
-			_ = n.cmd.Wait()
+			_ = n.wait()
 			if says := n.errors.String(); n.cmd.ProcessState.Success() || !strings.Contains(says, "channel ") || !strings.Contains(says, "written over") {
 				t.Errorf("it ended with %v and says %s", n.cmd.ProcessState, says)
 			}

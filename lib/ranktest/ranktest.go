@@ -34,6 +34,7 @@ const lifetime = 5 * time.Minute
 type Kernel struct {
 	t                   *testing.T
 	cmd                 *exec.Cmd
+	wait                func() error // cmd.Wait, for any number of goroutines
 	output              text
 	errors              text
 	socket              *net.UnixConn
@@ -106,15 +107,15 @@ func startIn(t *testing.T, c *commons, header wire.Header, nodes []uint32, progr
 	k.cmd.ExtraFiles = []*os.File{far}
 	k.cmd.Env = append(os.Environ(), fmt.Sprint(wire.EnvFD, "=", wire.FD))
 	k.cmd.Stdout, k.cmd.Stderr = &k.output, &k.errors
+	k.cmd.WaitDelay = 30 * time.Second // a child of the rank may have its output
+	k.wait = sync.OnceValue(k.cmd.Wait)
 	if err := k.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	far.Close()
 	t.Cleanup(func() {
 		cancel()
-		if k.cmd.ProcessState == nil {
-			_ = k.cmd.Wait()
-		}
+		_ = k.wait()
 		k.socket.Close()
 		k.doorbell.Close()
 		k.theirs.Close()
@@ -346,7 +347,7 @@ func (k *Kernel) Barrier(n uint64) {
 // Ended waits for the end of the program and returns what it has printed.
 func (k *Kernel) Ended(code int) (output, errors string) {
 	k.t.Helper()
-	_ = k.cmd.Wait()
+	_ = k.wait()
 	if got := k.cmd.ProcessState.ExitCode(); got != code {
 		k.t.Errorf("the rank ended with %v: %s%s", k.cmd.ProcessState, k.output.String(), k.errors.String())
 	}

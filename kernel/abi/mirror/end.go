@@ -20,6 +20,9 @@ const (
 	firstWindow  = 16 // datagrams on their way
 	mostWindow   = 64
 	equalAcks    = 3 // acknowledgements without progress that show a loss
+
+	few    = 8        // datagrams on their way that give the other rank enough to do
+	gather = 16 << 10 // bytes of data that do not wait for more
 )
 
 // Peer is the other end, as datagrams to it name it.
@@ -115,6 +118,18 @@ func (e *End) creditDue() bool { return e.in.Taken().Load()-e.told >= wire.Chann
 // lost.
 func (e *End) blocked() bool { return e.out.Blocked().Load() != 0 }
 
+// Gathers reports whether new data may wait for more of them, which the program probably writes
+// next: the other rank has enough to do. The caller then calls Emit when the program polls or
+// waits.
+func (e *End) Gathers() bool {
+	position := e.position()
+	return position-e.sent < gather && (e.flying >= few || position-e.out.Taken().Load() >= wire.ChannelRing/2)
+}
+
+// Late reports whether an acknowledgement should have left. A rank whose handlers take long should
+// look at times, and call Emit, or the other one sends all again.
+func (e *End) Late(now time.Duration) bool { return e.owed > 0 && now >= e.ackAt }
+
 // Emit appends the next datagram that is due to b, or nothing.
 func (e *End) Emit(b []byte, now time.Duration) []byte {
 	position := e.position()
@@ -127,7 +142,7 @@ func (e *End) Emit(b []byte, now time.Duration) []byte {
 		b = e.begin(b)
 		b = append(b, e.out.Ring()[at:at+n]...)
 		e.fly(n, now)
-	case e.ask || e.hurry || e.creditDue() || e.owed > 0 && now >= e.ackAt:
+	case e.ask || e.hurry || e.creditDue() || e.Late(now):
 		e.rides = e.rides && now < e.ackAt
 		b = e.begin(b)
 	}

@@ -13,7 +13,7 @@ var same = map[string]int{
 	"MIRROR_MAGIC": magic, "MIRROR_VERSION": version, "MIRROR_ASK": flagAsk, "MIRROR_LEAST": Least, "MIRROR_MOST": Most,
 	"MIRROR_ACK_DELAY": int(ackDelay), "MIRROR_ACK_EACH": ackEach, "MIRROR_FIRST_TIMEOUT": int(firstTimeout),
 	"MIRROR_LEAST_TIMEOUT": int(leastTimeout), "MIRROR_MOST_TIMEOUT": int(mostTimeout), "MIRROR_FIRST_WINDOW": firstWindow,
-	"MIRROR_MOST_WINDOW": mostWindow, "MIRROR_EQUAL_ACKS": equalAcks,
+	"MIRROR_MOST_WINDOW": mostWindow, "MIRROR_EQUAL_ACKS": equalAcks, "MIRROR_FEW": few, "MIRROR_GATHER": gather,
 
 	"sizeof(struct mirror_header)": HeaderSize, "header.magic": 0, "header.version": 2, "header.flags": 3, "header.number": 4, "header.key": 8,
 	"header.offset": 16, "header.arrived": 24, "header.taken": 32,

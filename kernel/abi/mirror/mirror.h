@@ -20,6 +20,8 @@
 #define MIRROR_FIRST_WINDOW 16
 #define MIRROR_MOST_WINDOW 64
 #define MIRROR_EQUAL_ACKS 3
+#define MIRROR_FEW 8
+#define MIRROR_GATHER 16384
 
 struct mirror_header {
 	uint16_t magic;

@@ -168,6 +168,9 @@ func (m *model) step() {
 		if m.random.IntN(8) == 0 {
 			s.end.Hurry()
 		}
+		if m.lossy && s.end.Gathers() && m.random.IntN(2) == 0 {
+			continue // the rank has not polled since it wrote
+		}
 		m.emit(i, s.end)
 	}
 }
@@ -232,6 +235,117 @@ func TestRoundTrip(t *testing.T) {
 	wraps := 2 * int(a.end.acked/wire.ChannelRing) // a datagram does not cross the ring's end
 	if a.got != trips || b.got != trips || m.most > 2*trips+wraps {
 		t.Errorf("%d and %d of %d messages came, in %d datagrams", a.got, b.got, trips, m.most)
+	}
+}
+
+// The first messages of a rank that writes without a pause leave one by one, the others together,
+// and all of them when it polls. It gathers none when the other rank has handled the earlier ones.
+func TestGather(t *testing.T) {
+	m := newModel(t, rand.New(rand.NewPCG(1, 1)))
+	m.lossy = false
+	a, b := m.sides[0], m.sides[1]
+	a.end.window = mostWindow
+	// write sends messages of one kind without a pause, and returns how many datagrams leave behind
+	// each.
+	write := func(n int) (left []int) {
+		for range n {
+			if ok, err := a.producer.Push(&wire.Record{Args: [2]uint64{a.sent}, Payload: make([]byte, 64)}); !ok || err != nil {
+				t.Fatalf("message %d: %t, %v", a.sent, ok, err)
+			}
+			a.sent++
+			before := m.most
+			if !a.end.Gathers() {
+				m.emit(0, a.end)
+			}
+			left = append(left, m.most-before)
+		}
+		return left
+	}
+	const record = wire.ChannelHeader + 64
+	together := (gather + record - 1) / record
+	for i, n := range write(few + 2*together) {
+		switch {
+		case i < few && n != 1, i >= few && (i-few)%together != together-1 && n > 0, i >= few && (i-few)%together == together-1 && n == 0:
+			t.Errorf("%d datagrams behind message %d", n, i)
+		}
+	}
+	before := m.most
+	write(3)
+	if m.most != before {
+		t.Errorf("%d datagrams before the rank polls", m.most-before)
+	}
+	m.emit(0, a.end) // it polls
+	if m.most != before+1 {
+		t.Errorf("%d datagrams when the rank polls", m.most-before)
+	}
+	m.now += 30 * time.Microsecond
+	m.deliver()
+	for range a.sent {
+		if _, ok, err := b.consumer.Next(); !ok || err != nil {
+			t.Fatalf("a message is missing: %v", err)
+		}
+		b.consumer.Done()
+	}
+	m.emit(1, b.end)
+	m.now += 30 * time.Microsecond
+	m.deliver()
+	for i, n := range write(few) {
+		if n != 1 {
+			t.Errorf("%d datagrams behind message %d after a pause", n, i)
+		}
+	}
+	if got := a.end.position() - a.out.Taken().Load(); got >= wire.ChannelRing/2 {
+		t.Errorf("%d bytes that the other rank has handled count as if it had not", got)
+	}
+}
+
+// A rank whose handlers take long sees that it must acknowledge before the other end sends again.
+func TestLate(t *testing.T) {
+	m := newModel(t, rand.New(rand.NewPCG(1, 1)))
+	m.lossy = false
+	a, b := m.sides[0], m.sides[1]
+	a.push(t, 5)
+	m.emit(0, a.end)
+	m.now += 30 * time.Microsecond
+	m.deliver()
+	if b.end.Late(m.now) || b.end.Late(m.now+ackDelay-1) || !b.end.Late(m.now+ackDelay) || a.end.Late(m.now+time.Second) {
+		t.Error("an acknowledgement is late at another time")
+	}
+	m.now += ackDelay
+	if m.emit(1, b.end); b.end.Late(m.now) {
+		t.Error("it is late when it was sent")
+	}
+	m.deliver()
+	before := m.most
+	m.now += 100 * time.Microsecond
+	m.deliver()
+	for ; m.now < firstTimeout; m.now += time.Millisecond {
+		m.emit(0, a.end)
+	}
+	if m.most != before {
+		t.Errorf("%d datagrams are sent again", m.most-before)
+	}
+}
+
+// While the other rank has much to do, even the first messages after an acknowledgement wait for
+// more.
+func TestGatherBusy(t *testing.T) {
+	m := newModel(t, rand.New(rand.NewPCG(1, 1)))
+	m.lossy = false
+	a := m.sides[0]
+	a.end.window = mostWindow
+	for a.end.position() < wire.ChannelRing/2 {
+		a.push(t, 1)
+	}
+	m.emit(0, a.end)
+	m.now += 30 * time.Microsecond
+	m.deliver()
+	m.sides[1].end.Hurry()
+	m.emit(1, m.sides[1].end)
+	m.now += 30 * time.Microsecond
+	m.deliver()
+	if a.push(t, 1); !a.end.Gathers() {
+		t.Errorf("a message leaves alone: acknowledged %d of %d bytes, %d handled", a.end.acked, a.end.position(), a.out.Taken().Load())
 	}
 }
 

@@ -1,10 +1,19 @@
 // Package onesided carries one-sided operations on windows (package wire) from a rank straight to
-// the node kernel of the window, without the node kernel of the rank. A request is a datagram that
-// the rank sends from its socket for mirrored channels (package mirror), and so is its answer.
+// the rank of the window, or to its node kernel, without the node kernel of the rank that asks. A
+// request is a datagram that the rank sends from its socket for mirrored channels (package mirror),
+// and so is its answer.
 //
-// Requester is the rank's side of the protocol, and Journal the node kernel's, both as state
-// machines without I/O: datagrams and the time are passed in, and datagrams that are due come out.
-// A rank has one Requester for each rank of another node whose windows it uses.
+// Requester is the asking side of the protocol, and Journal the other one, both as state machines
+// without I/O: datagrams and the time are passed in, and datagrams that are due come out. A rank
+// has one Requester for each rank of another node whose windows it uses. Each Journal has two
+// servers: the library of the window's rank carries out requests while the rank polls or waits, and
+// its node kernel at any time.
+//
+// A requester asks the node kernel for what its rank does not poll for until it is answered: that
+// must take effect although neither rank calls its library. For the rest it asks the window's rank.
+// If that has not answered within a moment, because it computes or has not mapped the window, the
+// requester asks the node kernel, and tries the rank again after a pause, which doubles each time
+// and ends when the rank answers.
 //
 // # Datagrams
 //
@@ -45,7 +54,8 @@
 //
 // # Reliability
 //
-// Requests are carried out in the order of their numbers, each once. A request that comes again is
+// Requests are carried out in the order of their numbers, each once, by either server. A server
+// that finds the other one at work says that nothing was done. A request that comes again is
 // answered again: an atomic access from the journal, and a get from the memory. That is the same
 // memory as for the first time, because a requester sends nothing that changes memory while a get
 // is not answered. At most Outstanding requests are not answered. The requester sends them again
@@ -53,11 +63,14 @@
 //
 // # Restarts
 //
-// The journal is memory that outlives the node kernel. It has the number of the last request of
-// each requester, its refusals, and the results of its atomic accesses. Before an atomic access the
-// journal gets the number of that request. If the node kernel is killed before it has noted the
-// result, it is not known whether the access was made, and the job must end. Puts and gets can be
-// carried out again. Each datagram is a whole operation, so no put is carried out in part.
+// The journal is memory that both servers map and that outlives the node kernel. It has the server
+// at work, the number of the last request of the requester, its refusals, and the results of its
+// atomic accesses. Before an atomic access the journal gets the number of that request. If the node
+// kernel is killed before it has noted the result, it is not known whether the access was made, and
+// the job must end. Puts and gets can be carried out again. Each datagram is a whole operation, so
+// no put is carried out in part. A rank that is killed ends the job. When one has ended well, the
+// node kernel takes the journal, in which it may have been at work (Abandon). One that is stopped
+// at work holds up the requests of that requester until it goes on.
 package onesided
 
 import (
@@ -119,6 +132,9 @@ var ErrDatagram = errors.New("onesided: malformed datagram")
 
 // Is reports whether a datagram is of this package and not of package mirror.
 func Is(b []byte) bool { return len(b) >= 2 && binary.LittleEndian.Uint16(b) == magic }
+
+// IsAnswer reports whether a datagram of this package is an answer, and not a request.
+func IsAnswer(b []byte) bool { return Is(b) && len(b) >= AnswerSize && b[3] == byte(wire.RemoteReply) }
 
 // Append appends the header of a request to b.
 func (q *Request) Append(b []byte) []byte {
@@ -205,12 +221,6 @@ func ParseAnswer(b []byte) (a Answer, data []byte, err error) {
 		Pair: Pair{le.Uint32(b[4:]), le.Uint32(b[8:])}, Gap: b[12] == flagGap, Key: le.Uint64(b[16:]), Number: le.Uint64(b[24:]),
 		Done: le.Uint64(b[32:]), NoWindow: le.Uint64(b[40:]), Outside: le.Uint64(b[48:]),
 	}, data, nil
-}
-
-// Replaces reports whether an answer says all that an earlier one to the same rank says: both have
-// no data, and are about windows of one rank.
-func Replaces(answer, earlier []byte) bool {
-	return len(answer) == AnswerSize && len(earlier) == AnswerSize && string(answer[8:12]) == string(earlier[8:12])
 }
 
 // status returns how a request, of the last Outstanding that were carried out, went.

@@ -12,7 +12,8 @@ import (
 var same = map[string]int{
 	"ONESIDED_MAGIC": magic, "ONESIDED_VERSION": version, "ONESIDED_GAP": flagGap, "ONESIDED_MOST": Most, "ONESIDED_OUTSTANDING": Outstanding,
 	"ONESIDED_FIRST_TIMEOUT": int(firstTimeout), "ONESIDED_LEAST_TIMEOUT": int(leastTimeout), "ONESIDED_MOST_TIMEOUT": int(mostTimeout),
-	"ONESIDED_MOST_TRAIN": mostTrain,
+	"ONESIDED_MOST_TRAIN": mostTrain, "ONESIDED_PATIENCE": int(patience), "ONESIDED_LEAST_PAUSE": int(leastPause),
+	"ONESIDED_MOST_PAUSE": int(mostPause), "ONESIDED_BY_RANK": int(ByRank),
 
 	"sizeof(struct onesided_request)": RequestSize, "request.magic": 0, "request.version": 2, "request.kind": 3, "request.source": 4,
 	"request.target": 8, "request.window": 12, "request.zero": 13, "request.length": 14, "request.key": 16, "request.number": 24,
@@ -21,6 +22,10 @@ var same = map[string]int{
 	"sizeof(struct onesided_answer)": AnswerSize, "answer.magic": 0, "answer.version": 2, "answer.kind": 3, "answer.source": 4,
 	"answer.target": 8, "answer.flags": 12, "answer.zero": 13, "answer.length": 14, "answer.key": 16, "answer.number": 24,
 	"answer.done": 32, "answer.no_window": 40, "answer.outside": 48,
+
+	"sizeof(struct onesided_journal)": JournalSize, "journal.server": 8 * wordServer, "journal.done": 8 * wordDone,
+	"journal.intent": 8 * wordIntent, "journal.no_window": 8 * wordNoWindow, "journal.outside": 8 * wordOutside,
+	"journal.results": 8 * firstResult,
 }
 
 // The header declares the numbers of this package and the places in datagrams, and no others.

@@ -14,50 +14,82 @@ const JournalSize = 8 * (firstResult + Outstanding)
 
 // Words of a journal.
 const (
-	wordPair     = 0 // ranks of the pair: source in bits 0 to 31, target in 32 to 63
-	wordUsed     = 1 // 1 when the pair is there
-	wordDone     = 2
-	wordIntent   = 3 // number of the atomic access that was begun last
-	wordNoWindow = 4
-	wordOutside  = 5
-	firstResult  = 6 // results by number of the request
+	wordServer   = 0 // the Server that carries out a request; 0: none does
+	wordDone     = 1
+	wordIntent   = 2 // number of the atomic access that was begun last
+	wordNoWindow = 3
+	wordOutside  = 4
+	firstResult  = 5 // results by number of the request
 )
 
-// Journal is what a node kernel keeps of the requests of one requester, in memory that outlives it.
-// It is not safe for concurrent use.
+// Server is one of the two that carry out the requests of a journal.
+type Server uint64
+
+// The servers.
+const (
+	ByKernel Server = 1 // the node kernel
+	ByRank   Server = 2 // the rank of the window
+)
+
+// Journal is the state of the requests of one requester, in memory that both servers map and that
+// outlives the node kernel. It is not safe for concurrent use, but each server may have its own.
 type Journal struct {
-	words []atomic.Uint64
-	step  func() // nil but in tests: called between two changes of memory
+	server Server
+	words  []atomic.Uint64
+	step   func() // nil but in tests: called between two changes of memory
 }
 
-// OpenJournal takes JournalSize bytes, zeroes when they are new.
-func OpenJournal(mem []byte) (*Journal, error) {
+// OpenJournal takes JournalSize bytes, zeroes when they are new, for a server.
+func OpenJournal(mem []byte, server Server) (*Journal, error) {
 	if len(mem) != JournalSize {
 		return nil, fmt.Errorf("onesided: journal of %d bytes, it has %d", len(mem), JournalSize)
 	}
-	return &Journal{words: unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(mem))), JournalSize/8)}, nil
+	return &Journal{server: server, words: unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(mem))), JournalSize/8)}, nil
 }
 
-// Begin gives a new journal its pair.
-func (j *Journal) Begin(p Pair) {
-	j.words[wordPair].Store(uint64(p.Source) | uint64(p.Target)<<32)
-	j.words[wordUsed].Store(1)
+// TakeUp continues the journal of an earlier node kernel. It reports false if that was killed in
+// the middle of an atomic access, so that it is not known whether the access was made.
+func (j *Journal) TakeUp() bool {
+	switch {
+	case j.words[wordServer].Load() != uint64(ByKernel):
+		return true
+	case j.words[wordIntent].Load() > j.words[wordDone].Load():
+		return false
+	}
+	j.words[wordServer].Store(0)
+	return true
 }
 
-// Pair returns the pair of a journal, false if it has none.
-func (j *Journal) Pair() (p Pair, ok bool) {
-	word := j.words[wordPair].Load()
-	return Pair{uint32(word), uint32(word >> 32)}, j.words[wordUsed].Load() == 1
+// Abandon takes the journal from a rank that has ended, perhaps in the middle of a request: nothing
+// of that rank runs any more. It reports false if that request was an atomic access, so that it is
+// not known whether the access was made. The node kernel may carry out a request at this moment.
+func (j *Journal) Abandon() bool {
+	switch {
+	case j.words[wordServer].Load() != uint64(ByRank):
+		return true
+	case j.words[wordIntent].Load() > j.words[wordDone].Load():
+		return false
+	}
+	return j.words[wordServer].CompareAndSwap(uint64(ByRank), 0)
 }
-
-// Doubtful reports whether an earlier node kernel was killed in the middle of an atomic access, so
-// that it is not known whether the access was made.
-func (j *Journal) Doubtful() bool { return j.words[wordIntent].Load() > j.words[wordDone].Load() }
 
 // Carry carries out a request of the pair and appends the answer to b, or nothing if the request is
-// too old to be of interest. key is the key of the requester's end. memory returns the memory of a
-// window, nil if there is none. changed reports whether an event may have been counted.
+// too old to be of interest. While the other server carries one out it does nothing, and the answer
+// makes the requester ask once more. key is the key of the requester's end. memory returns the
+// memory of a window, nil if there is none. changed reports whether an event may have been counted.
 func (j *Journal) Carry(b []byte, q *Request, data []byte, key uint64, memory func(window uint8) []byte) (answer []byte, changed bool) {
+	if !j.words[wordServer].CompareAndSwap(0, uint64(j.server)) {
+		a := Answer{Gap: true, Pair: q.Pair, Key: key, Done: j.words[wordDone].Load()}
+		a.NoWindow, a.Outside = j.words[wordNoWindow].Load(), j.words[wordOutside].Load()
+		return a.Append(b, nil), false
+	}
+	answer, changed = j.answer(b, q, data, key, memory)
+	j.words[wordServer].Store(0)
+	return answer, changed
+}
+
+// answer is Carry for the server that the journal names.
+func (j *Journal) answer(b []byte, q *Request, data []byte, key uint64, memory func(window uint8) []byte) (answer []byte, changed bool) {
 	done := j.words[wordDone].Load()
 	a := Answer{Pair: q.Pair, Key: key}
 	switch {

@@ -23,6 +23,7 @@ const (
 // op is what a rank has asked for.
 type op struct {
 	kind   wire.RemoteKind
+	polled bool
 	status wire.RemoteStatus
 	want   []byte // of a get
 }
@@ -33,6 +34,7 @@ type source struct {
 	key      uint64
 	mine     []byte // what its part of the window must hold
 	asked    map[uint64]op
+	polls    bool // it polls until requests are answered
 	started  int
 	finished int
 }
@@ -40,60 +42,97 @@ type source struct {
 // killed is the panic of a node kernel that is killed.
 type killed struct{}
 
+// The servers as targets of datagrams.
+const (
+	toKernel = -1
+	toRank   = -2
+)
+
 // onWay is a datagram on its way.
 type onWay struct {
-	to int // source; -1: the node kernel
+	to int // source, or a server
 	at time.Duration
 	b  []byte
 }
 
-// model is ranks, a node kernel with its window, and a network that loses, repeats and reorders.
+// model is ranks that ask, the rank of a window, its node kernel, and a network that loses, repeats
+// and reorders.
 type model struct {
 	t        testing.TB
 	random   *rand.Rand
 	sources  []*source
 	memory   []byte // of the journals
 	journals []*Journal
+	rank     []*Journal // of the window's rank
+	computes int        // steps in which that rank does not poll
+	atWork   bool       // it has come in between
+	served   map[Server]int
 	window   []byte
 	network  []onWay
 	now      time.Duration
 	lossy    bool
 	kills    bool
 	killed   int
+	ends     bool // the window's rank may end
+	ended    bool
+	over     bool     // the job must end
 	olds     []uint64 // what atomic accesses have found
 }
 
 func newModel(t testing.TB, random *rand.Rand) *model {
-	m := &model{t: t, random: random, lossy: true, window: make([]byte, size), memory: make([]byte, sources*JournalSize)}
+	m := &model{t: t, random: random, lossy: true, window: make([]byte, size), memory: make([]byte, sources*JournalSize), served: make(map[Server]int)}
 	for i := range sources {
 		p := Peer{Pair: Pair{uint32(i), 7}, Key: random.Uint64(), Largest: []int{1088, 1372, 9000}[random.IntN(3)]}
 		m.sources = append(m.sources, &source{r: NewRequester(p), key: random.Uint64(), mine: make([]byte, part), asked: make(map[uint64]op)})
 	}
 	m.start()
-	for i, j := range m.journals {
-		j.Begin(Pair{uint32(i), 7})
+	for i := range sources {
+		m.rank = append(m.rank, m.open(i, ByRank))
 	}
 	return m
+}
+
+// open opens a journal for a server. The other server may come in between any two changes.
+func (m *model) open(i int, server Server) *Journal {
+	j, err := OpenJournal(m.memory[i*JournalSize:][:JournalSize], server)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	j.step = func() {
+		if server == ByKernel && m.kills && m.random.IntN(300) == 0 || server == ByRank && m.ends && m.random.IntN(300) == 0 {
+			panic(killed{})
+		}
+		if n := len(m.network); n > 0 && !m.atWork && m.random.IntN(4) == 0 {
+			m.atWork = true
+			defer func() { m.atWork = false }()
+			if w := m.network[m.random.IntN(n)]; w.to < 0 {
+				m.over = !m.serve(ByKernel+ByRank-server, w.b) || m.over
+			}
+		}
+	}
+	return j
 }
 
 // start starts the node kernel, and reports whether the job may go on.
 func (m *model) start() bool {
 	m.journals = nil
-	doubtful := false
+	sure := true
 	for i := range sources {
-		j, err := OpenJournal(m.memory[i*JournalSize:][:JournalSize])
-		if err != nil {
-			m.t.Fatal(err)
-		}
-		j.step = func() {
-			if m.kills && m.random.IntN(300) == 0 {
-				panic(killed{})
-			}
-		}
-		doubtful = doubtful || j.Doubtful()
+		j := m.open(i, ByKernel)
+		sure = j.TakeUp() && sure
 		m.journals = append(m.journals, j)
 	}
-	return !doubtful
+	return sure
+}
+
+// abandon has the node kernel take the journals from the rank that has ended, and reports whether
+// the job may go on.
+func (m *model) abandon() bool {
+	sure := true
+	for _, j := range m.journals {
+		sure = j.Abandon() && sure
+	}
+	return sure
 }
 
 // ask starts a random request of a rank if there is room.
@@ -107,7 +146,7 @@ func (m *model) ask(i int) {
 		return
 	}
 	var data []byte
-	o := op{kind: q.Kind}
+	o := op{kind: q.Kind, polled: s.polls || q.Kind == wire.RemoteGet}
 	at := m.random.IntN(part)
 	refused := m.random.IntN(12)
 	switch q.Kind {
@@ -136,7 +175,7 @@ func (m *model) ask(i int) {
 	case 1:
 		q.Offset, o.status = size+8, wire.RemoteOutside
 	}
-	s.asked[s.r.Add(q, data)] = o
+	s.asked[s.r.Add(q, data, o.polled)] = o
 	s.started++
 }
 
@@ -150,22 +189,39 @@ func (m *model) transmit(to int, b []byte) {
 	}
 }
 
-// serve has the node kernel take a request. It reports false if the job must end.
-func (m *model) serve(b []byte) (goOn bool) {
+// serve gives a server a request. It reports false if the job must end.
+func (m *model) serve(server Server, b []byte) (goOn bool) {
 	defer func() {
 		if p := recover(); p != nil {
 			if _, ok := p.(killed); !ok {
 				panic(p)
 			}
+			if server == ByRank {
+				m.ended = true
+				goOn = m.abandon()
+				return
+			}
 			m.killed++
 			goOn = m.start()
 		}
 	}()
+	if server == ByKernel || !m.ended {
+		m.carry(server, b)
+	}
+	return !m.over
+}
+
+// carry carries out a request by a server.
+func (m *model) carry(server Server, b []byte) {
 	q, data, err := ParseRequest(b)
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	answer, _ := m.journals[q.Source].Carry(nil, &q, data, m.sources[q.Source].key, func(window uint8) []byte {
+	j := m.journals[q.Source]
+	if server == ByRank {
+		j = m.rank[q.Source]
+	}
+	answer, _ := j.Carry(nil, &q, data, m.sources[q.Source].key, func(window uint8) []byte {
 		if window > 0 {
 			return nil
 		}
@@ -173,8 +229,8 @@ func (m *model) serve(b []byte) (goOn bool) {
 	})
 	if len(answer) > 0 {
 		m.transmit(int(q.Source), answer)
+		m.served[server]++
 	}
-	return true
 }
 
 // complete takes the outcome of a request.
@@ -201,11 +257,21 @@ func (m *model) complete(i int) func(uint64, wire.RemoteStatus, []byte) {
 func (m *model) step(asks bool) bool {
 	m.now += time.Duration(m.random.IntN(200)) * time.Microsecond
 	slices.SortStableFunc(m.network, func(a, b onWay) int { return int(a.at - b.at) })
-	for len(m.network) > 0 && m.network[0].at <= m.now {
-		w := m.network[0]
-		m.network = m.network[1:]
+	if m.computes--; m.computes < 0 && m.random.IntN(20) == 0 {
+		m.computes = m.random.IntN(100)
+	}
+	due := m.network
+	if i := slices.IndexFunc(due, func(w onWay) bool { return w.at > m.now }); i >= 0 {
+		due = due[:i]
+	}
+	m.network = slices.Clone(m.network[len(due):])
+	for _, w := range due {
+		if w.to == toRank && m.computes > 0 {
+			m.network = append(m.network, w)
+			continue
+		}
 		if w.to < 0 {
-			if !m.serve(w.b) {
+			if !m.serve(map[int]Server{toKernel: ByKernel, toRank: ByRank}[w.to], w.b) {
 				return false
 			}
 			continue
@@ -217,6 +283,9 @@ func (m *model) step(asks bool) bool {
 		m.sources[w.to].r.Arrive(&a, data, m.now, m.complete(w.to))
 	}
 	for i, s := range m.sources {
+		if m.random.IntN(30) == 0 {
+			s.polls = m.random.IntN(4) > 0
+		}
 		for n := m.random.IntN(5); asks && n > 0; n-- {
 			m.ask(i)
 		}
@@ -225,34 +294,44 @@ func (m *model) step(asks bool) bool {
 				if len(b) > len(train[0]) || k+1 < len(train) && len(b) < len(train[0]) {
 					m.t.Fatalf("datagram %d of a train has %d bytes, the first %d", k, len(b), len(train[0]))
 				}
-				m.transmit(-1, b)
+				to := toRank
+				if s.r.ToKernel() {
+					to = toKernel
+				} else if q, _, err := ParseRequest(b); err != nil || !s.asked[q.Number].polled {
+					m.t.Fatalf("request %d goes to the rank, and its sender does not poll, %v", q.Number, err)
+				}
+				m.transmit(to, b)
 			}
 		}
 	}
 	return true
 }
 
-// Each request takes effect once and in order, and is answered once, whatever the network does and
-// wherever the node kernel is killed. The job ends only when it was killed in an atomic access.
+// Each request takes effect once and in order, and is answered once, whatever the network does,
+// whichever server carries it out, and wherever the node kernel is killed or the window's rank
+// ends. The job ends only when that happens in an atomic access.
 func TestModel(t *testing.T) {
 	seed := check.Seed(t)
-	finished, doubtful, kills := 0, 0, 0
+	finished, doubtful, kills, ends := 0, 0, 0, 0
+	served := make(map[Server]int)
 	for round := range uint64(50) {
 		m := newModel(t, rand.New(rand.NewPCG(seed, round)))
-		m.kills = round%2 == 0
+		m.kills, m.ends = round%2 == 0, round%3 == 0
 		goOn := true
 		for n := 0; n < 4000 && goOn; n++ {
 			goOn = m.step(true)
 		}
-		kills += m.killed
+		if kills += m.killed; m.ended {
+			ends++
+		}
 		if !goOn {
 			doubtful++
-			if m.killed == 0 {
-				t.Fatal("the job ends although the node kernel was not killed")
+			if m.killed == 0 && !m.ended {
+				t.Fatal("the job ends although no server was killed")
 			}
 			continue
 		}
-		m.lossy, m.kills = false, false
+		m.lossy, m.kills, m.ends = false, false, false
 		for steps := 0; slices.ContainsFunc(m.sources, func(s *source) bool { return !s.r.Idle() }); steps++ {
 			if m.step(false); steps > 20000 {
 				t.Fatalf("round %d: requests are not answered", round)
@@ -260,13 +339,26 @@ func TestModel(t *testing.T) {
 		}
 		m.agree(round)
 		finished++
+		for server, n := range m.served {
+			served[server] += n
+		}
 	}
-	t.Logf("%d rounds to the end, %d ended by doubt, %d kills", finished, doubtful, kills)
+	if served[ByKernel] < 1000 || served[ByRank] < 1000 || ends == 0 {
+		t.Errorf("the servers have answered %v requests, the rank has ended %d times", served, ends)
+	}
+	t.Logf("%d rounds to the end, %d ended by doubt, %d kills, %d ends, answered %v", finished, doubtful, kills, ends, served)
 }
 
-// Wherever a node kernel is killed in a request, the next one carries out what was not, and knows
-// when it does not know.
+// Wherever a node kernel is killed in a request, or the window's rank ends, the next one or the
+// node kernel carries out what was not, and knows when it does not know.
 func TestKilledAtEachStep(t *testing.T) {
+	for _, server := range []Server{ByKernel, ByRank} {
+		killAtEachStep(t, server)
+	}
+}
+
+// killAtEachStep kills a server at each step.
+func killAtEachStep(t *testing.T, server Server) {
 	for _, kind := range []wire.RemoteKind{wire.RemotePut, wire.RemoteGet, wire.RemoteAdd, wire.RemoteSwap} {
 		data := map[wire.RemoteKind][]byte{wire.RemotePut: make([]byte, 16), wire.RemoteAdd: {3, 7: 0}, wire.RemoteSwap: {0, 8: 3, 15: 0}}[kind]
 		if kind == wire.RemotePut {
@@ -275,12 +367,12 @@ func TestKilledAtEachStep(t *testing.T) {
 		q := Request{Kind: kind, Length: uint16(max(len(data), 8)), Number: 1}
 		for at := 0; ; at++ {
 			window, memory := make([]byte, 16), make([]byte, JournalSize)
-			carry := func(step func()) (answer []byte) {
-				j, err := OpenJournal(memory)
+			carry := func(server Server, step func()) (answer []byte) {
+				j, err := OpenJournal(memory, server)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if j.step = step; j.Doubtful() {
+				if j.step = step; server == ByKernel && (!j.TakeUp() || !j.Abandon()) {
 					return nil
 				}
 				answer, _ = j.Carry(nil, &q, data, 0, func(uint8) []byte { return window })
@@ -289,19 +381,19 @@ func TestKilledAtEachStep(t *testing.T) {
 			left, was := at, false
 			func() {
 				defer func() { was = recover() != nil }()
-				carry(func() {
+				carry(server, func() {
 					if left--; left < 0 {
 						panic(killed{})
 					}
 				})
 			}()
-			j, _ := OpenJournal(memory)
-			answer := carry(nil)
+			j, _ := OpenJournal(memory, ByKernel)
+			answer := carry(ByKernel, nil)
 			if doubtful := was && kind.Atomic() && j.words[wordDone].Load() == 0; doubtful != (answer == nil) {
-				t.Errorf("kind %d, killed after change %d: doubtful %v, answered %x", kind, at, doubtful, answer)
+				t.Errorf("server %d, kind %d, killed after change %d: doubtful %v, answered %x", server, kind, at, doubtful, answer)
 			}
 			if answer != nil && kind != wire.RemoteGet && window[0] != 3 {
-				t.Errorf("kind %d, killed after change %d: the window has %x", kind, at, window)
+				t.Errorf("server %d, kind %d, killed after change %d: the window has %x", server, kind, at, window)
 			}
 			if !was {
 				break
@@ -331,22 +423,26 @@ func (m *model) agree(round uint64) {
 	}
 }
 
-// A datagram that is lost is sent again when it is due, and at once when a later one was seen.
+// A datagram that is lost is sent again when it is due, to the node kernel, and at once when a
+// later one was seen.
 func TestDue(t *testing.T) {
 	r := NewRequester(Peer{Largest: 1372})
 	if r.Due() != 0 || len(r.Emit(0)) != 0 {
 		t.Errorf("due at %v, before there is anything to send", r.Due())
 	}
 	put := Request{Kind: wire.RemotePut, Length: 1}
-	r.Add(put, []byte{1})
-	r.Add(put, []byte{2})
-	if n := len(r.Emit(0)); n != 2 {
-		t.Errorf("%d datagrams", n)
+	r.Add(put, []byte{1}, true)
+	r.Add(put, []byte{2}, true)
+	if n := len(r.Emit(0)); n != 2 || r.ToKernel() {
+		t.Errorf("%d datagrams, to the node kernel: %t", n, r.ToKernel())
 	}
-	if due := r.Due(); due < leastTimeout || len(r.Emit(due-1)) != 0 || len(r.Emit(due)) != 2 {
+	if due := r.Due(); due != patience || len(r.Emit(due-1)) != 0 || len(r.Emit(due)) != 2 || !r.ToKernel() {
+		t.Errorf("due at %v, to the node kernel: %t", due, r.ToKernel())
+	}
+	if due := r.Due(); due < leastTimeout || len(r.Emit(due-1)) != 0 || len(r.Emit(due)) != 2 || !r.ToKernel() {
 		t.Errorf("due at %v", due)
 	}
-	now := r.Due() / 2
+	now := 2 * patience // the rank is left alone
 	none := func(uint64, wire.RemoteStatus, []byte) { t.Error("a request is answered") }
 	r.Arrive(&Answer{Gap: true}, nil, now, none)
 	if n := len(r.Emit(now)); n != 2 {
@@ -356,6 +452,137 @@ func TestDue(t *testing.T) {
 	r.Arrive(&Answer{Done: 3}, nil, now, none)
 	if n := len(r.Emit(now)); n != 0 {
 		t.Errorf("%d datagrams after the same gap", n)
+	}
+}
+
+// A request whose sender does not poll goes to the node kernel, with those before it that are not
+// answered. A later one goes to the rank again.
+func TestAlone(t *testing.T) {
+	r := NewRequester(Peer{Largest: 1372})
+	emit := func(want int, kernel bool, now time.Duration) {
+		t.Helper()
+		if n := len(r.Emit(now)); n != want || r.ToKernel() != kernel {
+			t.Errorf("%d datagrams, not %d, to the node kernel: %t", n, want, r.ToKernel())
+		}
+	}
+	answered := func(uint64, wire.RemoteStatus, []byte) {}
+	put := Request{Kind: wire.RemotePut, Length: 1}
+	r.Add(put, []byte{1}, true)
+	emit(1, false, 1)
+	r.Add(put, []byte{2}, false)
+	emit(2, true, 2)
+	r.Add(put, []byte{3}, true)
+	emit(1, true, 3)
+	r.Arrive(&Answer{Done: 3}, nil, 4, answered)
+	r.Add(put, []byte{4}, true)
+	emit(1, false, 5)
+	r.Arrive(&Answer{Done: 4}, nil, 6, answered)
+	r.Add(put, []byte{5}, false)
+	emit(1, true, 7)
+}
+
+// A rank that has not answered is asked for one thing, and for more once it answers.
+func TestAskedForOne(t *testing.T) {
+	r := NewRequester(Peer{Largest: 1372})
+	put, answered := Request{Kind: wire.RemotePut, Length: 1}, func(uint64, wire.RemoteStatus, []byte) {}
+	add := func(n int) {
+		for range n {
+			r.Add(put, []byte{1}, true)
+		}
+	}
+	add(10)
+	if n := len(r.Emit(0)); n != 10 {
+		t.Errorf("%d datagrams at first", n)
+	}
+	now := r.Due()
+	r.Emit(now)
+	r.Arrive(&Answer{Done: 10}, nil, now, answered)
+	now += 2 * leastPause
+	if add(10); len(r.Emit(now)) != 1 || r.ToKernel() {
+		t.Errorf("a rank that computes gets other than one datagram, the node kernel is asked: %t", r.ToKernel())
+	}
+	r.Arrive(&Answer{Done: 11}, nil, now, answered)
+	if n := len(r.Emit(now)); n != 9 || r.ToKernel() {
+		t.Errorf("%d datagrams after an answer, to the node kernel: %t", n, r.ToKernel())
+	}
+}
+
+// A server that finds the other one at work says so without any effect, and the requester asks once
+// more at once.
+func TestBusy(t *testing.T) {
+	memory, window := make([]byte, JournalSize), make([]byte, 8)
+	rank, _ := OpenJournal(memory, ByRank)
+	kernel, _ := OpenJournal(memory, ByKernel)
+	r := NewRequester(Peer{Largest: 1372})
+	q := Request{Kind: wire.RemotePut, Length: 1, Number: r.Add(Request{Kind: wire.RemotePut, Length: 1}, []byte{1}, false)}
+	r.Emit(1)
+	arrive := func(b []byte) int {
+		a, _, err := ParseAnswer(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Arrive(&a, nil, 2, func(uint64, wire.RemoteStatus, []byte) {})
+		return len(r.Emit(3))
+	}
+	rank.Carry(nil, &q, []byte{1}, 0, func(uint8) []byte {
+		for i := range 2 {
+			answer, changed := kernel.Carry(nil, &q, []byte{1}, 0, func(uint8) []byte { return window })
+			if n := arrive(answer); n != 1-i || changed || window[0] != 0 {
+				t.Errorf("the requester sends %d datagrams, changed %t, window %x", n, changed, window)
+			}
+		}
+		return window
+	})
+	if window[0] != 1 {
+		t.Error("the rank does not carry it out")
+	}
+}
+
+// A rank that does not answer is asked more and more rarely, and each time again once it has
+// answered.
+func TestWhoIsAsked(t *testing.T) {
+	r := NewRequester(Peer{Largest: 1372})
+	now, number := time.Duration(0), uint64(0)
+	// ask makes a request, and reports whether the rank is asked first. It answers, or the node
+	// kernel.
+	ask := func(answers bool) (asked bool) {
+		number = r.Add(Request{Kind: wire.RemotePut, Length: 1}, []byte{1}, true)
+		if len(r.Emit(now)) != 1 {
+			t.Fatal("no datagram")
+		}
+		if asked = !r.ToKernel(); asked && !answers {
+			if now = r.Due(); len(r.Emit(now)) != 1 || !r.ToKernel() {
+				t.Fatal("the node kernel is not asked")
+			}
+		}
+		now += 20 * time.Microsecond
+		r.Arrive(&Answer{Done: number}, nil, now, func(uint64, wire.RemoteStatus, []byte) {})
+		if !r.Idle() {
+			t.Fatal("the request is not answered")
+		}
+		return asked
+	}
+	// count returns how often the rank is asked in a second.
+	count := func(answers bool) (n int) {
+		for end := now + time.Second; now < end; now += 100 * time.Microsecond {
+			if ask(answers) {
+				n++
+			}
+		}
+		return n
+	}
+	if n := count(false); n < 10 || n > 20 {
+		t.Errorf("a rank that computes was asked %d times in a second", n)
+	}
+	now += mostPause
+	if n := count(true); n < 8000 {
+		t.Errorf("a rank that answers was asked %d times in a second", n)
+	}
+	if now += leastPause; !ask(false) || ask(false) {
+		t.Error("the rank is not left alone when it does not answer")
+	}
+	if now += leastPause; !ask(false) {
+		t.Error("the rank is not asked again soon")
 	}
 }
 
@@ -375,7 +602,7 @@ func FuzzRequest(f *testing.F) {
 		if again := append(q.Append(nil), data...); !bytes.Equal(again, b) {
 			t.Fatalf("%x becomes %x", b, again)
 		}
-		j, err := OpenJournal(make([]byte, JournalSize))
+		j, err := OpenJournal(make([]byte, JournalSize), ByKernel)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -406,8 +633,8 @@ func FuzzAnswer(f *testing.F) {
 			t.Fatalf("%x becomes %x", b, again)
 		}
 		r := NewRequester(Peer{Largest: 1088})
-		r.Add(Request{Kind: wire.RemotePut, Length: 1}, []byte{1})
-		r.Add(Request{Kind: wire.RemoteAdd, Length: 8}, make([]byte, 8))
+		r.Add(Request{Kind: wire.RemotePut, Length: 1}, []byte{1}, true)
+		r.Add(Request{Kind: wire.RemoteAdd, Length: 8}, make([]byte, 8), true)
 		r.Emit(0)
 		seen := make(map[uint64]bool)
 		for range 2 {

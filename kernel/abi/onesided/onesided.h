@@ -16,6 +16,11 @@
 #define ONESIDED_LEAST_TIMEOUT 2000000
 #define ONESIDED_MOST_TIMEOUT 250000000
 #define ONESIDED_MOST_TRAIN 60000
+#define ONESIDED_PATIENCE 200000
+#define ONESIDED_LEAST_PAUSE 250000
+#define ONESIDED_MOST_PAUSE 128000000
+
+#define ONESIDED_BY_RANK 2 /* the server of a journal that is the rank of the window */
 
 struct onesided_request {
 	uint16_t magic;
@@ -45,6 +50,15 @@ struct onesided_answer {
 	uint64_t done;
 	uint64_t no_window;
 	uint64_t outside;
+};
+
+struct onesided_journal {
+	uint64_t server;
+	uint64_t done;
+	uint64_t intent;
+	uint64_t no_window;
+	uint64_t outside;
+	uint64_t results[ONESIDED_OUTSTANDING];
 };
 
 #endif

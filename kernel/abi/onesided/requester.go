@@ -13,9 +13,13 @@ const (
 	leastTimeout = 2 * time.Millisecond
 	mostTimeout  = 250 * time.Millisecond
 	mostTrain    = 60000 // bytes of a train
+
+	patience   = 200 * time.Microsecond // that a rank has to answer before its node kernel is asked
+	leastPause = 250 * time.Microsecond // until a rank that has not answered is asked again
+	mostPause  = 128 * time.Millisecond
 )
 
-// Peer is the node kernel of a window's rank, as datagrams to it name it.
+// Peer is a window's rank, as datagrams to it and to its node kernel name it.
 type Peer struct {
 	Pair
 	Key     uint64 // of the end of the window's rank
@@ -45,12 +49,17 @@ type Requester struct {
 	next     uint64 // number of the next request
 	sent     uint64 // the requests before were sent
 	reach    uint64 // the requests before were sent at least once
+	alone    uint64 // number after the last request that was added without polled
 	gets     int    // that are not answered
 	window   int    // the most requests on their way
 	timeouts int    // since the last progress
 	back     uint64 // first when requests were sent again because of a gap
 	deadline time.Duration
 	trip     trip.Estimate
+
+	kernel bool          // requests go to the node kernel
+	again  time.Duration // then the rank is asked again
+	pause  time.Duration // the last one until then; 0: the rank has answered since
 }
 
 // NewRequester returns the requester of a new pair of mirrored channels.
@@ -78,8 +87,9 @@ func (r *Requester) Room(kind wire.RemoteKind) bool {
 }
 
 // Add adds a request, and returns its number. There must be room for it. It uses Kind, Window,
-// Length and Offset of q. The data, of at most Piece bytes, are copied.
-func (r *Requester) Add(q Request, data []byte) (number uint64) {
+// Length and Offset of q. The data, of at most Piece bytes, are copied. If polled is set, the rank
+// polls until the request is answered, or it has no effect.
+func (r *Requester) Add(q Request, data []byte, polled bool) (number uint64) {
 	if r.buffer == nil {
 		r.buffer = make([]byte, Outstanding*Most)
 	}
@@ -95,17 +105,26 @@ func (r *Requester) Add(q Request, data []byte) (number uint64) {
 		s.length = 8
 	}
 	r.slots[at] = s
-	r.next++
+	if r.next++; !polled {
+		r.alone = r.next
+	}
 	return q.Number
 }
+
+// ToKernel reports whether the datagrams that Emit has returned go to the node kernel, and not to
+// the rank.
+func (r *Requester) ToKernel() bool { return r.kernel }
 
 // Emit returns the datagrams that are due: of one length, but the last may be shorter. They are
 // valid until the next call of Add or Emit.
 func (r *Requester) Emit(now time.Duration) [][]byte {
 	r.look(now)
 	r.train = r.train[:0]
-	size, all := 0, 0
-	for ; r.sent < r.next && r.sent-r.first < uint64(r.window); r.sent++ {
+	size, all, window := 0, 0, uint64(r.window)
+	if !r.kernel && r.pause > 0 {
+		window = 1 // what a rank that computes gets is in the way of messages
+	}
+	for ; r.sent < r.next && r.sent-r.first < window; r.sent++ {
 		s := &r.slots[r.sent%Outstanding]
 		if s.answered {
 			continue
@@ -129,15 +148,30 @@ func (r *Requester) Emit(now time.Duration) [][]byte {
 	return r.train
 }
 
-// look handles a time-out.
+// look decides which server to ask, and handles a time-out. A request that was added without
+// polled goes to the node kernel, which needs neither rank.
 func (r *Requester) look(now time.Duration) {
-	if r.deadline == 0 || now < r.deadline {
-		return
+	switch {
+	case r.first == r.sent:
+		r.kernel = r.alone > r.first || r.kernel && now < r.again
+	case !r.kernel && r.alone > r.first:
+		r.kernel = true
+		r.repeat(now)
+	case r.deadline == 0 || now < r.deadline:
+	case r.kernel:
+		r.timeouts++
+		r.window = max(r.window/2, 1)
+		r.repeat(now)
+	default: // the rank computes, or sleeps
+		r.kernel = true
+		r.pause = min(max(2*r.pause, leastPause), mostPause)
+		r.again = now + r.pause
+		r.repeat(now)
 	}
-	r.timeouts++
-	r.window = max(r.window/2, 1)
-	r.sent, r.deadline = r.first, now+r.timeout()
 }
+
+// repeat sends all that is not answered again.
+func (r *Requester) repeat(now time.Duration) { r.sent, r.deadline = r.first, now+r.timeout() }
 
 // Due returns when Emit must be called if nothing arrives before; 0: never.
 func (r *Requester) Due() time.Duration { return r.deadline }
@@ -189,6 +223,9 @@ func (r *Requester) finish(s *slot, now time.Duration) {
 // progress notes that the first request was answered.
 func (r *Requester) progress(now time.Duration) {
 	r.timeouts, r.deadline = 0, 0
+	if !r.kernel {
+		r.pause = 0
+	}
 	if r.first < r.sent {
 		r.deadline = now + r.timeout()
 	}
@@ -198,4 +235,9 @@ func (r *Requester) progress(now time.Duration) {
 var bounds = trip.Bounds{First: firstTimeout, Least: leastTimeout, Most: mostTimeout}
 
 // timeout is the retransmission time-out.
-func (r *Requester) timeout() time.Duration { return r.trip.Timeout(bounds, r.timeouts) }
+func (r *Requester) timeout() time.Duration {
+	if !r.kernel {
+		return patience
+	}
+	return r.trip.Timeout(bounds, r.timeouts)
+}

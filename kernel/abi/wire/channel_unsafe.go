@@ -40,6 +40,7 @@ const (
 	// Of a mirrored channel, where the consumer is.
 	offArrived      = 384 // u64: position up to which the ring has arrived
 	offAcknowledged = 448 // u64: position up to which the other end was sent that
+	offJournal      = 1024
 )
 
 const channelMask = ChannelRing - 1
@@ -94,6 +95,11 @@ func (c *Channel) Arrived() *atomic.Uint64 { return c.word(offArrived) }
 // Acknowledged is, at the end of a mirrored channel with the consumer, the position of Arrived that
 // the other end was sent last. The rank or the node kernel writes it.
 func (c *Channel) Acknowledged() *atomic.Uint64 { return c.word(offAcknowledged) }
+
+// Journal is, at the end of a mirrored channel with the consumer, the memory for the journal of the
+// producer's requests about the consumer's windows (package onesided). The rank and the node kernel
+// write it.
+func (c *Channel) Journal() []byte { return c.mem[offJournal:channelData:channelData] }
 
 // Settled is the position of the send ring of a mirrored channel's producer before which all
 // messages to its consumer are settled. The node kernel writes it.

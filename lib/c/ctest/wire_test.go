@@ -40,7 +40,7 @@ var same = map[string]string{
 	"PathDirect": "WIRE_DIRECT", "PathYield": "WIRE_YIELD", "PathSpin": "WIRE_SPIN", "PathMeet": "WIRE_MEET", "PathStrewn": "WIRE_STREWN",
 	"offClosed": "WIRE_CHANNEL_CLOSED", "offShared": "WIRE_CHANNEL_SHARED", "offCount": "WIRE_CHANNEL_COUNT", "offTaken": "WIRE_CHANNEL_TAKEN", "offBlocked": "WIRE_CHANNEL_BLOCKED",
 	"offBehind": "WIRE_CHANNEL_SETTLED", "offPosition": "WIRE_CHANNEL_POSITION", "offAcked": "WIRE_CHANNEL_ACKED", "offArrived": "WIRE_CHANNEL_ARRIVED",
-	"offAcknowledged": "WIRE_CHANNEL_ACKNOWLEDGED", "ChannelSize": "WIRE_CHANNEL_SIZE", "ChannelEnded": "WIRE_CHANNEL_ENDED", "mirrorValue": "WIRE_MIRROR",
+	"offAcknowledged": "WIRE_CHANNEL_ACKNOWLEDGED", "offJournal": "WIRE_CHANNEL_JOURNAL", "ChannelSize": "WIRE_CHANNEL_SIZE", "ChannelEnded": "WIRE_CHANNEL_ENDED", "mirrorValue": "WIRE_MIRROR",
 	"channelData": "WIRE_CHANNEL_DATA", "ChannelRing": "WIRE_CHANNEL_RING", "ChannelHeader": "WIRE_CHANNEL_HEADER",
 	"markMask": "WIRE_MARK_MASK", "markValid": "WIRE_MARK_VALID",
 	"boardRank": "WIRE_BOARD_RANK", "offBarrier": "WIRE_BOARD_BARRIER", "offOutcome": "WIRE_BOARD_OUTCOME", "offAsleep": "WIRE_BOARD_ASLEEP",
