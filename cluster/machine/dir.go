@@ -40,6 +40,9 @@ func (d Dir) ConsoleLog(node id.Node) string {
 	return d.file("log", fmt.Sprintf("node%d.console", node))
 }
 
+// PreviousConsole is where the console of a metal node's boot before this one is kept.
+func (d Dir) PreviousConsole(node id.Node) string { return d.ConsoleLog(node) + ".previous" }
+
 // Log is where the holder or serve keeps its log.
 func (d Dir) Log(who string) string { return d.file("log", who+".log") }
 

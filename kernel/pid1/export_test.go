@@ -11,3 +11,15 @@ var CheckInitial = checkInitial
 
 // TakeConfig copies a node's configuration from a folder of items into a root.
 var TakeConfig = takeConfig
+
+// CopyLines enters lines into a log.
+var CopyLines = copyLines
+
+// MaxLogLine is where they are cut, in bytes.
+const MaxLogLine = maxLogLine
+
+// ConsoleWords is the parameter of netconsole.
+var ConsoleWords = consoleWords
+
+// Listed finds a module in a load order.
+var Listed = listed

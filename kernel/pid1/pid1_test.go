@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -47,11 +49,20 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// ready is a node that needs no getting ready.
-type ready struct{ err error }
+// ready is a node that needs no getting ready. Its Linux has a file for its log, unless that has no
+// name.
+type ready struct {
+	err error
+	log string
+}
 
 func (r ready) SetUp(func(string, ...any)) (node.Config, error) {
 	return node.Config{Machine: "test", Node: 3}, r.err
+}
+
+func (r ready) Log() *os.File {
+	f, _ := os.OpenFile(r.log, os.O_WRONLY|os.O_APPEND, 0)
+	return f
 }
 
 func (ready) Off() {
@@ -68,6 +79,8 @@ func first(args []string) error {
 	switch args[0] {
 	case "no node":
 		return pid1.Main(ready{err: errors.New("there is no node")}, []string{"/none"})
+	case "logged":
+		return pid1.Main(ready{log: args[1]}, []string{"/proc/self/exe", "kernel", "restart"})
 	case "no kernel":
 		return pid1.Main(ready{}, []string{"/none"})
 	}
@@ -300,6 +313,43 @@ func TestRestart(t *testing.T) {
 		"margay: the node kernel was killed by SIGKILL; starting it again in 100ms\n", "kept 2\n",
 		"margay: the node kernel ended with status 0; starting it again in 200ms\n", "kept 3\n",
 		"margay: the node goes off\n", "off\n")
+}
+
+// Where the lines of PID 1 and the node kernels go into Linux's log, each is a record there, and
+// nothing is on the console.
+func TestLogged(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if said := play(t, nil, "pid1", "logged", path).end(0); said != "off\n" {
+		t.Errorf("on the console: %s", said)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	contains(t, string(text), "<3>margay: node3 of machine test is up, starting the node kernel", "<3>slack 1000000<3>kept 0", "<3>margay: the node kernel ended with status 3",
+		"<3>kept 3", "<3>margay: the node goes off")
+}
+
+// records takes one record with each write.
+type records []string
+
+func (r *records) Write(p []byte) (int, error) {
+	*r = append(*r, string(p))
+	return len(p), nil
+}
+
+// Linux takes records of a bounded length, and no empty ones.
+func TestLogLines(t *testing.T) {
+	long := strings.Repeat("x", 2*pid1.MaxLogLine+1)
+	var got records
+	pid1.CopyLines(&got, strings.NewReader("a\n\nb\n"+long+"\nend"))
+	want := records{"<3>a", "<3>b", "<3>" + long[:pid1.MaxLogLine], "<3>" + long[:pid1.MaxLogLine], "<3>x", "<3>end"}
+	if !slices.Equal(got, want) {
+		t.Errorf("records %q", got)
+	}
 }
 
 func TestHeir(t *testing.T) {

@@ -16,16 +16,23 @@ import (
 )
 
 func (a commands) consoleCommand() *cobra.Command {
-	var follow bool
+	var follow, previous bool
 	c := &cobra.Command{
-		Use:     "console NODE",
-		Short:   "Show the console of a node",
-		Example: "  margay machine console 2 --follow",
+		Use:   "console NODE",
+		Short: "Show the console of a node",
+		Long: `Show the console of a node: of a virtual node its serial port, of a metal node what its Linux sends over the network since it has got
+its configuration, and of a hosted node what its programs write.
+
+With --previous it is the console of the last boot before this one of a metal node, with what its Linux has written in the end.`,
+		Example: "  margay machine console 2 --follow\n  margay machine console 2 --previous | tail -40",
 		Args:    command.Arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			node, err := nodeset.ParseNode(args[0])
 			if err != nil {
 				return err
+			}
+			if follow && previous {
+				return errors.New("--previous is of a boot that has ended: it cannot be followed")
 			}
 			d, err := a.Dir()
 			if err != nil {
@@ -34,9 +41,13 @@ func (a commands) consoleCommand() *cobra.Command {
 			if _, err := d.ReadSpec(); err != nil {
 				return err
 			}
-			f, err := os.Open(d.ConsoleLog(id.Node(node)))
+			path, none := d.ConsoleLog(id.Node(node)), fmt.Errorf("machine %s has no node %d, or it has not been started", a.Machine, node)
+			if previous {
+				path, none = d.PreviousConsole(id.Node(node)), fmt.Errorf("machine %s keeps nothing of an earlier boot of node%d: only metal nodes that have booted twice have that", a.Machine, node)
+			}
+			f, err := os.Open(path)
 			if errors.Is(err, os.ErrNotExist) {
-				return fmt.Errorf("machine %s has no node %d, or it has not been started", a.Machine, node)
+				return none
 			}
 			if err != nil {
 				return err
@@ -45,6 +56,7 @@ func (a commands) consoleCommand() *cobra.Command {
 		},
 	}
 	followFlag(c, &follow)
+	c.Flags().BoolVar(&previous, "previous", false, "show what is kept of the boot before this one")
 	return c
 }
 
