@@ -53,8 +53,7 @@ var cards = []string{
 
 // MetalModules returns the modules for a node that is a machine of its own: what the networks of
 // jobs need, what sends its console over the network and, as drivers, modules for the devices of
-// virtual machines, for network cards, and for what firmware keeps of a panic. A node does not use
-// disks, so it has no driver of one.
+// virtual machines and for network cards. A node does not use disks, so it has no driver of one.
 func MetalModules() []Module {
 	var all []Module
 	for _, m := range DefaultModules() {
@@ -62,7 +61,7 @@ func MetalModules() []Module {
 		all = append(all, m)
 	}
 	all = append(all, Module{Name: node.ConsoleModule, Optional: true})
-	for _, name := range append([]string{"efi_pstore"}, cards...) {
+	for _, name := range cards {
 		all = append(all, Module{Name: name, Optional: true, Driver: true})
 	}
 	return all
