@@ -3,8 +3,8 @@
 //
 // Plan says which address a node has. Cards knows the network cards of nodes, and of guests: other
 // machines that have asked for an address, and wait until they are made nodes. Console decides what
-// is kept of the console of a node. They are without input and output. Wire is the boot network of a
-// host, and Watch looks for other DHCP servers there.
+// is kept of the console of a node. They are without input and output. Wire is the boot network of
+// a host, and Watch looks for other DHCP servers there.
 package metal
 
 import (

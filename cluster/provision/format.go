@@ -134,9 +134,9 @@ func WriteDisk(unified, path string) (Bootable, error) {
 	return b, nil
 }
 
-// ScreenToo are the words of the kernel command line by which a screen shows the console if there
-// is no serial port, and all consoles show the lines of PID 1 and the node kernel, which come by way
-// of Linux's log then.
+// ScreenToo are the words of the kernel command line by which a screen shows the console where no
+// serial port does, and by which all consoles show the lines of PID 1 and the node kernel: these
+// come by way of Linux's log then.
 const ScreenToo = "console=tty0 printk.devkmsg=on"
 
 // programs are the names of the program that firmware starts from a disk without a boot entry (UEFI

@@ -37,7 +37,8 @@ func open() (*os.File, error) {
 }
 
 // Follow reports the records of Linux itself of level Warning and more urgent ones, from the boot
-// on, until ctx ends. It returns at once where the kernel's log cannot be read, which is so on hosted nodes.
+// on, until ctx ends. It returns at once where the kernel's log cannot be read, which is so on
+// hosted nodes.
 func Follow(ctx context.Context, report func(level Level, text string)) error {
 	f, err := open()
 	if err != nil {

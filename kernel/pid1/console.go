@@ -120,8 +120,8 @@ func enter(log io.Writer, line []byte) {
 // sender is the UDP port from which Linux sends its console.
 const sender = 6665
 
-// sendConsole has Linux send its console to the receiver of a configuration, beginning with all
-// that is in its log. The interface is configured.
+// sendConsole loads the module that sends Linux's console to the receiver of a configuration,
+// beginning with all that is in the log. The interface is configured.
 func sendConsole(c node.Config, nic string) error {
 	if c.Console == (node.Console{}) {
 		return nil
@@ -154,7 +154,7 @@ func consoleWords(c node.Config, nic string) (string, error) {
 }
 
 // carrierWait bounds how long a card may take to agree with the switch on a speed. Without a
-// carrier, what is sent is lost.
+// carrier, lines are lost.
 const carrierWait = 5 * time.Second
 
 // awaitCarrier waits until an interface has a carrier, or carrierWait is over.

@@ -69,8 +69,8 @@ func dumpToJobs() error {
 }
 
 // SetUp mounts, loads the image's modules and the drivers that its devices need, withholds from
-// jobs what they are not to have, configures the network, and has Linux send its console there if
-// the machine wants it. It does nothing in a root that is not of a node image.
+// jobs what they are not to have, configures the network, and begins to send the console there if
+// the configuration names a receiver. It does nothing in a root that is not of a node image.
 func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error) {
 	if err := checkInitial("/"); err != nil {
 		return node.Config{}, err
@@ -185,8 +185,8 @@ func (Machine) Mount() error {
 	return nil
 }
 
-// LoadModules loads the modules of the node image but for node.ConsoleModule. It goes on after one that cannot be loaded and
-// returns all errors.
+// LoadModules loads the modules of the node image but for node.ConsoleModule. It goes on after one
+// that cannot be loaded and returns all errors.
 func (Machine) LoadModules() error { return loadModules(node.LoadOrder) }
 
 // LoadDrivers loads those drivers of the node image that a device needs, and logs which it has
@@ -229,8 +229,8 @@ func moveRoot() error {
 	return os.Chdir("/")
 }
 
-// loadModules loads the modules that the file lists but for node.ConsoleModule. It goes on after one that cannot be loaded and
-// returns all errors.
+// loadModules loads the modules that the file lists but for node.ConsoleModule. It goes on after one
+// that cannot be loaded and returns all errors.
 func loadModules(list string) error {
 	f, err := os.Open(list)
 	if errors.Is(err, fs.ErrNotExist) {

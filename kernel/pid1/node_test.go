@@ -315,7 +315,7 @@ func TestDrivers(t *testing.T) {
 	}
 }
 
-// Linux is told where its console goes by the module that the image has for that.
+// The parameter of netconsole names the card, both addresses and the receiver.
 func TestConsoleWords(t *testing.T) {
 	c := config
 	c.Console = node.Console{Address: "10.66.0.1:6666", MAC: "52:54:00:00:00:99"}

@@ -51,8 +51,8 @@ type Node interface {
 	// SetUp mounts and configures, and returns the node's configuration. What it lacks but can live
 	// without it logs.
 	SetUp(log func(format string, args ...any)) (node.Config, error)
-	// Log opens the log of the node's own Linux, if lines for the console belong there; otherwise it
-	// returns nil. It may be able to only after a part of SetUp.
+	// Log opens the log of the node's own Linux, if lines for the console belong there; otherwise
+	// it returns nil. It may be able to only after a part of SetUp.
 	Log() *os.File
 	// Off ends the node. It does not return.
 	Off()

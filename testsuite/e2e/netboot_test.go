@@ -113,9 +113,8 @@ func (m *machine) loadsItsCard(driver string) {
 	}
 }
 
-// panics has the Linux of node0, which is metal and stays as it is then, panic by a key that a QEMU's
-// monitor presses. All of its console must be there: the lines of PID 1 from its start on, those of
-// the node kernel, and the panic, which the log of serve has, too.
+// panics presses the key by which the Linux of node0 panics, in the monitor of its QEMU. The console
+// must have all lines of PID 1 and of the node kernel, and the panic, which serve's log has, too.
 func (m *machine) panics(monitor string) {
 	m.t.Helper()
 	conn, err := net.Dial("unix", monitor)

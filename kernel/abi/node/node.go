@@ -127,7 +127,8 @@ type Config struct {
 	Extensions []Extension `json:"extensions,omitempty"` // the machine's own, in the order of their insertion
 }
 
-// Console is a receiver of consoles (netconsole) on the network of the node. The zero value is none.
+// Console is a receiver of consoles (netconsole) on the network of the node. The zero value is
+// none.
 type Console struct {
 	Address string `json:"address"` // IPv4 address:port
 	MAC     string `json:"mac"`     // of its interface

@@ -56,7 +56,7 @@ With --previous it is the console of the last boot before this one of a metal no
 		},
 	}
 	followFlag(c, &follow)
-	c.Flags().BoolVar(&previous, "previous", false, "show what is kept of the boot before this one")
+	c.Flags().BoolVar(&previous, "previous", false, "show the console of the boot before this one")
 	return c
 }
 
