@@ -16,7 +16,7 @@ func (p *playedMetal) said(address, text string) {
 	p.hears([]byte(text), netip.AddrPortFrom(netip.MustParseAddr(address), 6665))
 }
 
-// kept returns what is in a file; "none": there is no file.
+// kept returns the text of a file; "none": there is no file.
 func kept(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -29,8 +29,8 @@ func kept(t *testing.T, path string) string {
 	return string(text)
 }
 
-// The console of a node is kept from its configuration on, from the address of the node alone, with
-// that of the boot before. A panic is reported.
+// The console of a node is kept from its configuration on, from the address of the node alone, and
+// so is the console of the boot before. A panic is reported.
 func TestMetalConsole(t *testing.T) {
 	p := playMetal(t, nil, metal.Card{Node: 3, MAC: cardOf(1).String()}, metal.Card{Node: 4, MAC: cardOf(2).String()})
 	boots := func() {

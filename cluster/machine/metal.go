@@ -231,8 +231,8 @@ type metalNode struct {
 	probing bool           // it is being found out whether it is still up
 	warned  time.Time      // when a request in its name was logged last
 	ended   chan exit      // gets its end; nil: it does not run
-	console *metal.Console // of the last boot for which it has got its configuration; nil: it has got none
-	log     *console.Log   // what is kept of that console; nil with it
+	console *metal.Console // since it got its configuration last; nil: it has got none
+	log     *console.Log   // the file of that console; nil with it
 
 	switching sync.Mutex   // one action on its power at a time; held before metalNodes.mu
 	driver    power.Driver // nil: it is switched by hand

@@ -18,8 +18,8 @@ const ConsolePort = 6666
 // (MAX_PRINT_CHUNK).
 const MaxConsole = 1500
 
-// What is kept of a console: so much at once, in bytes, which is more than the log of a boot, and
-// so much a second. A serial port is slower.
+// Bounds on the text of a console: so much is kept at once, in bytes, which is more than the log of
+// a boot, and so much a second. A serial port is slower.
 const (
 	consoleBurst = 1 << 20
 	consoleRate  = 64 << 10
@@ -28,10 +28,10 @@ const (
 // maxReason bounds the reason of a panic, in bytes.
 const maxReason = 200
 
-// Console decides what is kept of the console that the Linux of one node sends, in one boot. The
-// datagrams of netconsole have the text of the console in pieces, and nothing else: every station
-// that uses the address of the node can send them, and some may be lost. It is a state machine
-// without input and output, and not safe for concurrent use.
+// Console chooses the text to keep of the console that the Linux of one node sends, in one boot.
+// The datagrams of netconsole have the text of the console in pieces, and nothing else: every
+// station that uses the address of the node can send them, and some may be lost. It is a state
+// machine without input and output, and not safe for concurrent use.
 type Console struct {
 	credit   *rate.Limiter // of bytes
 	lost     int           // bytes since the last ones that were kept

@@ -53,7 +53,7 @@ func TestConsole(t *testing.T) {
 	}
 }
 
-// What comes too fast is dropped and counted, and a panic is reported all the same.
+// Text that comes too fast is dropped and counted, but a panic in it is reported.
 func TestConsoleFlood(t *testing.T) {
 	c, now := NewConsole(), time.Now()
 	line := strings.Repeat("x", 999) + "\n"
@@ -85,8 +85,8 @@ func TestConsoleFlood(t *testing.T) {
 	}
 }
 
-// FuzzConsole: whatever stations send, no more is kept than was sent, with one remark for each
-// datagram, and a reason of a panic is printable and short.
+// FuzzConsole: of any datagram all is kept, with one remark before it, or nothing, and the reason
+// of a panic is printable and short.
 func FuzzConsole(f *testing.F) {
 	f.Add([]byte("[    1.0] Kernel panic - not syncing: x\n"), []byte("[["))
 	f.Add([]byte("[\n]"), []byte{0xff, 0})

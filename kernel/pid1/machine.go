@@ -229,8 +229,8 @@ func moveRoot() error {
 	return os.Chdir("/")
 }
 
-// loadModules loads the modules that the file lists but for node.ConsoleModule. It goes on after one
-// that cannot be loaded and returns all errors.
+// loadModules loads the modules that the file lists but for node.ConsoleModule. It goes on after
+// one that cannot be loaded and returns all errors.
 func loadModules(list string) error {
 	f, err := os.Open(list)
 	if errors.Is(err, fs.ErrNotExist) {

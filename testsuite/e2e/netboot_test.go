@@ -113,8 +113,9 @@ func (m *machine) loadsItsCard(driver string) {
 	}
 }
 
-// panics presses the key by which the Linux of node0 panics, in the monitor of its QEMU. The console
-// must have all lines of PID 1 and of the node kernel, and the panic, which serve's log has, too.
+// panics presses the key by which the Linux of node0 panics, in the monitor of its QEMU. The
+// console must have the lines of PID 1 and of the node kernel, and the panic, which is in serve's
+// log, too.
 func (m *machine) panics(monitor string) {
 	m.t.Helper()
 	conn, err := net.Dial("unix", monitor)
