@@ -12,12 +12,12 @@ import (
 	"margay/qemu/console"
 )
 
-// maxMetalConsole bounds the file with the console of a metal node, in bytes. With the one that it
-// replaces and that of the boot before, there are three at most.
+// maxMetalConsole bounds the file with the console of a metal node, in bytes. With the file that it
+// has replaced and the one of the boot before, there are three at most.
 const maxMetalConsole = 1 << 20
 
-// openConsole begins to keep the console of a boot; that of the boot before becomes the previous
-// one. The caller holds m.mu.
+// openConsole begins to keep the console of a boot; the last one becomes the previous one. The
+// caller holds m.mu.
 func (m *metalNodes) openConsole(number id.Node, n *metalNode) {
 	m.closeConsole(number, n)
 	path := m.dir.ConsoleLog(number)
@@ -60,9 +60,9 @@ func (m *metalNodes) closeConsole(number id.Node, n *metalNode) {
 	n.console, n.log = nil, nil
 }
 
-// hears takes a datagram for the port of consoles. It counts if it comes from the address of a node
-// that has got its configuration: then its Linux may run.
-func (m *metalNodes) hears(datagram []byte, from netip.AddrPort) {
+// received handles a datagram for the port of consoles. It counts if it comes from the address of a
+// node that has got its configuration: then its Linux may run.
+func (m *metalNodes) received(datagram []byte, from netip.AddrPort) {
 	number, known := m.spec.Metal.Plan.Number(from.Addr())
 	if !known {
 		return

@@ -13,7 +13,7 @@ import (
 
 // said plays a datagram for the port of consoles.
 func (p *playedMetal) said(address, text string) {
-	p.hears([]byte(text), netip.AddrPortFrom(netip.MustParseAddr(address), 6665))
+	p.received([]byte(text), netip.AddrPortFrom(netip.MustParseAddr(address), 6665))
 }
 
 // kept returns the text of a file; "none": there is no file.

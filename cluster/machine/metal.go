@@ -285,7 +285,7 @@ func newMetal(s Spec, d Dir, a *trust.Authority, events metalEvents) (m *metalNo
 	m.attends.Go(m.attend)
 	m.running.Go(m.expire)
 	m.running.Go(func() {
-		if err := boot.Receive(m.wire.Consoles, metal.MaxConsole, m.hears, nil); m.ctx.Err() == nil {
+		if err := boot.Receive(m.wire.Consoles, metal.MaxConsole, m.received, nil); m.ctx.Err() == nil {
 			m.events.log("the consoles of nodes are not kept any more: %v", err)
 		}
 	})
