@@ -56,7 +56,7 @@ func (h Hosted) SetUp(log func(format string, args ...any)) (node.Config, error)
 }
 
 // Off ends the node: with its PID 1, the kernel ends every process of the node.
-func (h Hosted) Off() { os.Exit(0) }
+func (h Hosted) Off(func(format string, args ...any)) { os.Exit(0) }
 
 // Log implements Node. The log is of the host.
 func (Hosted) Log() *os.File { return nil }

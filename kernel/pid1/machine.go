@@ -200,11 +200,11 @@ func (Machine) LoadDrivers(log func(format string, args ...any)) error {
 func (Machine) Log() *os.File { return openKernelLog() }
 
 // Off turns the machine off.
-func (Machine) Off() {
+func (Machine) Off(log func(format string, args ...any)) {
 	unix.Sync()
 	for {
 		if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
-			logf("power off: %v", err)
+			log("power off: %v", err)
 		}
 		time.Sleep(time.Second)
 	}

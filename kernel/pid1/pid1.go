@@ -6,8 +6,8 @@
 // with it (package keep), asks for them back with Resync, and may ask for the node to be turned
 // off.
 //
-// Locks: process.mu guards which node kernel is running, output.mu where lines go. Neither is held
-// while the other one is taken.
+// Locks: process.mu guards which node kernel is running, output.mu where lines go, and
+// output.entering is held while lines go into Linux's log. None is held while another one is taken.
 package pid1
 
 import (
@@ -55,7 +55,7 @@ type Node interface {
 	// it returns nil. It may be able to only after a part of SetUp.
 	Log() *os.File
 	// Off ends the node. It does not return.
-	Off()
+	Off(log func(format string, args ...any))
 }
 
 // lastWords bounds the time for reading the link of an ended node kernel. The link ends sooner
@@ -85,12 +85,13 @@ func Main(node Node, program []string) error {
 	}
 	// Nothing may end this process, so nothing here may be chosen to be killed for want of memory.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0)
-	out := newOutput(node)
+	out := &output{node: node}
 	config, err := node.SetUp(out.logf)
 	if err != nil {
-		return err
-	}
-	if err := out.pipe(); err != nil {
+		if out.open() != nil { // the caller writes to the console
+			out.logf("%v", err)
+			out.drain()
+		}
 		return err
 	}
 	out.logf("%s of machine %s is up, starting the node kernel", config.Hostname(), config.Machine)
@@ -98,7 +99,8 @@ func Main(node Node, program []string) error {
 	go reap.All(p.reaped)
 	p.supervise()
 	out.logf("the node goes off")
-	node.Off()
+	out.drain()
+	node.Off(out.logf)
 	return nil
 }
 
@@ -133,11 +135,12 @@ func (p *process) runKernel() (unix.WaitStatus, error) {
 		return 0, err
 	}
 	defer near.Close()
+	lines := p.kernels()
 	p.mu.Lock()
 	err = slack.Start(slack.Daemon, func() (err error) {
 		p.kernel, err = syscall.ForkExec(p.program[0], p.program, &syscall.ProcAttr{
 			Env:   []string{memoryLimit, "GOGC=100", "PATH=/"},
-			Files: []uintptr{0, uintptr(p.kernels), uintptr(p.kernels), far.Fd()},
+			Files: []uintptr{0, lines, lines, far.Fd()},
 			Sys:   &syscall.SysProcAttr{Setsid: true},
 		})
 		return err

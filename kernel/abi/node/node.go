@@ -50,6 +50,9 @@ const LoadOrder = "/lib/modules/load-order"
 // is loaded when the network is configured, and only where there is a receiver (Config.Console).
 const ConsoleModule = "netconsole"
 
+// ConsoleSender is the UDP port from which Linux sends a node's console over the network.
+const ConsoleSender = 6665
+
 // JobInit is the path of the job init on a node (tools/jobinit). A node image contains it; a hosted
 // node sees a file of its host there. Linux names each process after its last element.
 const JobInit = "/sbin/margay-jobinit"
