@@ -324,6 +324,9 @@ func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, err
 
 // startNode starts a node and returns a channel that gets its end; nil with an error.
 func (h *holder) startNode(n *heldNode) (<-chan exit, error) {
+	h.mu.Lock()
+	n.panic = nil // before the console of this start can say anything
+	h.mu.Unlock()
 	pid, ended, err := h.substrate.start(n.number, n.term)
 	if errors.Is(err, errAsleep) {
 		h.nodeAsleep(n)
@@ -341,7 +344,6 @@ func (h *holder) startNode(n *heldNode) (<-chan exit, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n.life.start()
-	n.panic = nil
 	n.boot, n.stage, n.exit = &control.NodeBoot{Node: uint32(n.number), Pid: int64(pid), Boots: n.life.boots}, nil, nil
 	h.tell(n, n.boot)
 	return ended, nil
@@ -676,7 +678,7 @@ func (h *holder) nodeUp(m *control.NodeUp) {
 	if n := h.nodes[id.Node(m.Node)]; n != nil {
 		h.risen = true
 		n.life.registered()
-		n.stage = nil
+		n.stage, n.panic = nil, nil // a node that has panicked does not register
 	}
 }
 
