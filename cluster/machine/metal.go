@@ -175,8 +175,8 @@ func readCards(path string) (all []metal.Card, err error) {
 	return all, nil
 }
 
-// metalEvents are the callbacks of a metal substrate. They are called without its lock, and by
-// goroutines of their own.
+// metalEvents are the callbacks of a metal substrate. They are called by goroutines of their own, and
+// without its lock, but for log, which is called with it as well and must not wait for it.
 type metalEvents struct {
 	stage    func(id.Node, boot.Status)
 	woke     func(id.Node)                       // a node that was waited for has begun to boot
@@ -231,7 +231,7 @@ type metalNode struct {
 	probing bool           // it is being found out whether it is still up
 	warned  time.Time      // when a request in its name was logged last
 	ended   chan exit      // gets its end; nil: it does not run
-	console *metal.Console // since it got its configuration last; nil: it has got none
+	console *metal.Console // since it got its configuration; nil: it has got none since its start
 	log     *console.Log   // the file of that console; nil with it
 
 	switching sync.Mutex   // one action on its power at a time; held before metalNodes.mu
@@ -496,6 +496,7 @@ func (m *metalNodes) start(number id.Node, term uint32) (int, <-chan exit, error
 	if err := m.boot.services.Settle(boot.Host{Node: number, MAC: mac, Address: address.Addr()}); err != nil {
 		return 0, nil, err
 	}
+	m.endConsole(number, n)
 	n.phase, n.ended = booting, make(chan exit, 1)
 	if ended := n.ended; !n.began {
 		m.running.Go(func() { m.switchOn(number, n, ended) })
@@ -623,7 +624,7 @@ func (m *metalNodes) remove(number id.Node) {
 			m.left[mac] = departed{number, time.Now()}
 		}
 	}
-	m.closeConsole(number, m.node(number))
+	m.removeConsole(number, m.node(number))
 	m.cards.Leave(number)
 	delete(m.nodes, number)
 	if err := writeCards(m.spec.Metal.Cards, m.cards.List()); err != nil {

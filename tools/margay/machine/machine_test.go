@@ -52,7 +52,7 @@ func TestPreviousConsole(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"node1.console": "now\n", "node1.console.previous": "then\n", "node2.console": "now\n"} {
+	for name, text := range map[string]string{"node1.console": "now\n", "node1.console.previous": "then\n", "node2.console": "now\n", "node3.console.previous.old": "the beginning\n", "node3.console.previous": "the end\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -65,6 +65,8 @@ func TestPreviousConsole(t *testing.T) {
 		{[]string{"1"}, 0, "now\n", ""},
 		{[]string{"1", "--previous"}, 0, "then\n", ""},
 		{[]string{"2", "--previous"}, 125, "", "margay: machine m keeps nothing of an earlier boot of node2: only metal nodes that have booted twice have that\n"},
+		{[]string{"3", "--previous"}, 0, "the beginning\nthe end\n", ""},
+		{[]string{"3"}, 125, "", "margay: machine m has no node 3, or its console shows nothing yet\n"},
 		{[]string{"1", "--previous", "--follow"}, 125, "", "margay: --previous is of a boot that has ended: it cannot be followed\n"},
 	} {
 		var stdout, stderr bytes.Buffer
