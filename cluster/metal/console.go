@@ -28,30 +28,40 @@ const (
 // maxReason bounds the reason of a panic, in bytes.
 const maxReason = 200
 
+// Bounds on the reports of panics: so many at once, and then one in so much time. A panic that any
+// station can send, or that Linux survives, must not silence a real one.
+const (
+	reasonBurst = 4
+	reasonPause = time.Minute
+)
+
 // Console chooses the text to keep of the console that the Linux of one node sends, in one boot.
 // The datagrams of netconsole have the text of the console in pieces, and nothing else: every
 // station that uses the address of the node can send them, and some may be lost. It is a state
 // machine without input and output, and not safe for concurrent use.
 type Console struct {
-	credit   *rate.Limiter // of bytes
-	lost     int           // bytes since the last ones that were kept
-	inLine   bool          // the last ones have not ended their line
-	panicked bool
+	credit  *rate.Limiter // of bytes
+	lost    int           // bytes since the last ones that were kept
+	inLine  bool          // the last ones that were kept have not ended their line
+	within  bool          // the last datagram has not ended its line
+	reports *rate.Limiter // of panics
+	reason  string        // of the panic that was reported last; empty: none
 }
 
 // NewConsole returns the console of a boot that begins.
-func NewConsole() *Console { return &Console{credit: rate.NewLimiter(consoleRate, consoleBurst)} }
+func NewConsole() *Console {
+	return &Console{credit: rate.NewLimiter(consoleRate, consoleBurst), reports: rate.NewLimiter(rate.Every(reasonPause), reasonBurst)}
+}
 
-// Take takes a datagram and returns the text to keep, which is not printable yet. Once in a boot it
-// returns the reason why Linux has panicked, which is.
+// Take takes a datagram and returns the text to keep, which is not printable yet. If it says that
+// Linux has panicked, and for another reason than the one returned last, Take returns the reason,
+// which is printable.
 func (c *Console) Take(now time.Time, datagram []byte) (text []byte, reason string) {
 	if len(datagram) == 0 {
 		return nil, ""
 	}
-	if !c.panicked {
-		reason = panicReason(string(datagram))
-		c.panicked = reason != ""
-	}
+	reason = c.report(now, datagram)
+	c.within = datagram[len(datagram)-1] != '\n'
 	if !c.credit.AllowN(now, len(datagram)) {
 		c.lost += len(datagram)
 		return nil, reason
@@ -63,8 +73,23 @@ func (c *Console) Take(now time.Time, datagram []byte) (text []byte, reason stri
 		text = fmt.Appendf(text, "-- missing: %d bytes of the console, which came too fast --\n", c.lost)
 		c.lost = 0
 	}
-	c.inLine = datagram[len(datagram)-1] != '\n'
+	c.inLine = c.within
 	return append(text, datagram...), reason
+}
+
+// report returns the reason of the panic that a datagram reports, if it is to be reported. The
+// datagram may begin within a line, where a program of a user may have written what looks like one.
+func (c *Console) report(now time.Time, datagram []byte) string {
+	text := string(datagram)
+	if c.within {
+		_, text, _ = strings.Cut(text, "\n")
+	}
+	reason := panicReason(text)
+	if reason == "" || reason == c.reason || !c.reports.AllowN(now, 1) {
+		return ""
+	}
+	c.reason = reason
+	return reason
 }
 
 // panicReason returns the reason of the panic that a piece of a console reports, as something

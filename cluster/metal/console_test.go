@@ -28,12 +28,16 @@ func TestConsole(t *testing.T) {
 		want      string // empty: all of it
 		reasons   string
 	}{
-		"nothing":     {[]string{"", ""}, "", ""},
-		"lines":       {[]string{"[    0.1] a\n", "[    0.2] b\n"}, "", ""},
-		"a cut line":  {[]string{"[    0.1] aaa", "bbb\n"}, "", ""},
-		"a panic":     {[]string{"[   12.3] BUG: x\n", panicked, "[   12.4] CPU: 0\n"}, "", "Attempted to kill init! exitcode=0x0000000b"},
-		"twice":       {[]string{panicked, panicked}, "", "Attempted to kill init! exitcode=0x0000000b"},
-		"with caller": {[]string{"[   12.3][  T123] Kernel panic - not syncing: VFS\n"}, "", "VFS"},
+		"nothing":    {[]string{"", ""}, "", ""},
+		"lines":      {[]string{"[    0.1] a\n", "[    0.2] b\n"}, "", ""},
+		"a cut line": {[]string{"[    0.1] aaa", "bbb\n"}, "", ""},
+		"a panic":    {[]string{"[   12.3] BUG: x\n", panicked, "[   12.4] CPU: 0\n"}, "", "Attempted to kill init! exitcode=0x0000000b"},
+		"twice":      {[]string{panicked, panicked}, "", "Attempted to kill init! exitcode=0x0000000b"},
+		"another":    {[]string{panicked, "[   13.1] Kernel panic - not syncing: VFS\n", panicked}, "", "Attempted to kill init! exitcode=0x0000000b|VFS|Attempted to kill init! exitcode=0x0000000b"},
+		"in the middle of a line": {[]string{"[    1.0] task says ", "[    1.0] Kernel panic - not syncing: x\n", panicked}, "",
+			"Attempted to kill init! exitcode=0x0000000b"},
+		"after the middle of a line": {[]string{"[    1.0] task", " says\n" + panicked}, "", "Attempted to kill init! exitcode=0x0000000b"},
+		"with caller":                {[]string{"[   12.3][  T123] Kernel panic - not syncing: VFS\n"}, "", "VFS"},
 		"in the middle of a datagram": {[]string{"[    1.0] x\n" + panicked + "[    1.1] y\n"}, "",
 			"Attempted to kill init! exitcode=0x0000000b"},
 		"controls":       {[]string{"[    1.0] Kernel panic - not syncing: \x1b[2J\xff\n"}, "", "?[2J?"},
@@ -82,6 +86,25 @@ func TestConsoleFlood(t *testing.T) {
 	}
 	if text, _ := c.took(now.Add(time.Minute), "\n"); !strings.HasPrefix(text, "-- missing: ") {
 		t.Errorf("after whole lines: %.100q", text)
+	}
+}
+
+// Few panics are reported at once, and later one a minute, so that a forged one does not hide the
+// real one.
+func TestConsolePanics(t *testing.T) {
+	c, now := NewConsole(), time.Now()
+	reports := func(at time.Time, n int) (reported int) {
+		for i := range n {
+			_, reasons := c.took(at, fmt.Sprintf("[    1.0] Kernel panic - not syncing: %v %d\n", at, i))
+			reported += len(reasons)
+		}
+		return reported
+	}
+	if n := reports(now, 10*reasonBurst); n != reasonBurst {
+		t.Errorf("%d are reported at once", n)
+	}
+	if n := reports(now.Add(reasonPause), 10); n != 1 {
+		t.Errorf("%d are reported a pause later", n)
 	}
 }
 

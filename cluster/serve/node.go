@@ -737,10 +737,14 @@ func (s *Server) nodePanic(m *control.NodePanic) {
 	if n == nil {
 		return
 	}
+	last := n.panic()
 	n.panicked = m.Reason
 	n.deeds.Printf("node%d: its console says that its Linux has panicked: %s", n.number, m.Reason)
 	if n.health == control.NodeHealth_NODE_LATE || n.health == control.NodeHealth_NODE_BOOTING {
-		n.reason = cmp.Or(n.reason, "it has not registered yet") + n.panic()
+		// The holder repeats the report when it connects again, and may have a new one.
+		if reason := strings.TrimSuffix(n.reason, last); !strings.HasSuffix(reason, n.panic()) {
+			n.reason = cmp.Or(reason, "it has not registered yet") + n.panic()
+		}
 	}
 }
 

@@ -467,6 +467,15 @@ func TestPanic(t *testing.T) {
 				t.Errorf("node%d is %v", number, state)
 			}
 		}
+		// The holder connects again, and reports another panic.
+		forged := func(reason string) { h.tell(&control.NodePanic{Node: 0, Reason: reason}) }
+		h.tell(&control.NodeBoot{Node: 0, Boots: 2})
+		forged("no\u009binit")
+		forged("VFS")
+		forged("VFS")
+		if state := c.node(0); state.Reason != "it has not registered yet; its console says that its Linux has panicked: VFS" {
+			t.Errorf("node0 is %v", state)
+		}
 		m.played[1].conn.Close()
 		time.Sleep(time.Minute)
 		if state := c.node(1); state.Health != control.NodeHealth_NODE_DEAD || !strings.HasPrefix(state.Reason, "it has been silent for ") || !strings.HasSuffix(state.Reason, strings.ReplaceAll(says, "\u009b", "?")) {
