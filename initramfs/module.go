@@ -52,14 +52,15 @@ var cards = []string{
 }
 
 // MetalModules returns the modules for a node that is a machine of its own: what the networks of
-// jobs need and, as drivers, modules for the devices of virtual machines and for network cards. A
-// node does not use disks, so it has no driver of one.
+// jobs need, what sends its console over the network and, as drivers, modules for the devices of
+// virtual machines and for network cards. A node does not use disks, so it has no driver of one.
 func MetalModules() []Module {
 	var all []Module
 	for _, m := range DefaultModules() {
 		m.Driver = slices.Contains(virtualDrivers, m.Name)
 		all = append(all, m)
 	}
+	all = append(all, Module{Name: node.ConsoleModule, Optional: true})
 	for _, name := range cards {
 		all = append(all, Module{Name: name, Optional: true, Driver: true})
 	}

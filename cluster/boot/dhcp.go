@@ -40,7 +40,7 @@ const (
 
 // serveDHCP answers until the connection is closed.
 func (s *Services) serveDHCP(conn net.PacketConn) error {
-	return receive(conn, maxDatagram, func(datagram []byte, _ netip.AddrPort) {
+	return Receive(conn, maxDatagram, func(datagram []byte, _ netip.AddrPort) {
 		if answer, to := s.answer(time.Now(), datagram, false); answer != nil {
 			s.write(conn, answer, to)
 		}
@@ -50,7 +50,7 @@ func (s *Services) serveDHCP(conn net.PacketConn) error {
 // servePXE answers clients that have an address, and ask a proxy for the rest, until the connection
 // is closed.
 func (s *Services) servePXE(conn net.PacketConn) error {
-	return receive(conn, maxDatagram, func(datagram []byte, from netip.AddrPort) {
+	return Receive(conn, maxDatagram, func(datagram []byte, from netip.AddrPort) {
 		if answer, _ := s.answer(time.Now(), datagram, true); answer != nil {
 			s.write(conn, answer, net.UDPAddrFromAddrPort(from))
 		}

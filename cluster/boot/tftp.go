@@ -30,7 +30,7 @@ func (s *Services) serveTFTP(conn net.PacketConn) error {
 		}
 		_ = conn.SetReadDeadline(next) // fails only on a connection that is closed, which the next read notices
 	}
-	return receive(conn, tftp.MaxDatagram+1, func(datagram []byte, from netip.AddrPort) {
+	return Receive(conn, tftp.MaxDatagram+1, func(datagram []byte, from netip.AddrPort) {
 		defer tick() // a flood would put it off
 		if _, known := s.host(from.Addr()); !known {
 			s.log.Printf("boot: TFTP: %v is not a node", from)
@@ -62,9 +62,9 @@ func (s *Services) send(conn net.PacketConn, a tftp.Answer) {
 	}
 }
 
-// receive gives datagrams of at most so many bytes to take until the connection is closed, and
+// Receive gives datagrams of at most so many bytes to take until the connection is closed, and
 // calls late, if there is one, when its deadline is over.
-func receive(conn net.PacketConn, most int, take func(datagram []byte, from netip.AddrPort), late func()) error {
+func Receive(conn net.PacketConn, most int, take func(datagram []byte, from netip.AddrPort), late func()) error {
 	buf := make([]byte, most)
 	for failed := 0; ; {
 		n, from, err := conn.ReadFrom(buf)

@@ -146,6 +146,8 @@ func frameOf(body proto.Message) *Frame {
 		return &Frame{Body: &Frame_NodeUp{m}}
 	case *NodeStage:
 		return &Frame{Body: &Frame_NodeStage{m}}
+	case *NodePanic:
+		return &Frame{Body: &Frame_NodePanic{m}}
 	case *RebootNode:
 		return &Frame{Body: &Frame_RebootNode{m}}
 	case *RestartKernel:
@@ -359,6 +361,8 @@ func (f *Frame) body() (protowire.Number, coded) {
 		return 92, b.NodeUp
 	case *Frame_NodeStage:
 		return 93, b.NodeStage
+	case *Frame_NodePanic:
+		return 98, b.NodePanic
 	case *Frame_RebootNode:
 		return 94, b.RebootNode
 	case *Frame_RestartKernel:
@@ -572,6 +576,8 @@ func emptyBody(field protowire.Number) coded {
 		return new(NodeUp)
 	case 93:
 		return new(NodeStage)
+	case 98:
+		return new(NodePanic)
 	case 94:
 		return new(RebootNode)
 	case 95:
@@ -6355,6 +6361,40 @@ func (m *NodeStage) parse(p *parser) {
 }
 
 func (m *NodeStage) String() string { return text(m) }
+
+func (m *NodePanic) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeText(2, m.Reason)
+	return n + len(m.unknownFields)
+}
+
+func (m *NodePanic) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeText(e, 2, m.Reason)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *NodePanic) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseText(p, &m.Reason)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *NodePanic) String() string { return text(m) }
 
 func (m *NodeUp) size() (n int) {
 	if m == nil {

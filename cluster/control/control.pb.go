@@ -771,6 +771,7 @@ type Frame struct {
 	//	*Frame_NodeBoot
 	//	*Frame_NodeUp
 	//	*Frame_NodeStage
+	//	*Frame_NodePanic
 	//	*Frame_RebootNode
 	//	*Frame_RestartKernel
 	//	*Frame_SetDuties
@@ -1463,6 +1464,15 @@ func (x *Frame) GetNodeStage() *NodeStage {
 	return nil
 }
 
+func (x *Frame) GetNodePanic() *NodePanic {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_NodePanic); ok {
+			return x.NodePanic
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetRebootNode() *RebootNode {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_RebootNode); ok {
@@ -2065,6 +2075,10 @@ type Frame_NodeStage struct {
 	NodeStage *NodeStage `protobuf:"bytes,93,opt,name=node_stage,json=nodeStage,proto3,oneof"`
 }
 
+type Frame_NodePanic struct {
+	NodePanic *NodePanic `protobuf:"bytes,98,opt,name=node_panic,json=nodePanic,proto3,oneof"`
+}
+
 type Frame_RebootNode struct {
 	RebootNode *RebootNode `protobuf:"bytes,94,opt,name=reboot_node,json=rebootNode,proto3,oneof"`
 }
@@ -2349,6 +2363,8 @@ func (*Frame_NodeBoot) isFrame_Body() {}
 func (*Frame_NodeUp) isFrame_Body() {}
 
 func (*Frame_NodeStage) isFrame_Body() {}
+
+func (*Frame_NodePanic) isFrame_Body() {}
 
 func (*Frame_RebootNode) isFrame_Body() {}
 
@@ -11449,24 +11465,25 @@ func (x *NodeStage) GetPercent() uint32 {
 	return 0
 }
 
-// NodeUp tells the holder that a node has registered.
-type NodeUp struct {
+// NodePanic reports that the console of a node says that its Linux has panicked.
+type NodePanic struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *NodeUp) Reset() {
-	*x = NodeUp{}
+func (x *NodePanic) Reset() {
+	*x = NodePanic{}
 	mi := &file_control_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (*NodeUp) ProtoMessage() {}
+func (*NodePanic) ProtoMessage() {}
 
-func (x *NodeUp) ProtoReflect() protoreflect.Message {
+func (x *NodePanic) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
 	mi := &file_control_proto_msgTypes[136]
 	if x != nil {
@@ -11479,9 +11496,58 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
+// Deprecated: Use NodePanic.ProtoReflect.Descriptor instead.
+func (*NodePanic) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{136}
+}
+
+func (x *NodePanic) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *NodePanic) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// NodeUp tells the holder that a node has registered.
+type NodeUp struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeUp) Reset() {
+	*x = NodeUp{}
+	mi := &file_control_proto_msgTypes[137]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*NodeUp) ProtoMessage() {}
+
+func (x *NodeUp) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[137]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{136}
+	return file_control_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -11503,7 +11569,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[137]
+	mi := &file_control_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11512,7 +11578,7 @@ func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[137]
+	mi := &file_control_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11525,7 +11591,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{137}
+	return file_control_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -11562,7 +11628,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[138]
+	mi := &file_control_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11571,7 +11637,7 @@ func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[138]
+	mi := &file_control_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11584,7 +11650,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{138}
+	return file_control_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -11619,7 +11685,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[139]
+	mi := &file_control_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11628,7 +11694,7 @@ func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[139]
+	mi := &file_control_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11641,7 +11707,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{139}
+	return file_control_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -11664,7 +11730,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[140]
+	mi := &file_control_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11673,7 +11739,7 @@ func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[140]
+	mi := &file_control_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11686,7 +11752,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{140}
+	return file_control_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -11720,7 +11786,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[141]
+	mi := &file_control_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11729,7 +11795,7 @@ func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[141]
+	mi := &file_control_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11742,7 +11808,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{141}
+	return file_control_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -11767,7 +11833,7 @@ type UpdateNodes struct {
 
 func (x *UpdateNodes) Reset() {
 	*x = UpdateNodes{}
-	mi := &file_control_proto_msgTypes[142]
+	mi := &file_control_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11776,7 +11842,7 @@ func (*UpdateNodes) ProtoMessage() {}
 
 func (x *UpdateNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[142]
+	mi := &file_control_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11789,7 +11855,7 @@ func (x *UpdateNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateNodes.ProtoReflect.Descriptor instead.
 func (*UpdateNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{142}
+	return file_control_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *UpdateNodes) GetNodes() []uint32 {
@@ -11836,7 +11902,7 @@ type ReadUpdate struct {
 
 func (x *ReadUpdate) Reset() {
 	*x = ReadUpdate{}
-	mi := &file_control_proto_msgTypes[143]
+	mi := &file_control_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11845,7 +11911,7 @@ func (*ReadUpdate) ProtoMessage() {}
 
 func (x *ReadUpdate) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[143]
+	mi := &file_control_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11858,7 +11924,7 @@ func (x *ReadUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadUpdate.ProtoReflect.Descriptor instead.
 func (*ReadUpdate) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{143}
+	return file_control_proto_rawDescGZIP(), []int{144}
 }
 
 // Update is the state of an update of nodes; serve records it.
@@ -11876,7 +11942,7 @@ type Update struct {
 
 func (x *Update) Reset() {
 	*x = Update{}
-	mi := &file_control_proto_msgTypes[144]
+	mi := &file_control_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11885,7 +11951,7 @@ func (*Update) ProtoMessage() {}
 
 func (x *Update) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[144]
+	mi := &file_control_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11898,7 +11964,7 @@ func (x *Update) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Update.ProtoReflect.Descriptor instead.
 func (*Update) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{144}
+	return file_control_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *Update) GetImage() string {
@@ -11958,7 +12024,7 @@ type NodeUpdate struct {
 
 func (x *NodeUpdate) Reset() {
 	*x = NodeUpdate{}
-	mi := &file_control_proto_msgTypes[145]
+	mi := &file_control_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11967,7 +12033,7 @@ func (*NodeUpdate) ProtoMessage() {}
 
 func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[145]
+	mi := &file_control_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11980,7 +12046,7 @@ func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUpdate.ProtoReflect.Descriptor instead.
 func (*NodeUpdate) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{145}
+	return file_control_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *NodeUpdate) GetNode() uint32 {
@@ -12043,7 +12109,7 @@ type StageImage struct {
 
 func (x *StageImage) Reset() {
 	*x = StageImage{}
-	mi := &file_control_proto_msgTypes[146]
+	mi := &file_control_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12052,7 +12118,7 @@ func (*StageImage) ProtoMessage() {}
 
 func (x *StageImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[146]
+	mi := &file_control_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12065,7 +12131,7 @@ func (x *StageImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageImage.ProtoReflect.Descriptor instead.
 func (*StageImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{146}
+	return file_control_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *StageImage) GetNode() uint32 {
@@ -12096,7 +12162,7 @@ type ImageStaged struct {
 
 func (x *ImageStaged) Reset() {
 	*x = ImageStaged{}
-	mi := &file_control_proto_msgTypes[147]
+	mi := &file_control_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12105,7 +12171,7 @@ func (*ImageStaged) ProtoMessage() {}
 
 func (x *ImageStaged) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[147]
+	mi := &file_control_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12118,7 +12184,7 @@ func (x *ImageStaged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageStaged.ProtoReflect.Descriptor instead.
 func (*ImageStaged) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{147}
+	return file_control_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *ImageStaged) GetKernel() string {
@@ -12167,7 +12233,7 @@ type KeepImage struct {
 
 func (x *KeepImage) Reset() {
 	*x = KeepImage{}
-	mi := &file_control_proto_msgTypes[148]
+	mi := &file_control_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12176,7 +12242,7 @@ func (*KeepImage) ProtoMessage() {}
 
 func (x *KeepImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[148]
+	mi := &file_control_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12189,7 +12255,7 @@ func (x *KeepImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepImage.ProtoReflect.Descriptor instead.
 func (*KeepImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{148}
+	return file_control_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *KeepImage) GetNode() uint32 {
@@ -12218,7 +12284,7 @@ type ImagePiece struct {
 
 func (x *ImagePiece) Reset() {
 	*x = ImagePiece{}
-	mi := &file_control_proto_msgTypes[149]
+	mi := &file_control_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12227,7 +12293,7 @@ func (*ImagePiece) ProtoMessage() {}
 
 func (x *ImagePiece) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[149]
+	mi := &file_control_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12240,7 +12306,7 @@ func (x *ImagePiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagePiece.ProtoReflect.Descriptor instead.
 func (*ImagePiece) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{149}
+	return file_control_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *ImagePiece) GetInitramfs() bool {
@@ -12277,7 +12343,7 @@ type StartImage struct {
 
 func (x *StartImage) Reset() {
 	*x = StartImage{}
-	mi := &file_control_proto_msgTypes[150]
+	mi := &file_control_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12286,7 +12352,7 @@ func (*StartImage) ProtoMessage() {}
 
 func (x *StartImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[150]
+	mi := &file_control_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12299,7 +12365,7 @@ func (x *StartImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartImage.ProtoReflect.Descriptor instead.
 func (*StartImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{150}
+	return file_control_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *StartImage) GetKernelHash() []byte {
@@ -12327,7 +12393,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\x880\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xc40\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -12414,7 +12480,9 @@ const file_control_proto_rawDesc = "" +
 	"\tnode_boot\x18[ \x01(\v2\x18.margay.control.NodeBootH\x00R\bnodeBoot\x121\n" +
 	"\anode_up\x18\\ \x01(\v2\x16.margay.control.NodeUpH\x00R\x06nodeUp\x12:\n" +
 	"\n" +
-	"node_stage\x18] \x01(\v2\x19.margay.control.NodeStageH\x00R\tnodeStage\x12=\n" +
+	"node_stage\x18] \x01(\v2\x19.margay.control.NodeStageH\x00R\tnodeStage\x12:\n" +
+	"\n" +
+	"node_panic\x18b \x01(\v2\x19.margay.control.NodePanicH\x00R\tnodePanic\x12=\n" +
 	"\vreboot_node\x18^ \x01(\v2\x1a.margay.control.RebootNodeH\x00R\n" +
 	"rebootNode\x12F\n" +
 	"\x0erestart_kernel\x18_ \x01(\v2\x1d.margay.control.RestartKernelH\x00R\rrestartKernel\x12:\n" +
@@ -13230,7 +13298,10 @@ const file_control_proto_rawDesc = "" +
 	"\tNodeStage\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x18\n" +
-	"\apercent\x18\x03 \x01(\rR\apercent\"\x1c\n" +
+	"\apercent\x18\x03 \x01(\rR\apercent\"7\n" +
+	"\tNodePanic\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x1c\n" +
 	"\x06NodeUp\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\"F\n" +
 	"\n" +
@@ -13407,7 +13478,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes [12]protoimpl.EnumInfo
-var file_control_proto_msgTypes [152]protoimpl.MessageInfo
+var file_control_proto_msgTypes [153]protoimpl.MessageInfo
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -13557,22 +13628,23 @@ var file_control_proto_goTypes = []any{
 	(*NodeExit)(nil),         // 145: margay.control.NodeExit
 	(*NodeBoot)(nil),         // 146: margay.control.NodeBoot
 	(*NodeStage)(nil),        // 147: margay.control.NodeStage
-	(*NodeUp)(nil),           // 148: margay.control.NodeUp
-	(*RebootNode)(nil),       // 149: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 150: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 151: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 152: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 153: margay.control.DutiesSet
-	(*UpdateNodes)(nil),      // 154: margay.control.UpdateNodes
-	(*ReadUpdate)(nil),       // 155: margay.control.ReadUpdate
-	(*Update)(nil),           // 156: margay.control.Update
-	(*NodeUpdate)(nil),       // 157: margay.control.NodeUpdate
-	(*StageImage)(nil),       // 158: margay.control.StageImage
-	(*ImageStaged)(nil),      // 159: margay.control.ImageStaged
-	(*KeepImage)(nil),        // 160: margay.control.KeepImage
-	(*ImagePiece)(nil),       // 161: margay.control.ImagePiece
-	(*StartImage)(nil),       // 162: margay.control.StartImage
-	nil,                      // 163: margay.control.ExtensionLog.AfterEntry
+	(*NodePanic)(nil),        // 148: margay.control.NodePanic
+	(*NodeUp)(nil),           // 149: margay.control.NodeUp
+	(*RebootNode)(nil),       // 150: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 151: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 152: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 153: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 154: margay.control.DutiesSet
+	(*UpdateNodes)(nil),      // 155: margay.control.UpdateNodes
+	(*ReadUpdate)(nil),       // 156: margay.control.ReadUpdate
+	(*Update)(nil),           // 157: margay.control.Update
+	(*NodeUpdate)(nil),       // 158: margay.control.NodeUpdate
+	(*StageImage)(nil),       // 159: margay.control.StageImage
+	(*ImageStaged)(nil),      // 160: margay.control.ImageStaged
+	(*KeepImage)(nil),        // 161: margay.control.KeepImage
+	(*ImagePiece)(nil),       // 162: margay.control.ImagePiece
+	(*StartImage)(nil),       // 163: margay.control.StartImage
+	nil,                      // 164: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	13,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -13640,142 +13712,143 @@ var file_control_proto_depIdxs = []int32{
 	136, // 62: margay.control.Frame.kernel_log:type_name -> margay.control.KernelLog
 	145, // 63: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
 	146, // 64: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	148, // 65: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	149, // 65: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
 	147, // 66: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	149, // 67: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	151, // 68: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	152, // 69: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	153, // 70: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	96,  // 71: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	97,  // 72: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	98,  // 73: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	99,  // 74: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	94,  // 75: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	95,  // 76: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	100, // 77: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	101, // 78: margay.control.Frame.roster:type_name -> margay.control.Roster
-	93,  // 79: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	150, // 80: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
-	83,  // 81: margay.control.Frame.guests:type_name -> margay.control.Guests
-	85,  // 82: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
-	30,  // 83: margay.control.Frame.leave:type_name -> margay.control.Leave
-	52,  // 84: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	53,  // 85: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	54,  // 86: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	114, // 87: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
-	115, // 88: margay.control.Frame.audit:type_name -> margay.control.Audit
-	29,  // 89: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
-	117, // 90: margay.control.Frame.create_token:type_name -> margay.control.CreateToken
-	119, // 91: margay.control.Frame.list_tokens:type_name -> margay.control.ListTokens
-	121, // 92: margay.control.Frame.revoke_tokens:type_name -> margay.control.RevokeTokens
-	118, // 93: margay.control.Frame.token:type_name -> margay.control.Token
-	120, // 94: margay.control.Frame.tokens:type_name -> margay.control.Tokens
-	154, // 95: margay.control.Frame.update_nodes:type_name -> margay.control.UpdateNodes
-	155, // 96: margay.control.Frame.read_update:type_name -> margay.control.ReadUpdate
-	156, // 97: margay.control.Frame.update:type_name -> margay.control.Update
-	158, // 98: margay.control.Frame.stage_image:type_name -> margay.control.StageImage
-	159, // 99: margay.control.Frame.image_staged:type_name -> margay.control.ImageStaged
-	160, // 100: margay.control.Frame.keep_image:type_name -> margay.control.KeepImage
-	161, // 101: margay.control.Frame.image_piece:type_name -> margay.control.ImagePiece
-	162, // 102: margay.control.Frame.start_image:type_name -> margay.control.StartImage
-	0,   // 103: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 104: margay.control.Error.code:type_name -> margay.control.Code
-	19,  // 105: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	20,  // 106: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	22,  // 107: margay.control.Register.vitals:type_name -> margay.control.Vitals
-	2,   // 108: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	19,  // 109: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	22,  // 110: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	25,  // 111: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	36,  // 112: margay.control.Prepare.layout:type_name -> margay.control.Layout
-	36,  // 113: margay.control.Prepare.network:type_name -> margay.control.Layout
-	32,  // 114: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 115: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 116: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	31,  // 117: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	27,  // 118: margay.control.JobSpec.task:type_name -> margay.control.Task
-	26,  // 119: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	57,  // 120: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
-	33,  // 121: margay.control.Exec.parts:type_name -> margay.control.Part
-	37,  // 122: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
-	38,  // 123: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
-	39,  // 124: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
-	45,  // 125: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	15,  // 126: margay.control.Loaded.error:type_name -> margay.control.Error
-	15,  // 127: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 128: margay.control.Record.stream:type_name -> margay.control.Stream
-	57,  // 129: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	45,  // 130: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	56,  // 131: margay.control.Record.more:type_name -> margay.control.RankEnd
-	57,  // 132: margay.control.RankEnd.exit:type_name -> margay.control.ExitStatus
-	67,  // 133: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	58,  // 134: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	59,  // 135: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	60,  // 136: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	63,  // 137: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	59,  // 138: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	59,  // 139: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	65,  // 140: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	66,  // 141: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	60,  // 142: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	31,  // 143: margay.control.Resize.size:type_name -> margay.control.Terminal
-	25,  // 144: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	32,  // 145: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	35,  // 146: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 147: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	15,  // 148: margay.control.JobState.error:type_name -> margay.control.Error
-	80,  // 149: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	45,  // 150: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	79,  // 151: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 152: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	57,  // 153: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	86,  // 154: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	83,  // 155: margay.control.Nodes.guests:type_name -> margay.control.Guests
-	84,  // 156: margay.control.Guests.guests:type_name -> margay.control.Guest
-	8,   // 157: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	19,  // 158: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	88,  // 159: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	87,  // 160: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	22,  // 161: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 162: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 163: margay.control.Drain.state:type_name -> margay.control.DrainState
-	105, // 164: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	104, // 165: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 166: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	80,  // 167: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	45,  // 168: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	27,  // 169: margay.control.JobSummary.task:type_name -> margay.control.Task
-	25,  // 170: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	35,  // 171: margay.control.StoredJob.places:type_name -> margay.control.Place
-	40,  // 172: margay.control.StoredJob.members:type_name -> margay.control.Member
-	105, // 173: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	78,  // 174: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	110, // 175: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	111, // 176: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	116, // 177: margay.control.Audit.lines:type_name -> margay.control.AuditLine
-	118, // 178: margay.control.Tokens.tokens:type_name -> margay.control.Token
-	118, // 179: margay.control.StoredToken.token:type_name -> margay.control.Token
-	125, // 180: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	127, // 181: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	163, // 182: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	130, // 183: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	126, // 184: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	125, // 185: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	137, // 186: margay.control.KernelLog.records:type_name -> margay.control.KernelRecord
-	142, // 187: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	143, // 188: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	144, // 189: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	125, // 190: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 191: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 192: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	19,  // 193: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	157, // 194: margay.control.Update.nodes:type_name -> margay.control.NodeUpdate
-	11,  // 195: margay.control.NodeUpdate.stage:type_name -> margay.control.UpdateStage
-	196, // [196:196] is the sub-list for method output_type
-	196, // [196:196] is the sub-list for method input_type
-	196, // [196:196] is the sub-list for extension type_name
-	196, // [196:196] is the sub-list for extension extendee
-	0,   // [0:196] is the sub-list for field type_name
+	148, // 67: margay.control.Frame.node_panic:type_name -> margay.control.NodePanic
+	150, // 68: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	152, // 69: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	153, // 70: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	154, // 71: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	96,  // 72: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	97,  // 73: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	98,  // 74: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	99,  // 75: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	94,  // 76: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	95,  // 77: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	100, // 78: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	101, // 79: margay.control.Frame.roster:type_name -> margay.control.Roster
+	93,  // 80: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
+	151, // 81: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	83,  // 82: margay.control.Frame.guests:type_name -> margay.control.Guests
+	85,  // 83: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
+	30,  // 84: margay.control.Frame.leave:type_name -> margay.control.Leave
+	52,  // 85: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	53,  // 86: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	54,  // 87: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	114, // 88: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
+	115, // 89: margay.control.Frame.audit:type_name -> margay.control.Audit
+	29,  // 90: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
+	117, // 91: margay.control.Frame.create_token:type_name -> margay.control.CreateToken
+	119, // 92: margay.control.Frame.list_tokens:type_name -> margay.control.ListTokens
+	121, // 93: margay.control.Frame.revoke_tokens:type_name -> margay.control.RevokeTokens
+	118, // 94: margay.control.Frame.token:type_name -> margay.control.Token
+	120, // 95: margay.control.Frame.tokens:type_name -> margay.control.Tokens
+	155, // 96: margay.control.Frame.update_nodes:type_name -> margay.control.UpdateNodes
+	156, // 97: margay.control.Frame.read_update:type_name -> margay.control.ReadUpdate
+	157, // 98: margay.control.Frame.update:type_name -> margay.control.Update
+	159, // 99: margay.control.Frame.stage_image:type_name -> margay.control.StageImage
+	160, // 100: margay.control.Frame.image_staged:type_name -> margay.control.ImageStaged
+	161, // 101: margay.control.Frame.keep_image:type_name -> margay.control.KeepImage
+	162, // 102: margay.control.Frame.image_piece:type_name -> margay.control.ImagePiece
+	163, // 103: margay.control.Frame.start_image:type_name -> margay.control.StartImage
+	0,   // 104: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 105: margay.control.Error.code:type_name -> margay.control.Code
+	19,  // 106: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	20,  // 107: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	22,  // 108: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 109: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	19,  // 110: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	22,  // 111: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	25,  // 112: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	36,  // 113: margay.control.Prepare.layout:type_name -> margay.control.Layout
+	36,  // 114: margay.control.Prepare.network:type_name -> margay.control.Layout
+	32,  // 115: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 116: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 117: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	31,  // 118: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	27,  // 119: margay.control.JobSpec.task:type_name -> margay.control.Task
+	26,  // 120: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	57,  // 121: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
+	33,  // 122: margay.control.Exec.parts:type_name -> margay.control.Part
+	37,  // 123: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
+	38,  // 124: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
+	39,  // 125: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
+	45,  // 126: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	15,  // 127: margay.control.Loaded.error:type_name -> margay.control.Error
+	15,  // 128: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 129: margay.control.Record.stream:type_name -> margay.control.Stream
+	57,  // 130: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	45,  // 131: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	56,  // 132: margay.control.Record.more:type_name -> margay.control.RankEnd
+	57,  // 133: margay.control.RankEnd.exit:type_name -> margay.control.ExitStatus
+	67,  // 134: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	58,  // 135: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	59,  // 136: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	60,  // 137: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	63,  // 138: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	59,  // 139: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	59,  // 140: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	65,  // 141: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	66,  // 142: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	60,  // 143: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	31,  // 144: margay.control.Resize.size:type_name -> margay.control.Terminal
+	25,  // 145: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	32,  // 146: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	35,  // 147: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 148: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	15,  // 149: margay.control.JobState.error:type_name -> margay.control.Error
+	80,  // 150: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	45,  // 151: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	79,  // 152: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 153: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	57,  // 154: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	86,  // 155: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	83,  // 156: margay.control.Nodes.guests:type_name -> margay.control.Guests
+	84,  // 157: margay.control.Guests.guests:type_name -> margay.control.Guest
+	8,   // 158: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	19,  // 159: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	88,  // 160: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	87,  // 161: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	22,  // 162: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 163: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 164: margay.control.Drain.state:type_name -> margay.control.DrainState
+	105, // 165: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	104, // 166: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 167: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	80,  // 168: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	45,  // 169: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	27,  // 170: margay.control.JobSummary.task:type_name -> margay.control.Task
+	25,  // 171: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	35,  // 172: margay.control.StoredJob.places:type_name -> margay.control.Place
+	40,  // 173: margay.control.StoredJob.members:type_name -> margay.control.Member
+	105, // 174: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	78,  // 175: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	110, // 176: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	111, // 177: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	116, // 178: margay.control.Audit.lines:type_name -> margay.control.AuditLine
+	118, // 179: margay.control.Tokens.tokens:type_name -> margay.control.Token
+	118, // 180: margay.control.StoredToken.token:type_name -> margay.control.Token
+	125, // 181: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	127, // 182: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	164, // 183: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	130, // 184: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	126, // 185: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	125, // 186: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	137, // 187: margay.control.KernelLog.records:type_name -> margay.control.KernelRecord
+	142, // 188: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	143, // 189: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	144, // 190: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	125, // 191: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 192: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 193: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	19,  // 194: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	158, // 195: margay.control.Update.nodes:type_name -> margay.control.NodeUpdate
+	11,  // 196: margay.control.NodeUpdate.stage:type_name -> margay.control.UpdateStage
+	197, // [197:197] is the sub-list for method output_type
+	197, // [197:197] is the sub-list for method input_type
+	197, // [197:197] is the sub-list for extension type_name
+	197, // [197:197] is the sub-list for extension extendee
+	0,   // [0:197] is the sub-list for field type_name
 }
 
 var file_control_proto_init_once sync.Once
@@ -13850,6 +13923,7 @@ func file_control_proto_init_tables() {
 		(*Frame_NodeBoot)(nil),
 		(*Frame_NodeUp)(nil),
 		(*Frame_NodeStage)(nil),
+		(*Frame_NodePanic)(nil),
 		(*Frame_RebootNode)(nil),
 		(*Frame_RestartKernel)(nil),
 		(*Frame_SetDuties)(nil),
@@ -13893,7 +13967,7 @@ func file_control_proto_init_tables() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      12,
-			NumMessages:   152,
+			NumMessages:   153,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

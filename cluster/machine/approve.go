@@ -71,7 +71,7 @@ func (h *holder) sendGuests() {
 // metalEvents are what the holder does about news of the boot network, until served ends.
 func (h *holder) metalEvents() metalEvents {
 	return metalEvents{
-		stage: h.nodeStage, log: h.log, changed: h.sendGuests,
+		stage: h.nodeStage, panicked: h.nodePanic, log: h.log, changed: h.sendGuests,
 		woke: func(number id.Node) {
 			if served := h.keeps(); served != nil {
 				// An error is the holder's end, or the node's, whose next question is refused.

@@ -17,6 +17,7 @@ import (
 	"margay/cluster/trust"
 	"margay/internal/machinename"
 	"margay/kernel/abi/id"
+	"margay/qemu/console"
 )
 
 // Dir is the folder of one machine: it holds everything that the machine's processes share, and
@@ -38,6 +39,13 @@ func (d Dir) Socket() string { return site.Socket(string(d)) }
 // ConsoleLog is where a node's console is kept.
 func (d Dir) ConsoleLog(node id.Node) string {
 	return d.file("log", fmt.Sprintf("node%d.console", node))
+}
+
+// PreviousConsole is where the console of a metal node's last boot before this one is kept, in two
+// parts. The first is missing unless the console was long.
+func (d Dir) PreviousConsole(node id.Node) (parts [2]string) {
+	previous := d.ConsoleLog(node) + ".previous"
+	return [2]string{previous + console.OldSuffix, previous}
 }
 
 // Log is where the holder or serve keeps its log.

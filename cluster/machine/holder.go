@@ -79,6 +79,7 @@ type heldNode struct {
 	// Sent to serve when it connects.
 	boot  *control.NodeBoot  // nil: it was never started
 	stage *control.NodeStage // nil: nothing is known of its boot, or it is up
+	panic *control.NodePanic // nil: its Linux has not panicked since its start
 	exit  *control.NodeExit  // nil while it runs
 }
 
@@ -183,7 +184,7 @@ func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
 		h.socket = r.socket
 		return r, nil
 	case node.Metal:
-		m, err := newMetal(h.spec, a, h.metalEvents())
+		m, err := newMetal(h.spec, h.dir, a, h.metalEvents())
 		if err != nil {
 			return nil, err
 		}
@@ -323,6 +324,9 @@ func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, err
 
 // startNode starts a node and returns a channel that gets its end; nil with an error.
 func (h *holder) startNode(n *heldNode) (<-chan exit, error) {
+	h.mu.Lock()
+	n.panic = nil // before the console of this start can say anything
+	h.mu.Unlock()
 	pid, ended, err := h.substrate.start(n.number, n.term)
 	if errors.Is(err, errAsleep) {
 		h.nodeAsleep(n)
@@ -384,6 +388,20 @@ func (h *holder) nodeStage(node id.Node, status boot.Status) {
 	h.tell(n, n.stage)
 }
 
+// nodePanic reports to serve that the console of a node says that its Linux has panicked. The node
+// goes on if that is not true.
+func (h *holder) nodePanic(node id.Node, reason string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := h.nodes[node]
+	if n == nil {
+		return
+	}
+	h.log("node%d: its console says that its Linux has panicked: %s", node, reason)
+	n.panic = &control.NodePanic{Node: uint32(node), Reason: reason}
+	h.tell(n, n.panic)
+}
+
 // nodeExited gets the verdict on a node that has ended, and reports the end to serve.
 func (h *holder) nodeExited(n *heldNode, e exit) verdict {
 	h.mu.Lock()
@@ -394,6 +412,9 @@ func (h *holder) nodeExited(n *heldNode, e exit) verdict {
 		return v
 	}
 	reason := e.Reason
+	if n.panic != nil {
+		reason += "; its console says that its Linux has panicked: " + n.panic.Reason
+	}
 	if v.Reason != "" {
 		reason += "; " + v.Reason
 	}
@@ -599,6 +620,9 @@ func (h *holder) attend(ctx, served context.Context, conn *control.Conn) error {
 		if n.stage != nil {
 			_ = conn.Send(n.stage)
 		}
+		if n.panic != nil {
+			_ = conn.Send(n.panic)
+		}
 		if n.exit != nil {
 			_ = conn.Send(n.exit)
 		}
@@ -654,7 +678,7 @@ func (h *holder) nodeUp(m *control.NodeUp) {
 	if n := h.nodes[id.Node(m.Node)]; n != nil {
 		h.risen = true
 		n.life.registered()
-		n.stage = nil
+		n.stage, n.panic = nil, nil // a node that has panicked does not register
 	}
 }
 

@@ -123,6 +123,8 @@ func (s *playedServe) hear(m proto.Message) {
 		s.got = append(s.got, fmt.Sprintf("node%d boots %d", m.Node, m.Boots))
 	case *control.NodeStage:
 		s.got = append(s.got, fmt.Sprintf("node%d: %s, %d", m.Node, m.Stage, m.Percent))
+	case *control.NodePanic:
+		s.got = append(s.got, fmt.Sprintf("node%d panics: %s", m.Node, m.Reason))
 	case *control.NodeExit:
 		if m.Off {
 			s.got = append(s.got, fmt.Sprintf("node%d is off: %s", m.Node, m.Reason))
@@ -313,6 +315,33 @@ func TestHolderKeepsNodes(t *testing.T) {
 	if p.started(0) != 3 || p.started(1) != 3 || p.started(2) != 3 {
 		t.Errorf("started: %v", p.starts)
 	}
+}
+
+// A panic on the console of a node is in the reason of its end, and the next serve receives it. It
+// is of one start, and was not one if the node registers.
+func TestHolderReportsPanic(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	s := serveOn(t, d)
+	t.Cleanup(s.end)
+	p := new(playedSubstrate)
+	h := holding(t, d, 1, p, "well")
+	s.heard(t, "node0 boots 1")
+	h.nodePanic(77, "of no node")
+	h.nodePanic(0, "no init")
+	s.heard(t, "node0 panics: no init")
+	s.end()
+	s = serveOn(t, d)
+	t.Cleanup(s.end)
+	s.heard(t, "node0 panics: no init")
+	p.end(0, "it fell over")
+	s.heard(t, "node0 exits: it fell over; its console says that its Linux has panicked: no init, [Oops], retry true")
+	s.heard(t, "node0 boots 2")
+	h.nodePanic(0, "forged")
+	s.heard(t, "node0 panics: forged")
+	h.nodeUp(&control.NodeUp{Node: 0})
+	p.end(0, "it fell over")
+	s.heard(t, "node0 exits: it fell over, [Oops], retry true")
 }
 
 // The holder gives up a node that never comes up after its third start.

@@ -31,6 +31,7 @@ import (
 	"margay/initramfs"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
+	"margay/qemu/console"
 )
 
 // MetalSpec is the part of a Spec of a machine whose nodes boot over a network of this host.
@@ -174,20 +175,22 @@ func readCards(path string) (all []metal.Card, err error) {
 	return all, nil
 }
 
-// metalEvents are the callbacks of a metal substrate. They are called without its lock, and by
-// goroutines of their own.
+// metalEvents are the callbacks of a metal substrate. They are called by goroutines of their own, and
+// without its lock, but for log, which is called with it as well and must not wait for it.
 type metalEvents struct {
-	stage   func(id.Node, boot.Status)
-	woke    func(id.Node)  // a node that was waited for has begun to boot
-	met     func(boot.MAC) // a guest has come
-	changed func()         // what guests returns has changed
-	log     func(format string, args ...any)
+	stage    func(id.Node, boot.Status)
+	woke     func(id.Node)                       // a node that was waited for has begun to boot
+	met      func(boot.MAC)                      // a guest has come
+	changed  func()                              // what guests returns has changed
+	panicked func(number id.Node, reason string) // the console of a node says that its Linux has panicked
+	log      func(format string, args ...any)
 }
 
 // metalNodes are machines of their own on a network of this host. The holder can switch some of
 // them, and sees each of them boot.
 type metalNodes struct {
 	spec    Spec
+	dir     Dir
 	cert    []byte
 	events  metalEvents
 	wire    *metal.Wire
@@ -223,11 +226,13 @@ const departedTime = 15 * time.Minute
 type metalNode struct {
 	phase   metalPhase
 	term    uint32
-	began   bool      // it has begun to boot, so a start need not switch it on
-	runs    bool      // its Linux may run: it has its configuration, and was not seen to end
-	probing bool      // it is being found out whether it is still up
-	warned  time.Time // when a request in its name was logged last
-	ended   chan exit // gets its end; nil: it does not run
+	began   bool           // it has begun to boot, so a start need not switch it on
+	runs    bool           // its Linux may run: it has its configuration, and was not seen to end
+	probing bool           // it is being found out whether it is still up
+	warned  time.Time      // when a request in its name was logged last
+	ended   chan exit      // gets its end; nil: it does not run
+	console *metal.Console // since it got its configuration; nil: it has got none since its start
+	log     *console.Log   // the file of that console; nil with it
 
 	switching sync.Mutex   // one action on its power at a time; held before metalNodes.mu
 	driver    power.Driver // nil: it is switched by hand
@@ -248,8 +253,8 @@ const (
 var errAsleep = errors.New("waiting until it is switched on by hand: it has no entry below power in the machine file")
 
 // newMetal opens the boot network and serves it.
-func newMetal(s Spec, a *trust.Authority, events metalEvents) (m *metalNodes, err error) {
-	m = &metalNodes{spec: s, cert: a.Certificate(), events: events, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices)}
+func newMetal(s Spec, d Dir, a *trust.Authority, events metalEvents) (m *metalNodes, err error) {
+	m = &metalNodes{spec: s, dir: d, cert: a.Certificate(), events: events, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices)}
 	m.ctx, m.end = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -279,6 +284,11 @@ func newMetal(s Spec, a *trust.Authority, events metalEvents) (m *metalNodes, er
 	m.boot.run(m.wire.Sockets, events.log)
 	m.attends.Go(m.attend)
 	m.running.Go(m.expire)
+	m.running.Go(func() {
+		if err := boot.Receive(m.wire.Consoles, metal.MaxConsole, m.received, nil); m.ctx.Err() == nil {
+			m.events.log("the consoles of nodes are not kept any more: %v", err)
+		}
+	})
 	return m, nil
 }
 
@@ -433,6 +443,7 @@ func (m *metalNodes) hand(number id.Node) ([]byte, error) {
 		return nil, err
 	}
 	n.phase, n.runs = handed, true
+	m.openConsole(number, n)
 	return text, nil
 }
 
@@ -453,6 +464,7 @@ func (m *metalNodes) config(number id.Node, term uint32) (node.Config, error) {
 	c := m.spec.bootConfig(number, term, m.cert)
 	c.MAC, c.Address = mac.String(), address.String()
 	c.Serve = netip.AddrPortFrom(m.spec.Metal.Plan.Server.Addr(), servePort).String()
+	c.Console = node.Console{Address: netip.AddrPortFrom(m.spec.Metal.Plan.Server.Addr(), metal.ConsolePort).String(), MAC: m.ownCard.String()}
 	return c, nil
 }
 
@@ -484,6 +496,7 @@ func (m *metalNodes) start(number id.Node, term uint32) (int, <-chan exit, error
 	if err := m.boot.services.Settle(boot.Host{Node: number, MAC: mac, Address: address.Addr()}); err != nil {
 		return 0, nil, err
 	}
+	m.endConsole(number, n)
 	n.phase, n.ended = booting, make(chan exit, 1)
 	if ended := n.ended; !n.began {
 		m.running.Go(func() { m.switchOn(number, n, ended) })
@@ -568,6 +581,9 @@ func (m *metalNodes) over(number id.Node, n *metalNode, ended chan exit, e exit)
 	}
 	n.phase, n.ended = stopped, nil
 	m.boot.services.Remove(number)
+	if n.log != nil {
+		e.Console = n.log.Tail(consoleLines)
+	}
 	ended <- e
 }
 
@@ -608,6 +624,7 @@ func (m *metalNodes) remove(number id.Node) {
 			m.left[mac] = departed{number, time.Now()}
 		}
 	}
+	m.removeConsole(number, m.node(number))
 	m.cards.Leave(number)
 	delete(m.nodes, number)
 	if err := writeCards(m.spec.Metal.Cards, m.cards.List()); err != nil {
@@ -775,5 +792,8 @@ func (m *metalNodes) close() error {
 		err = errors.Join(err, m.wire.Close())
 	}
 	m.running.Wait()
+	for number, n := range m.nodes {
+		m.closeConsole(number, n)
+	}
 	return err
 }

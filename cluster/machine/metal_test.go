@@ -3,6 +3,7 @@ package machine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -29,6 +30,8 @@ type playedMetal struct {
 	alive atomic.Bool
 	woke  chan id.Node
 	met   chan boot.MAC
+
+	panics []string
 }
 
 func cardOf(n int) boot.MAC { return boot.MAC{0x52, 0x54, 0, 0, 1, byte(n)} }
@@ -49,12 +52,16 @@ func playMetalWith(t *testing.T, proxy bool, power *file.Machine, known ...metal
 	if err != nil {
 		t.Fatal(err)
 	}
+	dir := Dir(t.TempDir())
+	if err := os.Mkdir(dir.file("log"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	p.metalNodes = &metalNodes{
-		spec: spec, cert: []byte{1}, cards: cards, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices), power: power, ownCard: cardOf(255),
+		spec: spec, dir: dir, cert: []byte{1}, cards: cards, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices), power: power, ownCard: cardOf(255),
 		alive: func(a netip.Addr) bool { return a.String() == "10.8.0.5" && p.alive.Load() },
 		events: metalEvents{
 			stage: func(id.Node, boot.Status) {}, woke: func(n id.Node) { p.woke <- n }, met: func(m boot.MAC) { p.met <- m },
-			changed: func() {}, log: t.Logf,
+			changed: func() {}, log: t.Logf, panicked: func(n id.Node, why string) { p.panics = append(p.panics, fmt.Sprint(n, " ", why)) },
 		},
 	}
 	p.ctx, p.end = context.WithCancel(context.Background())

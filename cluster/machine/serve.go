@@ -203,6 +203,9 @@ func tail(path string, lines int) []string {
 		_, _ = f.Seek(-most, io.SeekEnd)
 	}
 	text, _ := io.ReadAll(f)
+	if len(text) == 0 {
+		return nil
+	}
 	all := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
 	return all[max(0, len(all)-lines):]
 }

@@ -42,6 +42,9 @@ func TestPlan(t *testing.T) {
 			if !ok || seen[a.Addr()] || !p.Range.Contains(a.Addr()) {
 				t.Errorf("%v: node%d has %v", p, n, a)
 			}
+			if of, ok := p.Number(a.Addr()); of != n || !ok {
+				t.Errorf("%v: %v is of node%d, %v, not of node%d", p, a, of, ok, n)
+			}
 			seen[a.Addr()] = true
 		}
 		first, _ := p.Node(0)
@@ -51,6 +54,12 @@ func TestPlan(t *testing.T) {
 		}
 		if a, ok := p.Node(id.Node(c.nodes)); ok {
 			t.Errorf("%v: one node too many has %v", p, a)
+		}
+		after := netip.MustParsePrefix(c.last).Addr().Next()
+		for _, a := range []netip.Addr{p.Server.Addr(), p.Range.Addr(), after, netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("fd00::2"), {}} {
+			if n, ok := p.Number(a); ok {
+				t.Errorf("%v: %v is of node%d", p, a, n)
+			}
 		}
 	}
 	for _, bad := range []metal.Plan{

@@ -2,9 +2,9 @@
 // host, which boot over it.
 //
 // Plan says which address a node has. Cards knows the network cards of nodes, and of guests: other
-// machines that have asked for an address, and wait until they are made nodes. Both are without
-// input and output. Wire is the boot network of a host, and Watch looks for other DHCP servers
-// there.
+// machines that have asked for an address, and wait until they are made nodes. Console decides what
+// is kept of the console of a node. They are without input and output. Wire is the boot network of
+// a host, and Watch looks for other DHCP servers there.
 package metal
 
 import (
@@ -55,6 +55,18 @@ func (p Plan) Node(n id.Node) (address netip.Prefix, ok bool) {
 		return netip.Prefix{}, false
 	}
 	return netip.PrefixFrom(p.at(int(n)), p.Server.Bits()), true
+}
+
+// Number returns the node that has an address.
+func (p Plan) Number(a netip.Addr) (n id.Node, ok bool) {
+	if !p.has(a) || a == p.Server.Addr() {
+		return 0, false
+	}
+	i := number(a) - number(p.Range.Addr()) - 1
+	if p.has(p.Server.Addr()) && number(a) > number(p.Server.Addr()) {
+		i--
+	}
+	return id.Node(i), int64(i) < int64(p.Nodes())
 }
 
 // guest returns the address of a place for a guest.

@@ -74,7 +74,8 @@ type Wire struct {
 	link netlink.Link
 
 	boot.Sockets
-	Nodes net.Listener // for the connections of nodes to serve
+	Nodes    net.Listener   // for the connections of nodes to serve
+	Consoles net.PacketConn // for the consoles of nodes
 }
 
 // Open gives the interface its address, if it has not, and opens the sockets, with one for a proxy
@@ -107,6 +108,9 @@ func Open(name string, p Plan, port uint16, site bool) (w *Wire, err error) {
 	}
 	if w.HTTP, err = w.listen(own, boot.HTTPPort, w.bind, boot.Tune); err != nil {
 		return w, fmt.Errorf("HTTP: %w (is a web server running here?)", err)
+	}
+	if w.Consoles, err = w.packets(own, ConsolePort); err != nil {
+		return w, fmt.Errorf("consoles of nodes: %w (is another receiver of netconsole running here?)", err)
 	}
 	w.Nodes, err = w.listen(own, port, w.bind)
 	return w, err
@@ -166,7 +170,7 @@ func (w *Wire) Bind() error {
 	if _, err := w.take(w.gives); err != nil {
 		return err
 	}
-	for _, socket := range []any{w.DHCP, w.PXE, w.TFTP, w.HTTP, w.Nodes} {
+	for _, socket := range []any{w.DHCP, w.PXE, w.TFTP, w.HTTP, w.Nodes, w.Consoles} {
 		if socket == nil {
 			continue
 		}
@@ -217,7 +221,7 @@ func (w *Wire) Alive(address netip.Addr, port uint16) bool {
 // Close closes the sockets, and takes from the interface the address that Open has given it.
 func (w *Wire) Close() error {
 	var errs []error
-	for _, c := range []io.Closer{w.DHCP, w.PXE, w.TFTP, w.HTTP, w.Nodes} {
+	for _, c := range []io.Closer{w.DHCP, w.PXE, w.TFTP, w.HTTP, w.Nodes, w.Consoles} {
 		if c == nil {
 			continue
 		}

@@ -134,9 +134,10 @@ func WriteDisk(unified, path string) (Bootable, error) {
 	return b, nil
 }
 
-// ScreenToo is the word of the kernel command line by which a screen shows the console if there is
-// no serial port.
-const ScreenToo = "console=tty0"
+// ScreenToo are the words of the kernel command line by which a screen shows the console where no
+// serial port does, and by which all consoles show the lines of PID 1 and the node kernel: these
+// come by way of Linux's log then.
+const ScreenToo = "console=tty0 printk.devkmsg=on"
 
 // programs are the names of the program that firmware starts from a disk without a boot entry (UEFI
 // 2.10, section 3.5.1.1), by Go's names of architectures.

@@ -84,7 +84,7 @@ func TestWriteBootable(t *testing.T) {
 		}
 	}
 	line := string(m.Part(uki.Cmdline))
-	if !strings.HasPrefix(line, "console=tty0 console=ttyS0 ") || !strings.HasSuffix(line, " margay.machine=0a console=ttyS1 quiet") || line != made["1.disk"].Cmdline {
+	if !strings.HasPrefix(line, "console=tty0 printk.devkmsg=on console=ttyS0 ") || !strings.HasSuffix(line, " margay.machine=0a console=ttyS1 quiet") || line != made["1.disk"].Cmdline {
 		t.Errorf("command line %q", line)
 	}
 	image, err := os.ReadFile(made["1.disk"].Path)

@@ -42,6 +42,7 @@ type node struct {
 	started  time.Time          // when the holder started its substrate
 	power    control.NodePower  // whether its substrate runs
 	stage    *control.NodeStage // progress of its boot over the network; nil if it is up, or boots in another way
+	panicked string             // why its console says that its Linux has panicked since its start; empty: it does not
 	uses     map[uint32]use     // cores in use
 	drain    *control.Drain     // why it gets no jobs; nil if it is in service
 	retiring bool               // the holder has been asked to end it for good
@@ -304,7 +305,7 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 	again := n.boot == m.Boot && n.health == control.NodeHealth_NODE_DEAD
 	n.conn, n.info, n.boot, n.heard = conn, m.Info, m.Boot, time.Now()
 	s.hinder(s.queue...)
-	n.free, n.stage = m.Info.Memory, nil
+	n.free, n.stage, n.panicked = m.Info.Memory, nil, ""
 	n.vitals, n.fit = nil, fitness.State{}
 	if again {
 		n.deeds.Printf("node%d is back", n.number)
@@ -620,12 +621,12 @@ func (s *Server) judge(n *node, silent time.Duration) {
 		}
 	case control.NodeHealth_NODE_UP:
 		if silent > t.Late {
-			n.turn(control.NodeHealth_NODE_LATE, "it is silent")
+			n.turn(control.NodeHealth_NODE_LATE, "it is silent"+n.panic())
 			n.deeds.Printf("node%d is late: silent for %v", n.number, silent.Round(time.Millisecond))
 		}
 	case control.NodeHealth_NODE_LATE:
 		if silent > t.Dead {
-			s.dead(n, fmt.Sprintf("it has been silent for %v", t.Dead), "if it stays silent, "+s.rebooted(n.number))
+			s.dead(n, fmt.Sprintf("it has been silent for %v%s", t.Dead, n.panic()), "if it stays silent, "+s.rebooted(n.number))
 		}
 	case control.NodeHealth_NODE_REFUSED:
 		if silent > t.Dead {
@@ -724,7 +725,35 @@ func (s *Server) nodeBoot(m *control.NodeBoot) {
 			s.hinder(s.queue...)
 		}
 	}
-	n.boots, n.stage, n.started, n.power = m.Boots, nil, time.Now(), control.NodePower_POWER_ON
+	n.boots, n.stage, n.panicked, n.started, n.power = m.Boots, nil, "", time.Now(), control.NodePower_POWER_ON
+}
+
+// nodePanic processes the holder's report of a panic. Other stations on the boot network can forge
+// what it is based on, so it ends nothing: it explains the silence of the node.
+func (s *Server) nodePanic(m *control.NodePanic) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.member(m.Node)
+	if n == nil {
+		return
+	}
+	last := n.panic()
+	n.panicked = m.Reason
+	n.deeds.Printf("node%d: its console says that its Linux has panicked: %s", n.number, m.Reason)
+	if n.health == control.NodeHealth_NODE_LATE || n.health == control.NodeHealth_NODE_BOOTING {
+		// The holder repeats the report when it connects again, and may have a new one.
+		if reason := strings.TrimSuffix(n.reason, last); !strings.HasSuffix(reason, n.panic()) {
+			n.reason = cmp.Or(reason, "it has not registered yet") + n.panic()
+		}
+	}
+}
+
+// panic is what the reason of a node's silence ends with. The caller holds Server.mu.
+func (n *node) panic() string {
+	if n.panicked == "" {
+		return ""
+	}
+	return "; its console says that its Linux has panicked: " + n.panicked
 }
 
 // bootExtension bounds the time of a boot over the network, in boot time-outs: a node that starts

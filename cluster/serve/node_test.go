@@ -450,6 +450,44 @@ func TestLocalRoles(t *testing.T) {
 	})
 }
 
+// A panic on the console of a node explains why the node is silent, or has not come up. It ends
+// nothing, because others can forge it, and it is of one boot.
+func TestPanic(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMachine(t, 2)
+		h, c := m.local(control.Role_ROLE_HOLDER), m.client()
+		m.played[1].connect()
+		const says = "; its console says that its Linux has panicked: no\u009binit"
+		for number, want := range []string{"it has not registered yet", ""} {
+			h.tell(&control.NodePanic{Node: uint32(number), Reason: "no\u009binit"})
+			if want != "" {
+				want += strings.ReplaceAll(says, "\u009b", "?")
+			}
+			if state := c.node(uint32(number)); state.Reason != want || (state.Health == control.NodeHealth_NODE_UP) != (number == 1) {
+				t.Errorf("node%d is %v", number, state)
+			}
+		}
+		// The holder connects again, and reports another panic.
+		forged := func(reason string) { h.tell(&control.NodePanic{Node: 0, Reason: reason}) }
+		h.tell(&control.NodeBoot{Node: 0, Boots: 2})
+		forged("no\u009binit")
+		forged("VFS")
+		forged("VFS")
+		if state := c.node(0); state.Reason != "it has not registered yet; its console says that its Linux has panicked: VFS" {
+			t.Errorf("node0 is %v", state)
+		}
+		m.played[1].conn.Close()
+		time.Sleep(time.Minute)
+		if state := c.node(1); state.Health != control.NodeHealth_NODE_DEAD || !strings.HasPrefix(state.Reason, "it has been silent for ") || !strings.HasSuffix(state.Reason, strings.ReplaceAll(says, "\u009b", "?")) {
+			t.Errorf("node1 is %v", state)
+		}
+		h.tell(&control.NodeBoot{Node: 1, Boots: 1})
+		if state := c.node(1); state.Reason != "" {
+			t.Errorf("node1, which boots again, is %v", state)
+		}
+	})
+}
+
 // The holder reports the state of the nodes' substrates, and is notified of nodes that have come
 // up.
 func TestHolder(t *testing.T) {
@@ -483,6 +521,7 @@ func TestHolder(t *testing.T) {
 		h.tell(&control.NodeBoot{Node: 7, Boots: 2})
 		h.tell(&control.NodeExit{Node: 7})
 		h.tell(&control.NodeStage{Node: 7})
+		h.tell(&control.NodePanic{Node: 7})
 		if state := c.node(0); state.Health != control.NodeHealth_NODE_BOOTING || state.Boots != 2 || !strings.HasPrefix(state.Reason, "it fell over") {
 			t.Errorf("node 0 is %v", state)
 		}

@@ -414,6 +414,8 @@ func (s *Server) serveHolder(conn *control.Conn) error {
 			s.nodeExit(m)
 		case *control.NodeStage:
 			s.nodeStage(m)
+		case *control.NodePanic:
+			s.nodePanic(m)
 		case *control.Roster:
 			conn.Answer(f, &control.Done{}, s.adopt(m))
 		case *control.Guests:

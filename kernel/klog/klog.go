@@ -36,8 +36,9 @@ func open() (*os.File, error) {
 	return f, nil
 }
 
-// Follow reports the records of level Warning and more urgent ones, from the boot on, until ctx
-// ends. It returns at once where the kernel's log cannot be read, which is so on hosted nodes.
+// Follow reports the records of Linux itself of level Warning and more urgent ones, from the boot
+// on, until ctx ends. It returns at once where the kernel's log cannot be read, which is so on
+// hosted nodes.
 func Follow(ctx context.Context, report func(level Level, text string)) error {
 	f, err := open()
 	if err != nil {
@@ -64,7 +65,7 @@ func follow(ctx context.Context, f *os.File, report func(level Level, text strin
 			return fmt.Errorf("klog: %w", err)
 		}
 		r, err := Parse(string(buf[:n]))
-		if err != nil || r.Priority.Level() > Warning {
+		if err != nil || r.Priority.Level() > Warning || r.Priority.Facility() != "kern" {
 			continue
 		}
 		if time.Since(second) > time.Second {

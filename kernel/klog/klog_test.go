@@ -30,7 +30,7 @@ func log(t *testing.T) (device, kernel *os.File) {
 func TestFollow(t *testing.T) {
 	device, kernel := log(t)
 	for _, record := range []string{
-		"4,1,2,-;a warning\n", "6,2,2,-;an information\n", "nonsense", "0,3,2,-;an emergency\n SUBSYSTEM=x\n", "15,4,2,-;of user space\n", "11,5,2,c;an error",
+		"4,1,2,-;a warning\n", "6,2,2,-;an information\n", "nonsense", "0,3,2,-;an emergency\n SUBSYSTEM=x\n", "15,4,2,-;of user space\n", "11,5,2,-;an error of user space\n", "3,6,2,c;an error",
 	} {
 		if _, err := kernel.WriteString(record); err != nil {
 			t.Fatal(err)

@@ -51,11 +51,15 @@ func (h Hosted) SetUp(log func(format string, args ...any)) (node.Config, error)
 	if config.Host != "" {
 		return config, nil // the network is the host's
 	}
-	return config, configureNetwork(config)
+	_, err = configureNetwork(config)
+	return config, err
 }
 
 // Off ends the node: with its PID 1, the kernel ends every process of the node.
-func (h Hosted) Off() { os.Exit(0) }
+func (h Hosted) Off(func(format string, args ...any)) { os.Exit(0) }
+
+// Log implements Node. The log is of the host.
+func (Hosted) Log() *os.File { return nil }
 
 // watchLifeline ends the node when its holder has ended for any reason.
 func (h Hosted) watchLifeline() {

@@ -69,8 +69,8 @@ func dumpToJobs() error {
 }
 
 // SetUp mounts, loads the image's modules and the drivers that its devices need, withholds from
-// jobs what they are not to have, and configures the network. It does nothing in a root that is not
-// of a node image.
+// jobs what they are not to have, configures the network, and begins to send the console there if
+// the configuration names a receiver. It does nothing in a root that is not of a node image.
 func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error) {
 	if err := checkInitial("/"); err != nil {
 		return node.Config{}, err
@@ -91,7 +91,14 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 	if err := unix.Sethostname([]byte(config.Hostname())); err != nil {
 		return config, fmt.Errorf("set host name: %w", err)
 	}
-	return config, configureNetwork(config)
+	nic, err := configureNetwork(config)
+	if err != nil {
+		return config, err
+	}
+	if err := sendConsole(config, nic); err != nil {
+		log("%v", err)
+	}
+	return config, nil
 }
 
 // findConfig puts the configuration into the root: it is in the node image, or an item of the
@@ -178,8 +185,8 @@ func (Machine) Mount() error {
 	return nil
 }
 
-// LoadModules loads the modules of the node image. It goes on after one that cannot be loaded and
-// returns all errors.
+// LoadModules loads the modules of the node image but for node.ConsoleModule. It goes on after one
+// that cannot be loaded and returns all errors.
 func (Machine) LoadModules() error { return loadModules(node.LoadOrder) }
 
 // LoadDrivers loads those drivers of the node image that a device needs, and logs which it has
@@ -189,12 +196,15 @@ func (Machine) LoadDrivers(log func(format string, args ...any)) error {
 	return loadDrivers(node.Drivers, driver.Node{Devices: devices, Insert: loadModule}, log)
 }
 
+// Log implements Node.
+func (Machine) Log() *os.File { return openKernelLog() }
+
 // Off turns the machine off.
-func (Machine) Off() {
+func (Machine) Off(log func(format string, args ...any)) {
 	unix.Sync()
 	for {
 		if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
-			logf("power off: %v", err)
+			log("power off: %v", err)
 		}
 		time.Sleep(time.Second)
 	}
@@ -219,8 +229,8 @@ func moveRoot() error {
 	return os.Chdir("/")
 }
 
-// loadModules loads the modules that the file lists. It goes on after one that cannot be loaded and
-// returns all errors.
+// loadModules loads the modules that the file lists but for node.ConsoleModule. It goes on after
+// one that cannot be loaded and returns all errors.
 func loadModules(list string) error {
 	f, err := os.Open(list)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -233,6 +243,9 @@ func loadModules(list string) error {
 	var errs []error
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
+		if node.ModuleName(lines.Text()) == node.ConsoleModule {
+			continue // it needs the network
+		}
 		if err := loadModule(lines.Text()); err != nil && !errors.Is(err, unix.EEXIST) {
 			errs = append(errs, fmt.Errorf("module %s: %w", filepath.Base(lines.Text()), err))
 		}
@@ -266,11 +279,14 @@ func loadDrivers(list string, n driver.Node, log func(format string, args ...any
 	return err
 }
 
-func loadModule(path string) error {
+func loadModule(path string) error { return insertModule(path, "") }
+
+// insertModule loads a module with parameters.
+func insertModule(path, parameters string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return unix.FinitModule(int(f.Fd()), "", 0)
+	return unix.FinitModule(int(f.Fd()), parameters, 0)
 }

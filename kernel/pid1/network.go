@@ -17,39 +17,40 @@ import (
 const interfaceWait = 10 * time.Second
 
 // configureNetwork turns on loopback and gives the interface with the configured MAC its address.
-func configureNetwork(c node.Config) error {
+// It returns the name of that interface.
+func configureNetwork(c node.Config) (name string, err error) {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
-		return fmt.Errorf("network: loopback: %w", err)
+		return "", fmt.Errorf("network: loopback: %w", err)
 	}
 	if err := netlink.LinkSetUp(lo); err != nil {
-		return fmt.Errorf("network: turn on loopback: %w", err)
+		return "", fmt.Errorf("network: turn on loopback: %w", err)
 	}
 	mac, err := net.ParseMAC(c.MAC)
 	if err != nil {
-		return err
+		return "", err
 	}
 	nic, err := waitForLink(mac)
 	if err != nil {
-		return err
+		return "", err
 	}
-	name := nic.Attrs().Name
+	name = nic.Attrs().Name
 	if c.MTU > 0 {
 		if err := netlink.LinkSetMTU(nic, c.MTU); err != nil {
-			return fmt.Errorf("network: set MTU %d of %s: %w", c.MTU, name, err)
+			return "", fmt.Errorf("network: set MTU %d of %s: %w", c.MTU, name, err)
 		}
 	}
 	address, err := netlink.ParseAddr(c.Address)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if err := netlink.AddrReplace(nic, address); err != nil {
-		return fmt.Errorf("network: give %s to %s: %w", c.Address, name, err)
+		return "", fmt.Errorf("network: give %s to %s: %w", c.Address, name, err)
 	}
 	if err := netlink.LinkSetUp(nic); err != nil {
-		return fmt.Errorf("network: turn on %s: %w", name, err)
+		return "", fmt.Errorf("network: turn on %s: %w", name, err)
 	}
-	return enterServe(c, nic)
+	return name, enterServe(c, nic)
 }
 
 // enterServe enters the hardware address of serve for good, where nodes do that (kernel/neighbour).

@@ -314,3 +314,24 @@ func TestDrivers(t *testing.T) {
 		}
 	}
 }
+
+// The parameter of netconsole names the card, both addresses and the receiver.
+func TestConsoleWords(t *testing.T) {
+	c := config
+	c.Console = node.Console{Address: "10.66.0.1:6666", MAC: "52:54:00:00:00:99"}
+	if words, err := pid1.ConsoleWords(c, "eth0"); err != nil || words != "netconsole=6665@10.66.1.3/eth0,6666@10.66.0.1/52:54:00:00:00:99" {
+		t.Errorf("%q, %v", words, err)
+	}
+	list := filepath.Join(t.TempDir(), "list")
+	if path, err := pid1.Listed(list, node.ConsoleModule); path != "" || err != nil {
+		t.Errorf("without modules: %q, %v", path, err)
+	}
+	for text, want := range map[string]string{"/lib/a.ko\n/lib/net/netconsole.ko\n": "/lib/net/netconsole.ko", "/lib/xnetconsole.ko\n": ""} {
+		if err := os.WriteFile(list, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if path, err := pid1.Listed(list, node.ConsoleModule); path != want || err != nil {
+			t.Errorf("in %q: %q, %v", text, path, err)
+		}
+	}
+}

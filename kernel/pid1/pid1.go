@@ -6,7 +6,8 @@
 // with it (package keep), asks for them back with Resync, and may ask for the node to be turned
 // off.
 //
-// Locks: process.mu guards which node kernel is running.
+// Locks: process.mu guards which node kernel is running, output.mu where lines go, and
+// output.entering is held while lines go into Linux's log. None is held while another one is taken.
 package pid1
 
 import (
@@ -50,8 +51,11 @@ type Node interface {
 	// SetUp mounts and configures, and returns the node's configuration. What it lacks but can live
 	// without it logs.
 	SetUp(log func(format string, args ...any)) (node.Config, error)
+	// Log opens the log of the node's own Linux, if lines for the console belong there; otherwise
+	// it returns nil. It may be able to only after a part of SetUp.
+	Log() *os.File
 	// Off ends the node. It does not return.
-	Off()
+	Off(log func(format string, args ...any))
 }
 
 // lastWords bounds the time for reading the link of an ended node kernel. The link ends sooner
@@ -62,6 +66,7 @@ const lastWords = 5 * time.Second
 const memoryLimit = "GOMEMLIMIT=96MiB"
 
 type process struct {
+	*output
 	program []string // command that becomes the node kernel
 	kept    keep.Store
 	off     chan struct{} // closed when the node kernel asks for the end
@@ -80,16 +85,22 @@ func Main(node Node, program []string) error {
 	}
 	// Nothing may end this process, so nothing here may be chosen to be killed for want of memory.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0)
-	config, err := node.SetUp(logf)
+	out := &output{node: node}
+	config, err := node.SetUp(out.logf)
 	if err != nil {
+		if out.open() != nil { // the caller writes to the console
+			out.logf("%v", err)
+			out.drain()
+		}
 		return err
 	}
-	logf("%s of machine %s is up, starting the node kernel", config.Hostname(), config.Machine)
-	p := &process{program: program, ended: make(chan unix.WaitStatus, 1), off: make(chan struct{})}
+	out.logf("%s of machine %s is up, starting the node kernel", config.Hostname(), config.Machine)
+	p := &process{output: out, program: program, ended: make(chan unix.WaitStatus, 1), off: make(chan struct{})}
 	go reap.All(p.reaped)
 	p.supervise()
-	logf("the node goes off")
-	node.Off()
+	out.logf("the node goes off")
+	out.drain()
+	node.Off(out.logf)
 	return nil
 }
 
@@ -107,11 +118,11 @@ func (p *process) supervise() {
 		pause := pauses.After(time.Since(started))
 		switch {
 		case err != nil:
-			logf("cannot start the node kernel: %v; next try in %v", err, pause)
+			p.logf("cannot start the node kernel: %v; next try in %v", err, pause)
 		case status.Signaled():
-			logf("the node kernel was killed by %s; starting it again in %v", unix.SignalName(status.Signal()), pause)
+			p.logf("the node kernel was killed by %s; starting it again in %v", unix.SignalName(status.Signal()), pause)
 		default:
-			logf("the node kernel ended with status %d; starting it again in %v", status.ExitStatus(), pause)
+			p.logf("the node kernel ended with status %d; starting it again in %v", status.ExitStatus(), pause)
 		}
 		time.Sleep(pause)
 	}
@@ -124,11 +135,12 @@ func (p *process) runKernel() (unix.WaitStatus, error) {
 		return 0, err
 	}
 	defer near.Close()
+	lines := p.kernels()
 	p.mu.Lock()
 	err = slack.Start(slack.Daemon, func() (err error) {
 		p.kernel, err = syscall.ForkExec(p.program[0], p.program, &syscall.ProcAttr{
 			Env:   []string{memoryLimit, "GOGC=100", "PATH=/"},
-			Files: []uintptr{0, 1, 2, far.Fd()},
+			Files: []uintptr{0, lines, lines, far.Fd()},
 			Sys:   &syscall.SysProcAttr{Setsid: true},
 		})
 		return err
@@ -160,13 +172,13 @@ func (p *process) serve(conn *link.Conn) {
 		m, err := conn.Recv()
 		if err != nil {
 			if err != io.EOF {
-				logf("link to the node kernel: %v", err)
+				p.logf("link to the node kernel: %v", err)
 			}
 			return
 		}
 		if mine, err := p.kept.Handle(m); mine {
 			if err != nil {
-				logf("link to the node kernel: %v", err)
+				p.logf("link to the node kernel: %v", err)
 			}
 			continue
 		}
@@ -174,13 +186,13 @@ func (p *process) serve(conn *link.Conn) {
 		switch m.Kind {
 		case Resync:
 			if err := p.kept.Replay(conn); err != nil {
-				logf("link to the node kernel: %v", err)
+				p.logf("link to the node kernel: %v", err)
 			}
 		case PowerOff:
 			p.offOnce.Do(func() { close(p.off) })
 			p.killKernel()
 		default:
-			logf("the node kernel asks for %q, which is unknown", m.Kind)
+			p.logf("the node kernel asks for %q, which is unknown", m.Kind)
 		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -47,14 +49,23 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// ready is a node that needs no getting ready.
-type ready struct{ err error }
+// ready is a node that needs no getting ready. Its Linux has a file for its log, unless that has no
+// name.
+type ready struct {
+	err error
+	log string
+}
 
 func (r ready) SetUp(func(string, ...any)) (node.Config, error) {
 	return node.Config{Machine: "test", Node: 3}, r.err
 }
 
-func (ready) Off() {
+func (r ready) Log() *os.File {
+	f, _ := os.OpenFile(r.log, os.O_WRONLY|os.O_APPEND, 0)
+	return f
+}
+
+func (ready) Off(func(string, ...any)) {
 	fmt.Println("off")
 	os.Exit(0)
 }
@@ -67,7 +78,13 @@ func first(args []string) error {
 	}
 	switch args[0] {
 	case "no node":
-		return pid1.Main(ready{err: errors.New("there is no node")}, []string{"/none"})
+		r := ready{err: errors.New("there is no node")}
+		if len(args) > 1 {
+			r.log = args[1]
+		}
+		return pid1.Main(r, []string{"/none"})
+	case "logged":
+		return pid1.Main(ready{log: args[1]}, []string{"/proc/self/exe", "kernel", args[2]})
 	case "no kernel":
 		return pid1.Main(ready{}, []string{"/none"})
 	}
@@ -151,6 +168,16 @@ var kernels = map[string]func(c *link.Conn, kept []*keep.Item) error{
 		}
 		fmt.Println("all is said")
 		return unix.Kill(os.Getpid(), unix.SIGKILL)
+	},
+	// verbose says a lot and has the node turned off at once.
+	"verbose": func(c *link.Conn, kept []*keep.Item) error {
+		var st unix.Stat_t
+		if err := unix.Fstat(unix.Stdout, &st); err != nil {
+			return err
+		}
+		fmt.Printf("mode %o\n", st.Mode&^unix.S_IFMT)
+		fmt.Print(strings.Repeat("x\n", 1000), "the last words\n")
+		return powerOff(c)
 	},
 	"nonsense": func(c *link.Conn, kept []*keep.Item) error {
 		if err := c.Send(link.New("nonsense", nil)); err != nil {
@@ -302,6 +329,125 @@ func TestRestart(t *testing.T) {
 		"margay: the node goes off\n", "off\n")
 }
 
+// emptyLog makes an empty file that plays Linux's log.
+func emptyLog(t *testing.T) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// Where the lines of PID 1 and the node kernels go into Linux's log, each is a record there, in the
+// order in which they were written, and nothing is on the console.
+func TestLogged(t *testing.T) {
+	path := emptyLog(t)
+	if said := play(t, nil, "pid1", "logged", path, "restart").end(0); said != "off\n" {
+		t.Errorf("on the console: %s", said)
+	}
+	contains(t, read(t, path), "<3>margay: node3 of machine test is up, starting the node kernel", "<3>slack 1000000<3>kept 0<3>margay: the node kernel ended with status 3",
+		"<3>kept 3", "<3>margay: the node goes off")
+}
+
+// All that a node kernel has written is in the log when the node goes off. Only the owner of the
+// pipe opens it by its name in /proc.
+func TestLastLines(t *testing.T) {
+	path := emptyLog(t)
+	play(t, nil, "pid1", "logged", path, "verbose").end(0)
+	contains(t, read(t, path), "<3>mode 0<3>x", strings.Repeat("<3>x", 999)+"<3>the last words<3>margay: the node goes off")
+}
+
+// records takes one record with each write.
+type records []string
+
+func (r *records) Write(p []byte) (int, error) {
+	*r = append(*r, string(p))
+	return len(p), nil
+}
+
+// Linux takes records of a bounded length, and no empty ones. A record that begins within a line is
+// marked.
+func TestRecords(t *testing.T) {
+	long := strings.Repeat("x", 2*pid1.MaxLogLine+1)
+	var got records
+	r, now := pid1.NewRecords(&got), time.Now()
+	for _, piece := range []string{"a\n\nb\nc", "", "d", "\n", long, "\n", long[:pid1.MaxLogLine], "\nend", "\n", "rest"} {
+		r.Take(now, piece)
+	}
+	whole := long[:pid1.MaxLogLine]
+	want := records{"<3>a", "<3>b", "<3>cd", "<3>" + whole, "<3>... " + whole, "<3>... x", "<3>" + whole, "<3>end"}
+	if !slices.Equal(got, want) {
+		t.Errorf("records %q", got)
+	}
+}
+
+// Lines that come too fast are dropped and counted.
+func TestRecordsFlood(t *testing.T) {
+	var got records
+	r, now := pid1.NewRecords(&got), time.Now()
+	const length = 64
+	line := strings.Repeat("x", length) + "\n"
+	r.Take(now, strings.Repeat(line, pid1.RecordBurst/length))
+	if len(got) != pid1.RecordBurst/length {
+		t.Fatalf("%d records at once", len(got))
+	}
+	got = nil
+	if r.Take(now, line+line); len(got) != 0 {
+		t.Errorf("too many: %q", got)
+	}
+	for range 2 * pid1.RecordRate / length { // half of them in a second
+		r.Take(now.Add(time.Second), line)
+	}
+	if want := fmt.Sprintf("<3>margay: missing: %d bytes of lines, which came too fast", 2*length); len(got) != 1+pid1.RecordRate/length || got[0] != want {
+		t.Errorf("%d records, the first is %q", len(got), got[0])
+	}
+}
+
+// FuzzRecords: each record is short, and without a break. What is not dropped is complete.
+func FuzzRecords(f *testing.F) {
+	f.Add("a\n", "b")
+	f.Add(strings.Repeat("x", 3000), "\n")
+	f.Fuzz(func(t *testing.T, first, second string) {
+		if len(first)+len(second) > pid1.RecordBurst {
+			t.Skip("too long")
+		}
+		var got records
+		r := pid1.NewRecords(&got)
+		r.Take(time.Now(), first)
+		r.Take(time.Now(), second+"\n")
+		all := ""
+		for _, record := range got {
+			text, found := strings.CutPrefix(record, "<3>")
+			if !found || len(text) == 0 || len(text) > pid1.MaxLogLine+len("... ") || strings.Contains(text, "\n") {
+				t.Errorf("record %q", record)
+			}
+			all += text
+		}
+		if want := strings.ReplaceAll(first+second, "\n", ""); len(all) < len(want) {
+			t.Errorf("%q became %q", first+second, got)
+		}
+	})
+}
+
+// The first of the levels of Linux's log says what consoles show.
+func TestShowsErrors(t *testing.T) {
+	for levels, want := range map[string]bool{"4\t4\t1\t7\n": true, "7 4 1 7": true, "3\t4\t1\t7\n": false, "0 4 1 7": false, "": false, "x": false} {
+		if got := pid1.ShowsErrors(levels); got != want {
+			t.Errorf("%q: %v", levels, got)
+		}
+	}
+}
+
 func TestHeir(t *testing.T) {
 	said := play(t, nil, "pid1", "heir").end(0)
 	contains(t, said, "kept 0\n", "kept 2\n", "a 2 content of a EOF\n", "d  content of d EOF\n", "off\n")
@@ -330,6 +476,11 @@ func TestOrphan(t *testing.T) {
 
 func TestNoNode(t *testing.T) {
 	contains(t, play(t, nil, "pid1", "no node").end(1), "error: there is no node\n")
+	path := emptyLog(t)
+	contains(t, play(t, nil, "pid1", "no node", path).end(1), "error: there is no node\n")
+	if got := read(t, path); got != "<3>margay: there is no node" {
+		t.Errorf("in the log: %q", got)
+	}
 }
 
 // It tries for ever, at longer and longer intervals.

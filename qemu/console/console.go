@@ -8,6 +8,7 @@ package console
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"sync"
@@ -17,7 +18,7 @@ import (
 
 // Bounds of the log.
 const (
-	// KeepLines is how many of the last lines are in memory.
+	// KeepLines is how many of the last lines are in memory by default.
 	KeepLines = 512
 	// MaxLine is the length in bytes at which a line is cut; the rest becomes another line.
 	MaxLine = 1024
@@ -31,11 +32,14 @@ const (
 type Config struct {
 	Path     string // file that lines are appended to; empty means none
 	MaxBytes int64  // size at which it is rotated; zero means DefaultMaxBytes
+	Keep     int    // how many of the last lines are in memory; zero means KeepLines
 }
 
 // A Log splits a stream of text into lines and keeps them. Its methods may be called from several
 // goroutines.
 type Log struct {
+	keep int
+
 	mu      sync.Mutex
 	file    *file // nil: none
 	lines   []string
@@ -47,7 +51,7 @@ type Log struct {
 
 // New returns an empty log. It opens or creates the file, so that errors are reported at once.
 func New(cfg Config) (*Log, error) {
-	l := &Log{changed: make(chan struct{})}
+	l := &Log{keep: cmp.Or(cfg.Keep, KeepLines), changed: make(chan struct{})}
 	if cfg.Path != "" {
 		if cfg.MaxBytes == 0 {
 			cfg.MaxBytes = DefaultMaxBytes
@@ -91,9 +95,9 @@ func (l *Log) Write(p []byte) (int, error) {
 func (l *Log) finishLine(text []byte) []byte {
 	line := clean(l.partial)
 	l.partial = l.partial[:0]
-	if len(l.lines) == KeepLines {
+	if len(l.lines) == l.keep {
 		copy(l.lines, l.lines[1:])
-		l.lines = l.lines[:KeepLines-1]
+		l.lines = l.lines[:l.keep-1]
 	}
 	l.lines = append(l.lines, line)
 	l.next++

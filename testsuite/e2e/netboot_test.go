@@ -27,8 +27,8 @@ import (
 
 // A machine of its own, played by a QEMU, boots from its network card by the boot services on
 // ordinary sockets of a network interface. It waits until it is made a node, also over a restart of
-// serve, and runs an application. It loads the driver of its card alone. The machine leaves nothing
-// on the interface.
+// serve, and runs an application. It loads the driver of its card alone. Its console shows what its
+// programs write, and a panic. The machine leaves nothing on the interface.
 func TestNetboot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can give an address to a network interface and serve DHCP there")
@@ -42,12 +42,13 @@ func TestNetboot(t *testing.T) {
 	})
 	// An emulated machine may be silent for long on a busy host.
 	r := m.margay("machine", "up", "--substrate", "metal", "--interface", wire, "--range", "10.8.0.0/24", "--boot-timeout", bootsWithin.String(), "--dead-after", "2m",
-		"--kernel-args", qemu.CommandLine(qemu.TCG, ""))
+		"--kernel-args", qemu.CommandLine(qemu.TCG, "sysrq_always_enabled panic=0"))
 	if r.code != 0 || !strings.Contains(r.stderr, "machines can boot now") {
 		t.Fatal(r)
 	}
 	const mac = "52:54:00:12:34:56"
-	plugIn(t, card, mac)
+	monitor := filepath.Join(t.TempDir(), "monitor")
+	emulate(t, card, "-device", "virtio-net-pci,netdev=net,bootindex=0,mac="+mac, "-monitor", "unix:"+monitor+",server,nowait")
 	waits := func() bool {
 		return strings.Contains(m.margay("nodes").stdout, "margay node approve -m "+m.name+" "+mac)
 	}
@@ -69,6 +70,7 @@ func TestNetboot(t *testing.T) {
 	if conn, err := net.DialTimeout("tcp4", "10.8.0.2:80", time.Minute); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("a connection to the node: %v, %v", conn, err)
 	}
+	m.panics(monitor)
 	if r := m.margay("machine", "down"); r.code != 0 {
 		t.Error(r)
 	}
@@ -111,6 +113,33 @@ func (m *machine) loadsItsCard(driver string) {
 	}
 }
 
+// panics presses the key by which the Linux of node0 panics, in the monitor of its QEMU. The
+// console must have the lines of PID 1 and of the node kernel, and the panic, which is in serve's
+// log, too.
+func (m *machine) panics(monitor string) {
+	m.t.Helper()
+	conn, err := net.Dial("unix", monitor)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte("sendkey alt-sysrq-c\n")); err != nil {
+		m.t.Fatal(err)
+	}
+	const panicked = "Kernel panic - not syncing: sysrq triggered crash"
+	console := func() string { return m.margay("machine", "console", "0").stdout }
+	eventually(m.t, "panic on the console", func() bool { return strings.Contains(console(), "] "+panicked+"\n") }, console)
+	for _, want := range []string{"] margay: loaded ", "] margay: node0 of machine " + m.name + " is up", " registered with serve at 10.8.0.1:7117\n"} {
+		if !strings.Contains(console(), want) {
+			m.t.Errorf("the console has no %q:\n%s", want, console())
+		}
+	}
+	serves := func() string { return m.margay("machine", "logs", "serve").stdout }
+	eventually(m.t, "panic in the log of serve", func() bool {
+		return strings.Contains(serves(), "node0: its console says that its Linux has panicked: sysrq triggered crash\n")
+	}, serves)
+}
+
 // countsWords runs the histogram.
 func (m *machine) countsWords() {
 	m.t.Helper()
@@ -150,12 +179,6 @@ func ownWire(t *testing.T) (name string, card *os.File) {
 		t.Fatalf("make an interface: %v", err)
 	}
 	return wire, card
-}
-
-// plugIn starts a machine that boots from its network card alone, and ends it with the test.
-func plugIn(t *testing.T, card *os.File, mac string) {
-	t.Helper()
-	emulate(t, card, "-device", "virtio-net-pci,netdev=net,bootindex=0,mac="+mac)
 }
 
 // emulate starts an emulated machine at the end of a wire, with further arguments of QEMU. The test

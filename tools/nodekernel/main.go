@@ -41,7 +41,7 @@ func main() {
 	if err := run(os.Getpid(), os.Args[1:]); err != nil {
 		fmt.Fprintf(os.Stderr, "margay: %v\n", err)
 		if os.Getpid() == 1 && len(os.Args) == 1 {
-			pid1.Machine{}.Off() // a kernel whose first process ends panics
+			pid1.Machine{}.Off(logf) // a kernel whose first process ends panics
 		}
 		os.Exit(1)
 	}
@@ -132,8 +132,10 @@ func runKernel() error {
 // machine that it finds then.
 const orphanTime = 10 * time.Minute
 
-// reboot reboots the Linux of this node at once: nothing of it is on a disk.
+// reboot reboots the Linux of this node when the consoles have the last lines: nothing of it is on a
+// disk.
 func reboot() {
+	pid1.Drain(unix.Stderr)
 	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART); err != nil {
 		logf("reboot: %v", err)
 	}

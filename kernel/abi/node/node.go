@@ -46,6 +46,13 @@ const ImageWord = "margay.image"
 // dependencies first.
 const LoadOrder = "/lib/modules/load-order"
 
+// ConsoleModule is the module that sends a node's console over the network. If LoadOrder has it, it
+// is loaded when the network is configured, and only where there is a receiver (Config.Console).
+const ConsoleModule = "netconsole"
+
+// ConsoleSender is the UDP port from which Linux sends a node's console over the network.
+const ConsoleSender = 6665
+
 // JobInit is the path of the job init on a node (tools/jobinit). A node image contains it; a hosted
 // node sees a file of its host there. Linux names each process after its last element.
 const JobInit = "/sbin/margay-jobinit"
@@ -113,6 +120,7 @@ type Config struct {
 	CA        []byte   `json:"ca"`                  // certificate (DER) of the machine's key
 	Token     string   `json:"token"`               // proves that this node belongs to the machine
 	Lacks     []string `json:"lacks,omitempty"`     // what the node's Linux kernel lacks
+	Console   Console  `json:"console,omitzero"`    // metal only: where its Linux sends its console as well
 	Cores     int      `json:"cores,omitempty"`     // hosted only: number of application cores
 	Memory    int64    `json:"memory,omitempty"`    // hosted only: bytes for jobs
 
@@ -120,6 +128,13 @@ type Config struct {
 	MessageCore bool `json:"message_core,omitempty"` // the last core is the message core
 
 	Extensions []Extension `json:"extensions,omitempty"` // the machine's own, in the order of their insertion
+}
+
+// Console is a receiver of consoles (netconsole) on the network of the node. The zero value is
+// none.
+type Console struct {
+	Address string `json:"address"` // IPv4 address:port
+	MAC     string `json:"mac"`     // of its interface
 }
 
 // Extension is an extension that a node inserts when it boots. It is trusted, as the whole image
@@ -222,6 +237,9 @@ func (c Config) check() error {
 	if _, err := netip.ParseAddrPort(c.Serve); err != nil {
 		errs = append(errs, err)
 	}
+	if c.Console != (Console{}) {
+		errs = append(errs, c.Console.check())
+	}
 	if c.MTU < 0 || c.MTU > 65535 || c.Cores < 0 || c.Cores > 4096 || c.Memory < 0 {
 		errs = append(errs, fmt.Errorf("mtu %d, cores %d or memory %d is out of range", c.MTU, c.Cores, c.Memory))
 	}
@@ -232,4 +250,13 @@ func (c Config) check() error {
 		return fmt.Errorf("node: configuration: %w", err)
 	}
 	return nil
+}
+
+func (c Console) check() error {
+	to, err := netip.ParseAddrPort(c.Address)
+	if err == nil && !to.Addr().Is4() {
+		err = fmt.Errorf("address %s is not IPv4", c.Address)
+	}
+	_, noMAC := net.ParseMAC(c.MAC)
+	return errors.Join(err, noMAC)
 }

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -35,7 +36,7 @@ func main() {
 	}
 	// Output that has not left the serial port at power-off is lost.
 	_ = unix.IoctlSetInt(int(os.Stdout.Fd()), unix.TCSBRK, 1)
-	pid1.Machine{}.Off()
+	pid1.Machine{}.Off(log.Printf)
 }
 
 type guest struct {

@@ -16,16 +16,24 @@ import (
 )
 
 func (a commands) consoleCommand() *cobra.Command {
-	var follow bool
+	var follow, previous bool
 	c := &cobra.Command{
-		Use:     "console NODE",
-		Short:   "Show the console of a node",
-		Example: "  margay machine console 2 --follow",
+		Use:   "console NODE",
+		Short: "Show the console of a node",
+		Long: `Show the console of a node: of a virtual node its serial port, of a metal node what its Linux sends over the network since it has got
+its configuration, and of a hosted node what its programs write.
+
+With --previous it is the console of a metal node's last boot before this one that has sent anything, with what its Linux has written in
+the end.`,
+		Example: "  margay machine console 2 --follow\n  margay machine console 2 --previous | tail -40",
 		Args:    command.Arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			node, err := nodeset.ParseNode(args[0])
 			if err != nil {
 				return err
+			}
+			if follow && previous {
+				return errors.New("--previous is of a boot that has ended: it cannot be followed")
 			}
 			d, err := a.Dir()
 			if err != nil {
@@ -34,9 +42,12 @@ func (a commands) consoleCommand() *cobra.Command {
 			if _, err := d.ReadSpec(); err != nil {
 				return err
 			}
+			if previous {
+				return a.showPrevious(c.Context(), d.PreviousConsole(id.Node(node)), node)
+			}
 			f, err := os.Open(d.ConsoleLog(id.Node(node)))
 			if errors.Is(err, os.ErrNotExist) {
-				return fmt.Errorf("machine %s has no node %d, or it has not been started", a.Machine, node)
+				return fmt.Errorf("machine %s has no node %d, or its console shows nothing yet", a.Machine, node)
 			}
 			if err != nil {
 				return err
@@ -45,7 +56,28 @@ func (a commands) consoleCommand() *cobra.Command {
 		},
 	}
 	followFlag(c, &follow)
+	c.Flags().BoolVar(&previous, "previous", false, "show the console of the boot before this one")
 	return c
+}
+
+// showPrevious prints the parts of the console of a node's boot before this one. Only the last must
+// be there.
+func (a commands) showPrevious(ctx context.Context, parts [2]string, node uint32) error {
+	first, err := os.Open(parts[0])
+	if err == nil {
+		err = a.show(ctx, first, false)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	last, err := os.Open(parts[1])
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("machine %s keeps nothing of an earlier boot of node%d: only metal nodes that have booted twice have that", a.Machine, node)
+	}
+	if err != nil {
+		return err
+	}
+	return a.show(ctx, last, false)
 }
 
 func (a commands) logsCommand() *cobra.Command {

@@ -45,6 +45,38 @@ func TestFollowConsoleOfMachineGoingDown(t *testing.T) {
 	}
 }
 
+// The console of the boot before is shown if there is one, and cannot be followed.
+func TestPreviousConsole(t *testing.T) {
+	m := margaytest.Play(t, "m", func(*control.Conn, *control.Frame) {})
+	dir := filepath.Join(m.Base, m.Name, "log")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"node1.console": "now\n", "node1.console.previous": "then\n", "node2.console": "now\n", "node3.console.previous.old": "the beginning\n", "node3.console.previous": "the end\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		args           []string
+		status         int
+		stdout, stderr string
+	}{
+		{[]string{"1"}, 0, "now\n", ""},
+		{[]string{"1", "--previous"}, 0, "then\n", ""},
+		{[]string{"2", "--previous"}, 125, "", "margay: machine m keeps nothing of an earlier boot of node2: only metal nodes that have booted twice have that\n"},
+		{[]string{"3", "--previous"}, 0, "the beginning\nthe end\n", ""},
+		{[]string{"3"}, 125, "", "margay: machine m has no node 3, or its console shows nothing yet\n"},
+		{[]string{"1", "--previous", "--follow"}, 125, "", "margay: --previous is of a boot that has ended: it cannot be followed\n"},
+	} {
+		var stdout, stderr bytes.Buffer
+		status := margaytest.Run(t.Context(), append([]string{"machine", "console"}, c.args...), strings.NewReader(""), &stdout, &stderr)
+		if status != c.status || stdout.String() != c.stdout || stderr.String() != c.stderr {
+			t.Errorf("%q: status %d, %q, %q", c.args, status, stdout.String(), stderr.String())
+		}
+	}
+}
+
 // A command whose output cannot be written fails.
 func TestStatusThatCannotBeWritten(t *testing.T) {
 	margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) { c.Answer(f, &control.MachineStatus{Machine: "m"}, nil) })
