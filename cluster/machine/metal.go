@@ -175,8 +175,8 @@ func readCards(path string) (all []metal.Card, err error) {
 	return all, nil
 }
 
-// metalEvents are the callbacks of a metal substrate. They are called by goroutines of their own, and
-// without its lock, but for log, which is called with it as well and must not wait for it.
+// metalEvents are the callbacks of a metal substrate. They are called by goroutines of their own,
+// and without its lock, but for log, which is called with it as well and must not wait for it.
 type metalEvents struct {
 	stage    func(id.Node, boot.Status)
 	woke     func(id.Node)                       // a node that was waited for has begun to boot

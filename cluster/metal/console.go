@@ -77,8 +77,9 @@ func (c *Console) Take(now time.Time, datagram []byte) (text []byte, reason stri
 	return append(text, datagram...), reason
 }
 
-// report returns the reason of the panic that a datagram reports, if it is to be reported. The
-// datagram may begin within a line, where a program of a user may have written what looks like one.
+// report returns the reason of the panic in a datagram; empty: there is none, or it was reported,
+// or others were just before. The datagram may begin within a line, where a program of a user may
+// have written text that looks like a line of Linux.
 func (c *Console) report(now time.Time, datagram []byte) string {
 	text := string(datagram)
 	if c.within {

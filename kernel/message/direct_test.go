@@ -107,7 +107,8 @@ func TestEndsAtWork(t *testing.T) {
 		b.window(0, 1, 4096)
 		a.Add(onesided.Request{Kind: wire.RemoteAdd, Length: 8}, le(1), true)
 		a.finish()
-		j.nodes[1].job.channels.Peerings()[0].Journal[0] = byte(onesided.ByRank)
+		server := (*atomic.Uint64)(unsafe.Pointer(&j.nodes[1].job.channels.Peerings()[0].Journal[0]))
+		server.Store(uint64(onesided.ByRank))
 		if restarts {
 			j.restart(1)
 		}

@@ -53,8 +53,8 @@ func openKernelLog() *os.File {
 }
 
 // showsErrors reports whether consoles show records of logLevel, from the levels of Linux's log
-// (kernel/printk in Documentation/admin-guide/sysctl of Linux): they show what is more urgent than
-// the first number.
+// (kernel/printk in Documentation/admin-guide/sysctl of Linux): they show records whose level is
+// lower than the first number.
 func showsErrors(levels string) bool {
 	var console int
 	n, err := fmt.Sscan(levels, &console)

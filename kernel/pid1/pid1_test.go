@@ -413,7 +413,7 @@ func TestRecordsFlood(t *testing.T) {
 	}
 }
 
-// FuzzRecords: each record is short, and without a break. What is not dropped is complete.
+// FuzzRecords: each record is short, and without a break, and no text is missing.
 func FuzzRecords(f *testing.F) {
 	f.Add("a\n", "b")
 	f.Add(strings.Repeat("x", 3000), "\n")

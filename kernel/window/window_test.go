@@ -349,10 +349,17 @@ func TestRankEndsAtWork(t *testing.T) {
 		a := n.asker(1, 3)
 		one := []byte{1, 7: 0}
 		n.server.Ended(3) // without anything to do
+		n.server.Close()
+		var err error
+		if n.server, err = Adopt(n.config(), n.items); err != nil {
+			t.Fatal(err)
+		}
 		a.Journal[0] = byte(onesided.ByRank)
 		if kind.Atomic() {
 			a.Journal[2*8] = 1 // the intent
 		}
+		n.server.Admit(a.Client)
+		n.server.Start()
 		a.ask(n, kind, 0, 0, 8, one)
 		for range 20 {
 			a.poll(n)

@@ -90,6 +90,8 @@ func rank(mode []string) error {
 		return compute(ctx, job, n)
 	case "meet":
 		return meet(ctx, job, mode[1:])
+	case "served":
+		return served(ctx, job, mode[1])
 	case "services":
 		return services(job)
 	case "list":
@@ -159,6 +161,26 @@ func echo(ctx context.Context, job *margay.Job) error {
 		return err
 	}
 	return job.Finalize(ctx)
+}
+
+func served(ctx context.Context, job *margay.Job, timeout string) error {
+	ms, err := strconv.Atoi(timeout)
+	if err != nil {
+		return err
+	}
+	job.Handle(6, func(margay.Message) {})
+	if _, err := job.Wait(ctx); err != nil {
+		return err
+	}
+	window, err := job.Window(0, 4096)
+	if err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, time.Duration(ms)*time.Millisecond)
+	defer cancel()
+	n, _ := job.Wait(limited)
+	fmt.Print(n, " ", window[0])
+	return nil
 }
 
 func meet(ctx context.Context, job *margay.Job, mode []string) error {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -198,5 +199,52 @@ func byDatagrams(j *job, seed uint64) {
 		if random.IntN(10) == 0 {
 			d.pause(random)
 		}
+	}
+}
+
+// served: a rank that is asked about its window without end leaves a wait at its time-out, and
+// answers. Requests that are forged have no effect.
+func served(t *testing.T, seed uint64, program Program) {
+	f := startFar(t, seed, program, "served", "300")
+	f.pass(wire.Record{Handler: 6})
+	q, _ := f.expect(wire.OpRegion)
+	f.answer(q, wire.Reply{Values: [8]uint64{4096}}, shared(t, "window"))
+	pair := onesided.Pair{Source: 0, Target: 1}
+	get := onesided.Request{Pair: pair, Kind: wire.RemoteGet, Length: 8, Key: f.theirKey, Number: 1}
+	put := onesided.Request{Pair: pair, Kind: wire.RemotePut, Length: 1, Key: f.theirKey, Number: 2}
+	honest, forged := get.Append(nil), append(put.Append(nil), 'x')
+	put.Key++
+	other := append(put.Append(nil), 'x')
+	stranger, _ := datagrams(t)
+	var over atomic.Bool
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		for !over.Load() {
+			for range 20 {
+				f.write(f.mine, honest, f.theirAddress)
+			}
+			f.write(stranger, forged, f.theirAddress)
+			f.write(f.mine, other, f.theirAddress)
+			f.write(f.mine, forged[:len(forged)-1], f.theirAddress)
+		}
+	})
+	out, _ := f.Ended(0)
+	over.Store(true)
+	sending.Wait()
+	if out != "0 0" {
+		t.Errorf("it says %q", out)
+	}
+	answers, b := 0, make([]byte, onesided.Most+1)
+	for {
+		n, _, err := unix.Recvfrom(int(f.mine.Fd()), b, unix.MSG_DONTWAIT)
+		if err != nil {
+			break
+		}
+		if a, _, err := onesided.ParseAnswer(b[:n]); err == nil && a.Done == 1 && a.Number == 1 {
+			answers++
+		}
+	}
+	if answers == 0 {
+		t.Error("it has answered nothing")
 	}
 }

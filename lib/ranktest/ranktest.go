@@ -381,6 +381,8 @@ func payload(i int) []byte {
 //	meet N [T]  N times sends rank 0 a message for handler 6, whose first argument counts them from 1, enters a barrier, the last
 //	            one with a time-out of T ms, and ends with status 1 unless as many messages for handler 6 have been handled by
 //	            then; then it finalizes and ends
+//	served T    waits for a message for handler 6, makes window 0 of 4096 bytes, waits for messages with a time-out of T ms, prints their
+//	            number and the window's first byte, and ends
 //	services    takes the region "shared" of 4096 bytes and writes 'R' there; inserts the extension "object" as "x" into the slot
 //	            "message" with the constant "c" 5 and 6 entries of the map "m"; prints its runs, instructions, faults,
 //	            nanoseconds and last fault; writes 'S' into its map "m" and prints its entries and stride; removes it; and inserts
@@ -515,6 +517,7 @@ func Suite(t *testing.T, seed uint64, program func(ctx context.Context, mode ...
 	t.Run("last to a barrier", func(t *testing.T) { lastToMeet(t, program) })
 	t.Run("closed channel", func(t *testing.T) { closedChannel(t, program) })
 	t.Run("mirrored channels", func(t *testing.T) { mirrors(t, seed, program) })
+	t.Run("served", func(t *testing.T) { served(t, seed, program) })
 	t.Run("flood of another node", func(t *testing.T) { farFlood(t, seed, program) })
 	t.Run("leaders", func(t *testing.T) { leaders(t, seed, program) })
 	t.Run("strewn leaders", func(t *testing.T) { strewnLeaders(t, seed, program) })

@@ -132,8 +132,8 @@ func runKernel() error {
 // machine that it finds then.
 const orphanTime = 10 * time.Minute
 
-// reboot reboots the Linux of this node when the consoles have the last lines: nothing of it is on a
-// disk.
+// reboot reboots the Linux of this node when the consoles have the last lines: nothing of it is on
+// a disk.
 func reboot() {
 	pid1.Drain(unix.Stderr)
 	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART); err != nil {

@@ -128,6 +128,17 @@ static void meet(int n, int timeout)
 	check(margay_finalize(20000));
 }
 
+static void served(int timeout)
+{
+	int counted = 0;
+	check(margay_handle(6, on_counted, &counted));
+	check(margay_wait(20000) == 1 ? 0 : -1);
+	const char *window = margay_window(0, 4096);
+	check(window ? 0 : -1);
+	int n = margay_wait(timeout);
+	printf("%d %d", n, window[0]);
+}
+
 static void compute(int n)
 {
 	check(margay_handle(4, on_upcall, NULL));
@@ -298,6 +309,8 @@ int main(int argc, char **argv)
 		await(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 1);
 	} else if (strcmp(argv[1], "meet") == 0) {
 		meet(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 20000);
+	} else if (strcmp(argv[1], "served") == 0) {
+		served(atoi(argv[2]));
 	} else if (strcmp(argv[1], "compute") == 0) {
 		compute(atoi(argv[2]));
 	} else if (strcmp(argv[1], "finalized") == 0) {
