@@ -19,6 +19,7 @@ type job struct {
 	places  []*control.Place
 	spare   []*control.Place // cores of other nodes, held until its ranks run
 	members []*control.Member
+	at      map[uint32]bool // nodes of places: each message of a node looks there
 	phase   control.JobPhase
 	created time.Time
 
@@ -73,7 +74,7 @@ type rank struct {
 
 func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job {
 	j := &job{
-		number: number, spec: spec, places: places, created: time.Now(), first: control.None,
+		number: number, spec: spec, places: places, at: make(map[uint32]bool), created: time.Now(), first: control.None,
 		failed: make(chan struct{}), loaded: make(chan struct{}), done: make(chan struct{}), loading: make(map[uint32]bool),
 		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), released: make(map[uint32]uint64), behind: make(map[uint32]bool), left: make(map[uint32]bool),
 	}
@@ -83,6 +84,7 @@ func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job 
 	j.present = spec.Allocation
 	for _, p := range places {
 		j.ranks = append(j.ranks, rank{place: p})
+		j.at[p.Node] = true
 	}
 	return j
 }
@@ -91,14 +93,7 @@ func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job 
 func (j *job) on(node uint32) bool { return !j.spec.Allocation && j.has(node) }
 
 // has reports whether the job has cores of a node.
-func (j *job) has(node uint32) bool {
-	for _, p := range j.places {
-		if p.Node == node {
-			return true
-		}
-	}
-	return false
-}
+func (j *job) has(node uint32) bool { return j.at[node] }
 
 // nodes returns the nodes that the job has cores of, in order.
 func (j *job) nodes() (nodes []uint32) {

@@ -123,6 +123,8 @@ type Server struct {
 	absent       map[uint32]bool // nodes of an earlier serve that have not registered yet
 	jobs         map[uint32]*job
 	ended        map[uint32]*job // jobs whose end could not be recorded yet
+	remembered   []uint32        // jobs whose end is recorded, in the order of their ends
+	remember     int             // how many of them the store remembers: keepEnded
 	holder       *control.Conn
 	guests       *control.Guests // as the holder has sent them last; nil: it has sent none
 	room         chan struct{}   // closed, and replaced, when there may be room for more jobs
@@ -175,7 +177,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
 		jobs: make(map[uint32]*job), working: make(map[uint32]control.UpdateStage), held: make(map[string]*held), files: make(map[filesKey]*filesStream), remotes: make(map[*control.Conn]uint32),
-		debuggers: make(map[uint64]*debugger),
+		debuggers: make(map[uint64]*debugger), remember: keepEnded,
 		ended:     make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)
