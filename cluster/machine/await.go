@@ -83,14 +83,23 @@ func (d Dir) await(ctx context.Context, w *rising) error {
 	return poll(ctx, serve, w.look)
 }
 
-// pollShare bounds the part of the time in which a poll has serve answer: the nodes, which it waits
-// for, need the processors.
-const pollShare = 10
+// The nodes that a poll waits for need the processors. So the answers of serve, which are long on a
+// machine of many nodes, take no more than 1/pollShare of the time, if the pause is at most mostPoll
+// then.
+const (
+	pollShare = 10
+	mostPoll  = 500 * time.Millisecond
+)
+
+// pollPause returns the pause after an answer that has taken some time.
+func pollPause(took time.Duration) time.Duration {
+	return min(max(upPoll, (pollShare-1)*took), mostPoll)
+}
 
 // poll asks serve for the nodes again and again until look is done with them.
 func poll(ctx context.Context, serve *asker, look func([]*control.NodeState) (done bool, err error)) error {
 	for {
-		asked := time.Now()
+		asked, connected := time.Now(), serve.conn != nil
 		list, err := ask[*control.Nodes](ctx, serve, &control.ListNodes{})
 		if err != nil {
 			return err
@@ -98,8 +107,12 @@ func poll(ctx context.Context, serve *asker, look func([]*control.NodeState) (do
 		if done, err := look(list.Nodes); done || err != nil {
 			return err
 		}
+		pause := upPoll
+		if connected { // otherwise it has waited for serve
+			pause = pollPause(time.Since(asked))
+		}
 		select {
-		case <-time.After(max(upPoll, (pollShare-1)*time.Since(asked))):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
