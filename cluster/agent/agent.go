@@ -63,8 +63,12 @@ const (
 	lastRetry  = time.Second
 )
 
-// silence is the time after which the agent reconnects if serve answers no heartbeat.
-const silence = 5 * time.Second
+// silence is the time after which the agent reconnects if serve answers no heartbeat, or
+// silentBeats heartbeats if that is longer: on a machine of many nodes, heartbeats are rare.
+const (
+	silence     = 5 * time.Second
+	silentBeats = 10
+)
 
 // Config configures an agent.
 type Config struct {
@@ -452,6 +456,7 @@ func (a *Agent) info() *control.NodeInfo {
 // while could not receive answers.
 func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Duration, sent *control.NodeInfo, clock offset) error {
 	every = max(every, 10*time.Millisecond)
+	silence := max(silence, silentBeats*every)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	replies := make(chan reply, 1)

@@ -17,10 +17,11 @@ import (
 )
 
 // stall bounds the time without progress of a job's files, and stallLooks is the number of checks
-// in that time.
+// in that time. The first piece may take one more for each nodesALook nodes of the job.
 const (
 	stall      = 30 * time.Second
 	stallLooks = 30
+	nodesALook = 5
 )
 
 // copyService is the name of the stream from a node to its child. It carries the job's number as 4
@@ -45,6 +46,7 @@ type copying struct {
 	root     bool    // the files come from serve, which receives the progress
 	parent   id.Node // the only node whose stream is accepted; unused in a root
 	children []id.Node
+	nodes    int             // of the job
 	loaded   bool            // this node has the files: pieces are for the nodes below it
 	pieces   chan []byte     // an empty one is the last
 	begun    time.Time       // the arrival of the first piece; used by run only
@@ -56,7 +58,7 @@ type copying struct {
 // startCopy prepares for the files of a job, and forwards them as they arrive. A node that has them
 // has loaded.
 func (a *Agent) startCopy(s kernel.JobSpec, loaded bool) {
-	c := &copying{agent: a, job: s.Job, loaded: loaded, pieces: make(chan []byte, queuedPieces), ended: make(chan struct{})}
+	c := &copying{agent: a, job: s.Job, nodes: s.Layout.Nodes(), loaded: loaded, pieces: make(chan []byte, queuedPieces), ended: make(chan struct{})}
 	c.context, c.stop = context.WithCancelCause(context.Background())
 	if place, ok := s.Layout.PlaceOf(a.config.Boot.Node); ok {
 		if parent, ok := tree.Parent(place); ok {
@@ -251,11 +253,21 @@ func (c *copying) next() ([]byte, error) {
 	return c.nextBy(tick.C)
 }
 
-// nextBy waits for a piece, for at most stallLooks ticks. It counts ticks instead of time: a node
+// looks is how many ticks a piece may take. The first one comes when all nodes of the job are
+// prepared, for which serve gives each of them time.
+func (c *copying) looks() int {
+	if c.begun.IsZero() {
+		return stallLooks + c.nodes/nodesALook
+	}
+	return stallLooks
+}
+
+// nextBy waits for a piece, for a number of ticks at most. It counts ticks instead of time: a node
 // that gets no CPU time for a while loses all ticks but one, and its sender may have been in the
 // same state.
 func (c *copying) nextBy(looks <-chan time.Time) ([]byte, error) {
-	for range stallLooks {
+	most := c.looks()
+	for range most {
 		select {
 		case p := <-c.pieces:
 			return p, nil
@@ -268,7 +280,7 @@ func (c *copying) nextBy(looks <-chan time.Time) ([]byte, error) {
 	case p := <-c.pieces:
 		return p, nil
 	default:
-		return nil, &streamError{"files of the job", fmt.Errorf("no data for %v", stall)}
+		return nil, &streamError{"files of the job", fmt.Errorf("no data for %v", time.Duration(most)*stall/stallLooks)}
 	}
 }
 

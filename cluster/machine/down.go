@@ -15,8 +15,9 @@ import (
 	"margay/cluster/serve"
 )
 
-// downWait bounds how long a holder may take to end its machine.
-const downWait = 30 * time.Second
+// downWait bounds how long a holder may take to end its machine. A thousand hosted nodes take half a
+// minute on a busy host.
+const downWait = 2 * time.Minute
 
 // Down ends a machine and removes its folder. If the folder is missing or not a machine's, the
 // error is ErrNoMachine, and Down touches nothing. It leaves alone a machine that is made in the

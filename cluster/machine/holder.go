@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"sync"
 	"time"
@@ -48,6 +49,7 @@ type holder struct {
 	serve     []string      // command that becomes serve
 	log       func(format string, args ...any)
 
+	turns   chan struct{}  // has a value for each node that is being started; nil: any number may be
 	obeying sync.WaitGroup // goroutines that carry out orders of serve
 	keeping sync.WaitGroup // goroutines that keep nodes
 
@@ -66,13 +68,14 @@ type holder struct {
 	vacated bool                      // it ends because its hosts do
 }
 
-// heldNode is the state of a node in the holder. holder.mu guards life and the messages.
+// heldNode is the state of a node in the holder. holder.mu guards life, begun and the messages.
 type heldNode struct {
 	number id.Node
 	term   uint32 // of its number
 	life   life
 	orders chan order    // taken by keepNode
 	once   int64         // the last named order that was carried out; 0: none. keepNode alone uses it
+	begun  func()        // ends its turn to start; nil: it had none
 	leave  func()        // ends it for good
 	gone   chan struct{} // closed when it has ended for good
 
@@ -172,6 +175,7 @@ func holdMachine(ctx context.Context, d Dir, serve []string, in HolderInherited,
 func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
 	switch h.spec.Substrate {
 	case node.Hosted:
+		h.turns = make(chan struct{}, startsEach*runtime.NumCPU())
 		return newHosted(h.spec, h.dir, a)
 	case node.Virtual:
 		return newVirtual(h.spec, h.dir, a, virtualEvents{h.nodeStage, h.log})
@@ -264,7 +268,7 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 		select {
 		case <-start.C:
 			// startNode reports an error to serve as the node's end.
-			ended, _ = h.startNode(n)
+			ended, _ = h.startNode(ctx, n)
 		case e := <-ended:
 			ended = nil
 			if v := h.nodeExited(n, e); v.Again {
@@ -273,7 +277,7 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 		case o := <-n.orders:
 			start.Stop()
 			var err error
-			ended, err = h.obey(n, ended, o)
+			ended, err = h.obey(ctx, n, ended, o)
 			o.obeyed <- err
 		case <-ctx.Done():
 		}
@@ -285,7 +289,7 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 
 // obey carries out an order. The channel gets the end of the node, and is nil while it does not
 // run.
-func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, error) {
+func (h *holder) obey(ctx context.Context, n *heldNode, ended <-chan exit, o order) (<-chan exit, error) {
 	h.mu.Lock()
 	off := n.life.off != ""
 	h.mu.Unlock()
@@ -318,11 +322,48 @@ func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, err
 		return ended, nil
 	}
 	h.nodeOrdered(n, o)
-	return h.startNode(n)
+	return h.startNode(ctx, n)
 }
 
-// startNode starts a node and returns a channel that gets its end; nil with an error.
-func (h *holder) startNode(n *heldNode) (<-chan exit, error) {
+// Hosted nodes start some at a time, startsEach for each processor: those of a thousand that were
+// started together would be slower, and late. A node that has not registered after turnWait no
+// longer holds up others.
+const (
+	startsEach = 8
+	turnWait   = 5 * time.Second
+)
+
+// awaitTurn waits until a node may be started.
+func (h *holder) awaitTurn(ctx context.Context, n *heldNode) error {
+	if h.turns == nil {
+		return nil
+	}
+	select {
+	case h.turns <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	over := sync.OnceFunc(func() { <-h.turns })
+	time.AfterFunc(turnWait, over)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n.begun = over
+	return nil
+}
+
+// endTurn ends the turn of a node to start, if it has one. The caller holds h.mu.
+func (n *heldNode) endTurn() {
+	if n.begun != nil {
+		n.begun()
+	}
+}
+
+// startNode starts a node when it is its turn, and returns a channel that gets its end; nil with an
+// error.
+func (h *holder) startNode(ctx context.Context, n *heldNode) (<-chan exit, error) {
+	if err := h.awaitTurn(ctx, n); err != nil {
+		return nil, err
+	}
 	pid, ended, err := h.substrate.start(n.number, n.term)
 	if errors.Is(err, errAsleep) {
 		h.nodeAsleep(n)
@@ -388,6 +429,7 @@ func (h *holder) nodeStage(node id.Node, status boot.Status) {
 func (h *holder) nodeExited(n *heldNode, e exit) verdict {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	n.endTurn()
 	v := n.life.end(e.Off, time.Now())
 	if n.life.off != "" {
 		h.reportOff(n)
@@ -653,6 +695,7 @@ func (h *holder) nodeUp(m *control.NodeUp) {
 	defer h.mu.Unlock()
 	if n := h.nodes[id.Node(m.Node)]; n != nil {
 		h.risen = true
+		n.endTurn()
 		n.life.registered()
 		n.stage = nil
 	}

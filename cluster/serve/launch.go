@@ -19,18 +19,23 @@ import (
 	"margay/internal/printable"
 )
 
-// Bounds on requests to nodes and clients.
+// Bounds on requests to nodes and clients. Those to all nodes of a job have nodeTimeout more for each
+// of them: hosted nodes take their turns on the processors of one host.
 const (
 	prepareTimeout = 30 * time.Second
 	startTimeout   = 30 * time.Second
 	forgetTimeout  = 10 * time.Second
 	clientTimeout  = 30 * time.Second // for the client's confirmation that it knows the job
+	nodeTimeout    = 200 * time.Millisecond
 )
 
 // admit creates a job. If there is no room for it, but late nodes or ending jobs would make room,
 // it waits for them, and reports that to the client if it takes a while.
 func (s *Server) admit(spec *control.JobSpec, client *control.Conn) (*job, error) {
-	patience, silent := time.NewTimer(s.config.Timing.Dead+forgetTimeout), time.NewTimer(s.config.Timing.Late)
+	s.mu.Lock()
+	dead := s.pace() * s.config.Timing.Dead
+	s.mu.Unlock()
+	patience, silent := time.NewTimer(dead+forgetTimeout), time.NewTimer(s.config.Timing.Late)
 	defer patience.Stop()
 	defer silent.Stop()
 	for {
@@ -515,7 +520,7 @@ func (s *Server) askAll(j *job, request proto.Message) (asked []*question) {
 
 // answers waits for the answers to questions in parallel, and reports each.
 func (s *Server) answers(asked []*question, timeout time.Duration, answered func(q *question, answer proto.Message, err error)) {
-	ctx, cancel := context.WithTimeout(s.context, timeout)
+	ctx, cancel := context.WithTimeout(s.context, timeout+time.Duration(len(asked)-1)*nodeTimeout)
 	defer cancel()
 	var waiting sync.WaitGroup
 	for _, q := range asked {

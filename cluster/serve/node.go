@@ -35,7 +35,8 @@ type node struct {
 	info     *control.NodeInfo
 	unsaved  bool // info has changed since it was recorded
 	boot     string
-	heard    time.Time // when it last sent something; while it is booting, when the boot started
+	pace     time.Duration // factor of the times of its heartbeats (Timing.pace), as when it registered
+	heard    time.Time     // when it last sent something; while it is booting, when the boot started
 	since    time.Time // when it registered
 	free     int64     // memory, in bytes
 	boots    uint32
@@ -72,7 +73,7 @@ type use struct {
 }
 
 func newNode(number, term uint32, log func(format string, args ...any)) *node {
-	return &node{number: number, term: term, heard: time.Now(), boots: 1, uses: make(map[uint32]use), log: gate.NewLog(log, 100, 10), deeds: gate.NewLog(log, 20, 1)}
+	return &node{number: number, term: term, pace: 1, heard: time.Now(), boots: 1, uses: make(map[uint32]use), log: gate.NewLog(log, 100, 10), deeds: gate.NewLog(log, 20, 1)}
 }
 
 func (n *node) closeLogs() {
@@ -299,8 +300,8 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 	if n.boot != m.Boot {
 		n.since = time.Now()
 	}
-	n.fresh = nil
-	conn.Answer(f, &control.Registered{Certificate: s.certify(m), HeartbeatMs: uint32(s.config.Timing.Heartbeat.Milliseconds())}, nil)
+	n.fresh, n.pace = nil, s.pace()
+	conn.Answer(f, &control.Registered{Certificate: s.certify(m), HeartbeatMs: uint32((n.pace * s.config.Timing.Heartbeat).Milliseconds())}, nil)
 	again := n.boot == m.Boot && n.health == control.NodeHealth_NODE_DEAD
 	n.conn, n.info, n.boot, n.heard = conn, m.Info, m.Boot, time.Now()
 	s.hinder(s.queue...)
@@ -310,6 +311,11 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 		n.deeds.Printf("node%d is back", n.number)
 	} else {
 		n.deeds.Printf("node%d is up: %d application cores, %d MiB for jobs, Linux %s", n.number, len(m.Info.Cores), m.Info.Memory>>20, m.Info.Kernel)
+	}
+	for other := range s.members() { // those whose turn to start has not come are not silent
+		if other.health == control.NodeHealth_NODE_BOOTING && other.started.IsZero() {
+			other.heard = time.Now()
+		}
 	}
 	if m.Vitals != nil { // before it can be given a job
 		n.free = m.FreeMemory
@@ -619,16 +625,16 @@ func (s *Server) judge(n *node, silent time.Duration) {
 			s.dead(n, fmt.Sprintf("it did not register within %v%s (machine up --boot-timeout gives a slow or busy host longer)%s", t.Boot, last, s.consoleTail(n.number)), "if it stays silent, "+s.rebooted(n.number))
 		}
 	case control.NodeHealth_NODE_UP:
-		if silent > t.Late {
+		if silent > n.pace*t.Late {
 			n.turn(control.NodeHealth_NODE_LATE, "it is silent")
 			n.deeds.Printf("node%d is late: silent for %v", n.number, silent.Round(time.Millisecond))
 		}
 	case control.NodeHealth_NODE_LATE:
-		if silent > t.Dead {
-			s.dead(n, fmt.Sprintf("it has been silent for %v", t.Dead), "if it stays silent, "+s.rebooted(n.number))
+		if silent > n.pace*t.Dead {
+			s.dead(n, fmt.Sprintf("it has been silent for %v", n.pace*t.Dead), "if it stays silent, "+s.rebooted(n.number))
 		}
 	case control.NodeHealth_NODE_REFUSED:
-		if silent > t.Dead {
+		if silent > n.pace*t.Dead {
 			s.lose(n)
 		}
 	}

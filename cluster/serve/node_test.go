@@ -719,3 +719,54 @@ func TestAbsence(t *testing.T) {
 		}
 	}
 }
+
+// The times of heartbeats grow with a machine of many nodes, so that these do not load serve, and
+// with them its judgement of silent ones.
+func TestPace(t *testing.T) {
+	timing := Timing{Space: 4 * time.Millisecond}.withDefaults()
+	for nodes, want := range map[int]time.Duration{1: 1, 125: 1, 126: 2, 250: 2, 1000: 8} {
+		if got := timing.pace(nodes); got != want {
+			t.Errorf("%d nodes: %d times as long, want %d", nodes, got, want)
+		}
+	}
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2, func(c *Config) { c.Timing.Space = time.Second }) // four times as long
+		m.played[1].silence()
+		health := func(after time.Duration) control.NodeHealth {
+			time.Sleep(after)
+			return must[*control.Nodes](m.client(), &control.ListNodes{}).Nodes[1].Health
+		}
+		timing := m.server.config.Timing
+		for _, want := range []struct {
+			after  time.Duration
+			health control.NodeHealth
+		}{
+			{timing.Dead / 2, control.NodeHealth_NODE_UP},
+			{2 * timing.Dead, control.NodeHealth_NODE_LATE},
+			{2 * timing.Dead, control.NodeHealth_NODE_DEAD},
+		} {
+			if got := health(want.after); got != want.health {
+				t.Errorf("after further %v of silence it is %v, want %v", want.after, got, want.health)
+			}
+		}
+	})
+}
+
+// Nodes that the holder has not started yet are not dead as long as others come up.
+func TestManyBoot(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMachine(t, 3)
+		boot := m.server.config.Timing.Boot
+		time.Sleep(boot / 2)
+		m.played[0].connect()
+		time.Sleep(boot * 3 / 4)
+		m.played[1].connect()
+		if got := must[*control.Nodes](m.client(), &control.ListNodes{}).Nodes[2].Health; got != control.NodeHealth_NODE_BOOTING {
+			t.Errorf("a node whose turn has not come is %v", got)
+		}
+		time.Sleep(boot * 5 / 4)
+		if got := must[*control.Nodes](m.client(), &control.ListNodes{}).Nodes[2].Health; got != control.NodeHealth_NODE_DEAD {
+			t.Errorf("when no other comes up, it is %v", got)
+		}
+	})
+}

@@ -68,11 +68,13 @@ type Config struct {
 	Remote net.Listener // for users of other hosts, in TCP; Run closes it; nil: there is none
 }
 
-// Timing contains the timeouts of a serve. A zero field means the default.
+// Timing contains the timeouts of a serve. A zero field means the default. The first three are for
+// machines of few nodes (Timing.pace).
 type Timing struct {
 	Heartbeat time.Duration // interval between the heartbeats of a node; default 500 ms
 	Late      time.Duration // silence after which a node is late; default 2 s
 	Dead      time.Duration // silence after which a node is dead; default 10 s
+	Space     time.Duration // how far apart the heartbeats of different nodes are on average, at least; default 1 ms
 	Boot      time.Duration // how long a node may take to register; default 2 min
 	Orphan    time.Duration // how long a job waits for its client after serve was started again; default 4 s
 	Away      time.Duration // how long a job waits for a client on another host that has lost its connection; default 30 s
@@ -90,6 +92,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.Heartbeat, 500*time.Millisecond)
 	set(&t.Late, 2*time.Second)
 	set(&t.Dead, 10*time.Second)
+	set(&t.Space, time.Millisecond)
 	set(&t.Boot, 2*time.Minute)
 	set(&t.Orphan, 4*time.Second)
 	set(&t.Away, 30*time.Second)
@@ -98,6 +101,14 @@ func (t Timing) withDefaults() Timing {
 	set(&t.Room, 2*time.Minute)
 	return t
 }
+
+// pace returns by how much all times of heartbeats are longer on a machine of so many nodes.
+func (t Timing) pace(nodes int) time.Duration {
+	return max(1, (time.Duration(nodes)*t.Space+t.Heartbeat-1)/t.Heartbeat)
+}
+
+// pace is Timing.pace for the nodes that the machine has now. The caller holds Server.mu.
+func (s *Server) pace() time.Duration { return s.config.Timing.pace(len(s.roster.Nodes)) }
 
 // Server is the state of a serve.
 type Server struct {
