@@ -37,8 +37,8 @@ type node struct {
 	boot     string
 	pace     time.Duration // factor of the times of its heartbeats (Timing.pace), as when it registered
 	heard    time.Time     // when it last sent something; while it is booting, when the boot started
-	since    time.Time // when it registered
-	free     int64     // memory, in bytes
+	since    time.Time     // when it registered
+	free     int64         // memory, in bytes
 	boots    uint32
 	started  time.Time          // when the holder started its substrate
 	power    control.NodePower  // whether its substrate runs

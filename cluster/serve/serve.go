@@ -189,7 +189,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
 		jobs: make(map[uint32]*job), working: make(map[uint32]control.UpdateStage), held: make(map[string]*held), files: make(map[filesKey]*filesStream), remotes: make(map[*control.Conn]uint32),
 		debuggers: make(map[uint64]*debugger), remember: keepEnded,
-		ended:     make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
+		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)
 	if s.chooser, err = placement.New(c.Engine, c.Log); err != nil {
