@@ -254,7 +254,7 @@ func (c *copying) next() ([]byte, error) {
 }
 
 // looks is how many ticks a piece may take. The first one comes when all nodes of the job are
-// prepared, for which serve gives each of them time.
+// prepared, and serve waits longer for many nodes.
 func (c *copying) looks() int {
 	if c.begun.IsZero() {
 		return stallLooks + c.nodes/nodesALook

@@ -84,8 +84,8 @@ func (d Dir) await(ctx context.Context, w *rising) error {
 }
 
 // The nodes that a poll waits for need the processors. So the answers of serve, which are long on a
-// machine of many nodes, take no more than 1/pollShare of the time, if the pause is at most mostPoll
-// then.
+// machine of many nodes, take no more than 1/pollShare of the time, unless the pause would be
+// longer than mostPoll.
 const (
 	pollShare = 10
 	mostPoll  = 500 * time.Millisecond

@@ -15,8 +15,8 @@ import (
 	"margay/cluster/serve"
 )
 
-// downWait bounds how long a holder may take to end its machine. A thousand hosted nodes take half a
-// minute on a busy host.
+// downWait bounds how long a holder may take to end its machine. A thousand hosted nodes take half
+// a minute on a busy host.
 const downWait = 2 * time.Minute
 
 // Down ends a machine and removes its folder. If the folder is missing or not a machine's, the

@@ -325,8 +325,8 @@ func (h *holder) obey(ctx context.Context, n *heldNode, ended <-chan exit, o ord
 	return h.startNode(ctx, n)
 }
 
-// Hosted nodes start some at a time, startsEach for each processor: those of a thousand that were
-// started together would be slower, and late. A node that has not registered after turnWait no
+// Hosted nodes start some at a time, startsEach for each processor: a thousand nodes that start
+// together are slower, and late. A node that has not registered after turnWait no
 // longer holds up others.
 const (
 	startsEach = 8

@@ -128,7 +128,8 @@ func TestUnknownSubstrate(t *testing.T) {
 	}
 }
 
-// Emulated nodes send heartbeats less often, and so do many hosted ones, unless a machine sets the interval.
+// Emulated nodes send heartbeats less often, and so do many hosted ones, unless a machine sets the
+// interval.
 func TestTiming(t *testing.T) {
 	dead := serve.Timing{Dead: time.Minute}
 	own := serve.Timing{Heartbeat: time.Millisecond}

@@ -19,8 +19,8 @@ import (
 	"margay/internal/printable"
 )
 
-// Bounds on requests to nodes and clients. Those to all nodes of a job have nodeTimeout more for each
-// of them: hosted nodes take their turns on the processors of one host.
+// Bounds on requests to nodes and clients. Requests to all nodes of a job have nodeTimeout more for
+// each node: hosted nodes take their turns on the processors of one host.
 const (
 	prepareTimeout = 30 * time.Second
 	startTimeout   = 30 * time.Second

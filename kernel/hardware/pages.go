@@ -29,8 +29,8 @@ func HugePages() (bool, error) {
 		return false, fmt.Errorf("hardware: huge pages: %w", err)
 	}
 	defer unix.Munmap(memory)
-	// Wherever the memory begins, this byte is in the one huge page that is surely all in it. A host
-	// may have a thousand nodes, and a fault for each small page would take 20 ms of a processor.
+	// Wherever the memory begins, this byte is in the one huge page that is surely all in it. A
+	// host may have a thousand nodes, and faults for all small pages take 20 ms of a processor.
 	memory[hugePage-1] = 1
 	after, err := inHugePages()
 	return after > before, err

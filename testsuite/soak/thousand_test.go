@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"margay/cluster/roster"
 )
 
 // environment returns a number from the environment.
@@ -32,13 +35,16 @@ func environment(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
-// A machine of MARGAY_NODES hosted nodes, by default as many as a machine can have, runs jobs while
-// MARGAY_KILLS nodes, node kernels and serves are killed at random. Each job ends well, or because
-// of the end of a node; no line is lost or doubled, no job hangs and no core is kept. Nothing is
-// left of the machine. A round takes some minutes.
+// nodesEach is how many nodes a processor of this host carries without making the test last.
+const nodesEach = 32
+
+// A machine of MARGAY_NODES hosted nodes, by default nodesEach for each processor and at most as
+// many as a machine can have, runs jobs while MARGAY_KILLS nodes, node kernels and serves are
+// killed at random. Each job ends well, or because of the end of a node; no line is lost or
+// doubled, no job hangs and no core is kept. Nothing is left of the machine.
 func TestThousandNodes(t *testing.T) {
 	rng := random(t)
-	nodes, kills := environment(t, "MARGAY_NODES", 1000), environment(t, "MARGAY_KILLS", 100)
+	nodes, kills := environment(t, "MARGAY_NODES", min(roster.Most, nodesEach*runtime.NumCPU())), environment(t, "MARGAY_KILLS", 100)
 	begun := time.Now()
 	m := up(t, "-q", "--substrate", "hosted", "--nodes", strconv.Itoa(nodes), "--cores", "1")
 	t.Logf("%d nodes are up after %v", nodes, time.Since(begun).Round(100*time.Millisecond))
