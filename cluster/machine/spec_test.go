@@ -140,7 +140,7 @@ func TestTiming(t *testing.T) {
 	}{
 		"emulated":    {Spec{Substrate: node.Virtual, Accel: "tcg", Timing: dead}, slow},
 		"virtualized": {Spec{Substrate: node.Virtual, Accel: "kvm", Timing: dead}, dead},
-		"hosted":      {Spec{Substrate: node.Hosted, Accel: "tcg", Timing: dead}, serve.Timing{Dead: time.Minute, Space: 4 * time.Millisecond}},
+		"hosted":      {Spec{Substrate: node.Hosted, Accel: "tcg", Timing: dead}, serve.Timing{Dead: time.Minute, Space: 4 * time.Millisecond, Each: 200 * time.Millisecond}},
 		"its own":     {Spec{Substrate: node.Virtual, Accel: "tcg", Timing: own}, own},
 	} {
 		if got := c.spec.timing(); got != c.want {

@@ -23,7 +23,7 @@ const gatherTimeout = 8 * time.Second
 func (s *Server) answerTimeout() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return max(gatherTimeout, s.pace()*s.config.Timing.Dead)
+	return max(gatherTimeout, s.config.Timing.deadAfter(s.pace()))
 }
 
 // upNodes lists the nodes that can be asked, or the named one.

@@ -636,7 +636,8 @@ func (s *Server) finishIfComplete(j *job) {
 // arrive, so that the job does not wait forever. A slow consumer may take its time. saveAgain
 // bounds the wait for a full disk. The caller holds Server.mu.
 func (s *Server) awaitRecords(j *job) {
-	if j.unsaved != nil || j.phase != control.JobPhase_JOB_RUNNING || !j.wantsRecords() || time.Since(j.moved) < s.config.Timing.Records {
+	patience := max(s.config.Timing.Records, s.config.Timing.deadAfter(s.pace())) // a silent node may be back
+	if j.unsaved != nil || j.phase != control.JobPhase_JOB_RUNNING || !j.wantsRecords() || time.Since(j.moved) < patience {
 		return
 	}
 	for _, m := range j.members {
@@ -647,7 +648,7 @@ func (s *Server) awaitRecords(j *job) {
 	for _, m := range j.members {
 		if (j.ended() || j.over[m.Node] && !j.endedOn(m.Node)) && !j.records.Complete(m.Node) {
 			s.fail(j, control.Failf(control.Code_CODE_TIMEOUT, "its ranks have ended, but the rest of what they wrote has not come for %v",
-				s.config.Timing.Records).At(m.Node))
+				patience).At(m.Node))
 			return
 		}
 	}
@@ -686,7 +687,7 @@ func (s *Server) finish(j *job) {
 	asked := s.askAll(j, &control.Forget{Job: j.number})
 	s.running.Go(func() {
 		early := s.announce(j)
-		s.answers(asked, forgetTimeout, func(q *question, answer proto.Message, err error) {
+		s.answers(asked, forgetTimeout, nil, func(q *question, answer proto.Message, err error) {
 			if err != nil {
 				s.config.Log("job %d: end it on node%d: %v", j.number, q.node, err)
 				s.insist(q.node, q.conn, j.number)

@@ -37,6 +37,7 @@ type node struct {
 	boot     string
 	pace     time.Duration // factor of the times of its heartbeats (Timing.pace), as when it registered
 	heard    time.Time     // when it last sent something; while it is booting, when the boot started
+	entered  time.Time     // when this serve got to know it
 	since    time.Time     // when it registered
 	free     int64         // memory, in bytes
 	boots    uint32
@@ -73,7 +74,7 @@ type use struct {
 }
 
 func newNode(number, term uint32, log func(format string, args ...any)) *node {
-	return &node{number: number, term: term, pace: 1, heard: time.Now(), boots: 1, uses: make(map[uint32]use), log: gate.NewLog(log, 100, 10), deeds: gate.NewLog(log, 20, 1)}
+	return &node{number: number, term: term, pace: 1, heard: time.Now(), entered: time.Now(), boots: 1, uses: make(map[uint32]use), log: gate.NewLog(log, 100, 10), deeds: gate.NewLog(log, 20, 1)}
 }
 
 func (n *node) closeLogs() {
@@ -313,7 +314,7 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 		n.deeds.Printf("node%d is up: %d application cores, %d MiB for jobs, Linux %s", n.number, len(m.Info.Cores), m.Info.Memory>>20, m.Info.Kernel)
 	}
 	for other := range s.members() { // those whose turn to start has not come are not silent
-		if other.health == control.NodeHealth_NODE_BOOTING && other.started.IsZero() {
+		if other.health == control.NodeHealth_NODE_BOOTING && other.started.IsZero() && time.Since(other.entered) < (bootExtension-1)*s.config.Timing.Boot {
 			other.heard = time.Now()
 		}
 	}
@@ -476,7 +477,7 @@ func (s *Server) startOn(n *node, j *job) {
 	asked := []*question{s.ask(n.number, &control.Start{Job: j.number})}
 	refused := s.failIfRefused(j)
 	s.running.Go(func() {
-		s.answers(asked, startTimeout, func(q *question, answer proto.Message, err error) {
+		s.answers(asked, startTimeout, nil, func(q *question, answer proto.Message, err error) {
 			refused(q, answer, err)
 			if err == nil {
 				s.mu.Lock()
@@ -630,11 +631,11 @@ func (s *Server) judge(n *node, silent time.Duration) {
 			n.deeds.Printf("node%d is late: silent for %v", n.number, silent.Round(time.Millisecond))
 		}
 	case control.NodeHealth_NODE_LATE:
-		if silent > n.pace*t.Dead {
-			s.dead(n, fmt.Sprintf("it has been silent for %v", n.pace*t.Dead), "if it stays silent, "+s.rebooted(n.number))
+		if dead := t.deadAfter(n.pace); silent > dead {
+			s.dead(n, fmt.Sprintf("it has been silent for %v", dead), "if it stays silent, "+s.rebooted(n.number))
 		}
 	case control.NodeHealth_NODE_REFUSED:
-		if silent > n.pace*t.Dead {
+		if silent > t.deadAfter(n.pace) {
 			s.lose(n)
 		}
 	}
@@ -734,7 +735,8 @@ func (s *Server) nodeBoot(m *control.NodeBoot) {
 }
 
 // bootExtension bounds the time of a boot over the network, in boot time-outs: a node that starts
-// over and over would never be silent.
+// over and over would never be silent. It also bounds the time until a node has registered whose
+// start waits for others.
 const bootExtension = 5
 
 // nodeStage processes the holder's report on the progress of a node's boot. A node that makes

@@ -770,3 +770,32 @@ func TestManyBoot(t *testing.T) {
 		}
 	})
 }
+
+// A time of one's own after which nodes are dead grows with the intervals of heartbeats only as far
+// as it has no room for them.
+func TestDeadAfter(t *testing.T) {
+	for _, c := range []struct{ dead, pace, want time.Duration }{
+		{0, 1, 10 * time.Second}, {0, 8, 80 * time.Second}, {time.Minute, 1, time.Minute}, {time.Minute, 8, 80 * time.Second},
+		{5 * time.Minute, 8, 5 * time.Minute}, {2 * time.Second, 1, 2 * time.Second}, {2 * time.Second, 8, 16 * time.Second},
+	} {
+		if got := (Timing{Dead: c.dead}).withDefaults().deadAfter(c.pace); got != c.want {
+			t.Errorf("%v, %d times as long: %v, want %v", c.dead, c.pace, got, c.want)
+		}
+	}
+}
+
+// A node that the holder does not get to start is dead at last, even though others come up.
+func TestNeverStarted(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMachine(t, 2)
+		boot := m.server.config.Timing.Boot
+		for range 2 * bootExtension {
+			time.Sleep(boot / 2)
+			m.played[0].connect()
+		}
+		time.Sleep(boot / 2)
+		if got := must[*control.Nodes](m.client(), &control.ListNodes{}).Nodes[1].Health; got != control.NodeHealth_NODE_DEAD {
+			t.Errorf("it is %v", got)
+		}
+	})
+}

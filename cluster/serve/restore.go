@@ -61,6 +61,13 @@ func (s *Server) restore() error {
 		}
 	})
 	s.remembered = slices.SortedFunc(maps.Keys(ends), func(a, b uint32) int { return cmp.Or(cmp.Compare(ends[a], ends[b]), cmp.Compare(a, b)) })
+	if err == nil && len(s.remembered) > s.remember {
+		err = s.store.forgetJobs(s.remembered[:len(s.remembered)-s.remember])
+		for _, job := range s.remembered[:len(s.remembered)-s.remember] {
+			s.dropOutput(job)
+		}
+		s.remembered = s.remembered[len(s.remembered)-s.remember:]
+	}
 	var over []*job
 	for _, stored := range running {
 		if j := s.restoreJob(stored); j.phase != control.JobPhase_JOB_RUNNING || j.failure != nil || j.complete() && len(j.spec.Out) == 0 {

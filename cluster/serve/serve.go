@@ -68,13 +68,17 @@ type Config struct {
 	Remote net.Listener // for users of other hosts, in TCP; Run closes it; nil: there is none
 }
 
+// usualDead is the silence after which a node is dead on a machine of few nodes.
+const usualDead = 10 * time.Second
+
 // Timing contains the timeouts of a serve. A zero field means the default. The first three are for
 // machines of few nodes (Timing.pace).
 type Timing struct {
 	Heartbeat time.Duration // interval between the heartbeats of a node; default 500 ms
 	Late      time.Duration // silence after which a node is late; default 2 s
-	Dead      time.Duration // silence after which a node is dead; default 10 s
+	Dead      time.Duration // silence after which a node is dead; default usualDead
 	Space     time.Duration // how far apart the heartbeats of different nodes are on average, at least; default 1 ms
+	Each      time.Duration // how much longer a job's launch may wait for its nodes, for each of them; default 0
 	Boot      time.Duration // how long a node may take to register; default 2 min
 	Orphan    time.Duration // how long a job waits for its client after serve was started again; default 4 s
 	Away      time.Duration // how long a job waits for a client on another host that has lost its connection; default 30 s
@@ -91,7 +95,7 @@ func (t Timing) withDefaults() Timing {
 	}
 	set(&t.Heartbeat, 500*time.Millisecond)
 	set(&t.Late, 2*time.Second)
-	set(&t.Dead, 10*time.Second)
+	set(&t.Dead, usualDead)
 	set(&t.Space, time.Millisecond)
 	set(&t.Boot, 2*time.Minute)
 	set(&t.Orphan, 4*time.Second)
@@ -105,6 +109,12 @@ func (t Timing) withDefaults() Timing {
 // pace returns by how much all times of heartbeats are longer on a machine of so many nodes.
 func (t Timing) pace(nodes int) time.Duration {
 	return max(1, (time.Duration(nodes)*t.Space+t.Heartbeat-1)/t.Heartbeat)
+}
+
+// deadAfter returns the silence after which a node is dead whose heartbeats have a pace. A longer
+// time than the usual one has room for longer intervals already.
+func (t Timing) deadAfter(pace time.Duration) time.Duration {
+	return max(t.Dead, pace*min(t.Dead, usualDead))
 }
 
 // pace is Timing.pace for the nodes that the machine has now. The caller holds Server.mu.

@@ -411,6 +411,25 @@ func TestForgottenOutput(t *testing.T) {
 	})
 }
 
+// A serve that finds more ended jobs than it remembers, forgets the first ones, and their output.
+func TestTooManyJobs(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		m.server.remember = keepEnded + 2
+		c := m.client()
+		for range keepEnded + 2 {
+			c.detached(10)
+		}
+		m.restart()
+		if jobs := must[*control.Jobs](m.client(), &control.ListJobs{All: true}).Jobs; len(jobs) != keepEnded || jobs[0].Job != 3 {
+			t.Errorf("%d jobs are remembered, the first one is %v", len(jobs), jobs[0])
+		}
+		if kept := len(m.kept()); kept != keepEnded {
+			t.Errorf("the output of %d jobs is kept", kept)
+		}
+	})
+}
+
 // A running job is not forgotten, however many jobs have ended since it started: the next serve
 // must know it. When it has ended, it is remembered as long as any other.
 func TestRunningJobIsNotForgotten(t *testing.T) {
