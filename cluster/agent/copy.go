@@ -14,10 +14,12 @@ import (
 	"margay/internal/tree"
 	"margay/kernel"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
 )
 
 // stall bounds the time without progress of a job's files, and stallLooks is the number of checks
-// in that time. The first piece may take one more for each nodesALook nodes of the job.
+// in that time. On a hosted node the first piece may take one more for each nodesALook nodes of the
+// job, as serve may wait longer for the others (serve.Timing.Each).
 const (
 	stall      = 30 * time.Second
 	stallLooks = 30
@@ -46,7 +48,7 @@ type copying struct {
 	root     bool    // the files come from serve, which receives the progress
 	parent   id.Node // the only node whose stream is accepted; unused in a root
 	children []id.Node
-	nodes    int             // of the job
+	more     int             // looks for the first piece
 	loaded   bool            // this node has the files: pieces are for the nodes below it
 	pieces   chan []byte     // an empty one is the last
 	begun    time.Time       // the arrival of the first piece; used by run only
@@ -58,7 +60,7 @@ type copying struct {
 // startCopy prepares for the files of a job, and forwards them as they arrive. A node that has them
 // has loaded.
 func (a *Agent) startCopy(s kernel.JobSpec, loaded bool) {
-	c := &copying{agent: a, job: s.Job, nodes: s.Layout.Nodes(), loaded: loaded, pieces: make(chan []byte, queuedPieces), ended: make(chan struct{})}
+	c := &copying{agent: a, job: s.Job, loaded: loaded, pieces: make(chan []byte, queuedPieces), ended: make(chan struct{})}
 	c.context, c.stop = context.WithCancelCause(context.Background())
 	if place, ok := s.Layout.PlaceOf(a.config.Boot.Node); ok {
 		if parent, ok := tree.Parent(place); ok {
@@ -69,6 +71,9 @@ func (a *Agent) startCopy(s kernel.JobSpec, loaded bool) {
 		for _, child := range tree.Children(place, s.Layout.Nodes()) {
 			c.children = append(c.children, s.Layout.Node(child))
 		}
+	}
+	if a.config.Boot.Substrate == node.Hosted {
+		c.more = s.Layout.Nodes() / nodesALook
 	}
 	a.mu.Lock()
 	a.copies[s.Job] = c
@@ -254,10 +259,10 @@ func (c *copying) next() ([]byte, error) {
 }
 
 // looks is how many ticks a piece may take. The first one comes when all nodes of the job are
-// prepared, and serve waits longer for many nodes.
+// prepared.
 func (c *copying) looks() int {
 	if c.begun.IsZero() {
-		return stallLooks + c.nodes/nodesALook
+		return stallLooks + c.more
 	}
 	return stallLooks
 }

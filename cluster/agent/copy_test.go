@@ -247,7 +247,7 @@ func TestCopyStalls(t *testing.T) {
 // The first piece of a job's files comes when all its nodes are prepared, which takes a job of many
 // nodes longer. Others may not take longer.
 func TestFirstPieceOfMany(t *testing.T) {
-	c := &copying{nodes: 1000, pieces: make(chan []byte, 1), context: t.Context()}
+	c := &copying{more: 200, pieces: make(chan []byte, 1), context: t.Context()}
 	ticks := func(n int) <-chan time.Time {
 		looks := make(chan time.Time, n)
 		for range n {
@@ -255,7 +255,7 @@ func TestFirstPieceOfMany(t *testing.T) {
 		}
 		return looks
 	}
-	looks := ticks(stallLooks + 1000/nodesALook)
+	looks := ticks(stallLooks + 200)
 	if p, err := c.nextBy(looks); p != nil || err == nil || err.Error() != "files of the job: no data for 3m50s" || len(looks) != 0 {
 		t.Errorf("the first piece: %q, %v, with %d ticks left", p, err, len(looks))
 	}

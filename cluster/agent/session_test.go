@@ -586,7 +586,7 @@ func TestRefusedAgent(t *testing.T) {
 
 // The agent leaves a serve that does not answer heartbeats, later if they are rare.
 func TestSilentServe(t *testing.T) {
-	for every, after := range map[time.Duration]string{500 * time.Millisecond: "5s", 4 * time.Second: "40s"} {
+	for every, after := range map[time.Duration]string{500 * time.Millisecond: "5s", time.Second: "5s", 4 * time.Second: "20s"} {
 		synctest.Test(t, func(t *testing.T) {
 			a := newMachine(t).agent(3, new(lines))
 			a.node = new(playedKernel)
