@@ -73,11 +73,12 @@ type heldNode struct {
 	number id.Node
 	term   uint32 // of its number
 	life   life
-	orders chan order    // taken by keepNode
-	once   int64         // the last named order that was carried out; 0: none. keepNode alone uses it
-	begun  func()        // ends its turn to start; nil: it had none
-	leave  func()        // ends it for good
-	gone   chan struct{} // closed when it has ended for good
+	orders chan order      // taken by keepNode
+	once   int64           // the last named order that was carried out; 0: none. keepNode alone uses it
+	turn   chan<- struct{} // takes a value when it is its turn to start; nil: it does not wait for that. keepNode alone uses it
+	begun  func()          // ends its turn to start; nil: it had none
+	leave  func()          // ends it for good
+	gone   chan struct{}   // closed when it has ended for good
 
 	// Sent to serve when it connects.
 	boot  *control.NodeBoot  // nil: it was never started
@@ -175,7 +176,7 @@ func holdMachine(ctx context.Context, d Dir, serve []string, in HolderInherited,
 func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
 	switch h.spec.Substrate {
 	case node.Hosted:
-		h.turns = make(chan struct{}, startsEach*runtime.NumCPU())
+		h.turns = make(chan struct{}, startsEach*runtime.GOMAXPROCS(0))
 		return newHosted(h.spec, h.dir, a)
 	case node.Virtual:
 		return newVirtual(h.spec, h.dir, a, virtualEvents{h.nodeStage, h.log})
@@ -268,7 +269,12 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 		select {
 		case <-start.C:
 			// startNode reports an error to serve as the node's end.
-			ended, _ = h.startNode(ctx, n)
+			ended, _ = h.startNode(n)
+		case n.turn <- struct{}{}:
+			h.takeTurn(n)
+			if ctx.Err() == nil {
+				ended, _ = h.startNow(n)
+			}
 		case e := <-ended:
 			ended = nil
 			if v := h.nodeExited(n, e); v.Again {
@@ -277,7 +283,7 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 		case o := <-n.orders:
 			start.Stop()
 			var err error
-			ended, err = h.obey(ctx, n, ended, o)
+			ended, err = h.obey(n, ended, o)
 			o.obeyed <- err
 		case <-ctx.Done():
 		}
@@ -287,9 +293,9 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 	}
 }
 
-// obey carries out an order. The channel gets the end of the node, and is nil while it does not
-// run.
-func (h *holder) obey(ctx context.Context, n *heldNode, ended <-chan exit, o order) (<-chan exit, error) {
+// obey carries out an order; that of a start is carried out when the node waits for its turn. The
+// channel gets the end of the node, and is nil while it does not run.
+func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, error) {
 	h.mu.Lock()
 	off := n.life.off != ""
 	h.mu.Unlock()
@@ -322,33 +328,24 @@ func (h *holder) obey(ctx context.Context, n *heldNode, ended <-chan exit, o ord
 		return ended, nil
 	}
 	h.nodeOrdered(n, o)
-	return h.startNode(ctx, n)
+	return h.startNode(n)
 }
 
 // Hosted nodes start some at a time, startsEach for each processor: a thousand nodes that start
-// together are slower, and late. A node that has not registered after turnWait no
-// longer holds up others.
+// together are slower, and late. A node that has not registered after turnWait no longer holds up
+// others.
 const (
 	startsEach = 8
 	turnWait   = 5 * time.Second
 )
 
-// awaitTurn waits until a node may be started.
-func (h *holder) awaitTurn(ctx context.Context, n *heldNode) error {
-	if h.turns == nil {
-		return nil
-	}
-	select {
-	case h.turns <- struct{}{}:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+// takeTurn begins the turn of a node to start, for which it has put a value into h.turns.
+func (h *holder) takeTurn(n *heldNode) {
 	over := sync.OnceFunc(func() { <-h.turns })
 	time.AfterFunc(turnWait, over)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	n.begun = over
-	return nil
+	n.turn, n.begun = nil, over
 }
 
 // endTurn ends the turn of a node to start, if it has one. The caller holds h.mu.
@@ -358,12 +355,23 @@ func (n *heldNode) endTurn() {
 	}
 }
 
-// startNode starts a node when it is its turn, and returns a channel that gets its end; nil with an
-// error.
-func (h *holder) startNode(ctx context.Context, n *heldNode) (<-chan exit, error) {
-	if err := h.awaitTurn(ctx, n); err != nil {
-		return nil, err
+// startNode starts a node, or has keepNode start it when it is its turn. The channel gets its end;
+// it is nil with an error, and while the node waits.
+func (h *holder) startNode(n *heldNode) (<-chan exit, error) {
+	if h.turns != nil {
+		select {
+		case h.turns <- struct{}{}:
+			h.takeTurn(n)
+		default:
+			n.turn = h.turns
+			return nil, nil
+		}
 	}
+	return h.startNow(n)
+}
+
+// startNow starts a node, and returns a channel that gets its end; nil with an error.
+func (h *holder) startNow(n *heldNode) (<-chan exit, error) {
 	pid, ended, err := h.substrate.start(n.number, n.term)
 	if errors.Is(err, errAsleep) {
 		h.nodeAsleep(n)
@@ -386,9 +394,13 @@ func (h *holder) startNode(ctx context.Context, n *heldNode) (<-chan exit, error
 	return ended, nil
 }
 
-// stopNode ends a node that runs. It returns nil, or ended unchanged if the node does not end in
+// stopNode ends a node that runs, or its wait for its turn. It returns nil, or ended unchanged if the node does not end in
 // time.
 func (h *holder) stopNode(n *heldNode, ended <-chan exit) (<-chan exit, error) {
+	n.turn = nil
+	h.mu.Lock()
+	n.endTurn()
+	h.mu.Unlock()
 	if ended == nil {
 		return nil, nil
 	}
