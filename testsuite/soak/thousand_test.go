@@ -17,8 +17,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"margay/cluster/roster"
 )
 
 // environment returns a number from the environment.
@@ -38,22 +36,27 @@ func environment(t *testing.T, name string, otherwise int) int {
 // nodesEach is how many nodes a processor of this host carries without making the test last.
 const nodesEach = 32
 
-// A machine of MARGAY_NODES hosted nodes, by default nodesEach for each processor and at most as
-// many as a machine can have, runs jobs while MARGAY_KILLS nodes, node kernels and serves are
+// usualNodes bounds the number of nodes unless MARGAY_NODES sets it.
+const usualNodes = 250
+
+// A machine of MARGAY_NODES hosted nodes, by default nodesEach for each processor and at most
+// usualNodes, runs jobs while MARGAY_KILLS nodes, node kernels and serves are
 // killed at random. Each job ends well, or because of the end of a node; no line is lost or
 // doubled, no job hangs and no core is kept. Nothing is left of the machine.
 func TestThousandNodes(t *testing.T) {
 	rng := random(t)
-	nodes, kills := environment(t, "MARGAY_NODES", min(roster.Most, nodesEach*runtime.NumCPU())), environment(t, "MARGAY_KILLS", 100)
+	nodes, kills := environment(t, "MARGAY_NODES", min(usualNodes, nodesEach*runtime.NumCPU())), environment(t, "MARGAY_KILLS", 100)
 	begun := time.Now()
 	m := up(t, "-q", "--substrate", "hosted", "--nodes", strconv.Itoa(nodes), "--cores", "1")
 	t.Logf("%d nodes are up after %v", nodes, time.Since(begun).Round(100*time.Millisecond))
 	probe := build(t, m.dir, "probe")
 	m.everyRank(nodes, probe)
 
-	storm := &storm{machine: m, probe: probe, killed: make(map[string]bool)}
+	storm := &storm{machine: m, probe: probe, killed: make(map[string]int)}
 	over := make(chan struct{})
 	var jobs sync.WaitGroup
+	stop := sync.OnceFunc(func() { close(over); jobs.Wait() })
+	defer stop() // also when the test fails before
 	for range 4 {
 		seed := rng.Uint64()
 		jobs.Go(func() { storm.load(rand.New(rand.NewPCG(seed, 0)), nodes, over) })
@@ -62,8 +65,7 @@ func TestThousandNodes(t *testing.T) {
 		storm.kill(rng, nodes)
 		time.Sleep(time.Duration(rng.IntN(500)) * time.Millisecond)
 	}
-	close(over)
-	jobs.Wait()
+	stop()
 	t.Logf("%d kills; %d jobs ended well, %d with a node", kills, storm.well, storm.lost)
 	if storm.well == 0 {
 		t.Error("no job ended well")
@@ -129,14 +131,17 @@ func (m *machine) awaitUp(nodes int) {
 	m.t.Errorf("not all nodes are up again after %v: %v", commandTimeout, m.margay("nodes"))
 }
 
+// mostKills is how often the PID 1 of a node is killed: one that ends more often stays dead.
+const mostKills = 3
+
 // storm is load on a machine whose processes are killed.
 type storm struct {
 	*machine
 	probe string
 
 	mu         sync.Mutex
-	killed     map[string]bool // nodes
-	well, lost int             // jobs
+	killed     map[string]int // how often, by node
+	well, lost int            // jobs
 }
 
 // load runs jobs, one after the other, until over is closed.
@@ -182,7 +187,7 @@ func (s *storm) job(ranks, lines int) {
 func (s *storm) blamed(text string) bool {
 	for line := range strings.Lines(text) {
 		node, why, _ := strings.Cut(strings.TrimPrefix(line, "margay: "), ": ")
-		if s.killed[node] && (strings.HasPrefix(why, "its PID 1 ended") || strings.HasPrefix(why, "it was restarted and has lost the job")) {
+		if s.killed[node] > 0 && (strings.HasPrefix(why, "its PID 1 ended") || strings.HasPrefix(why, "it was restarted and has lost the job")) {
 			return true
 		}
 	}
@@ -204,8 +209,15 @@ func (s *storm) kill(rng *rand.Rand, nodes int) {
 		}
 		if rng.IntN(2) == 0 {
 			s.mu.Lock()
-			s.killed[fmt.Sprintf("node%d", node)] = true
+			name := fmt.Sprintf("node%d", node)
+			dies := s.killed[name] == mostKills // once more, and it would stay dead
+			if !dies {
+				s.killed[name]++
+			}
 			s.mu.Unlock()
+			if dies {
+				return
+			}
 			_ = unix.Kill(pid1, unix.SIGKILL) // and with it Linux kills all in its namespace
 			return
 		}
