@@ -12,8 +12,7 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// turnsOf starts to keep nodes of which two may be started at a time. Odd ones take a second to
-// stop.
+// turnsOf starts to keep nodes. Two may be started at a time, and odd ones take a second to stop.
 func turnsOf(t *testing.T, nodes int) (h *holder, p *seats, ctx context.Context, end func()) {
 	p = newSeats(t)
 	h = &holder{spec: Spec{Name: "m"}, roster: roster.New(nodes), substrate: p, turns: make(chan struct{}, 2), log: t.Logf}

@@ -784,7 +784,7 @@ func TestDeadAfter(t *testing.T) {
 	}
 }
 
-// A node that the holder does not get to start is dead at last, while others come up.
+// A node that the holder does not get to start is dead after a time in which others come up.
 func TestNeverStarted(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := newMachine(t, 2)
