@@ -12,16 +12,23 @@ import (
 
 // crowd finds the ranks of the same job on other nodes that share CPUs with the ranks on this node.
 // All hosted nodes of one host have the same CPUs, assigned by node number, so a hosted node knows
-// where the ranks of the others run.
+// where the ranks of the others run. It looks no further than the answer needs: each of a thousand
+// nodes has a thousand others.
 func (n *Node) crowd(s JobSpec) message.Crowd {
-	shared := !n.ownLinux() && n.config.Boot.Host == ""
 	c := crowd{self: n.config.Boot.Node, cpus: make(map[id.CPU]*occupied), grouped: groups()}
-	places := s.Layout.On(c.self)
-	if shared {
-		places = s.Layout.All()
-	}
-	for p := range places {
+	for p := range s.Layout.On(c.self) {
 		c.add(p.Node, n.cpusOf(p))
+	}
+	if n.ownLinux() || n.config.Boot.Host != "" {
+		return c.of()
+	}
+	for p := range s.Layout.All() {
+		if c.settled() {
+			break
+		}
+		if p.Node != c.self {
+			c.add(p.Node, n.cpusOf(p))
+		}
 	}
 	return c.of()
 }
@@ -70,6 +77,12 @@ func (c *crowd) add(node id.Node, cpus []id.CPU) {
 		o.load += 1 / float64(len(cpus))
 		o.nodes[node] = true
 	}
+}
+
+// settled reports whether no further rank changes the crowd.
+func (c *crowd) settled() bool {
+	now := c.of()
+	return now == message.Strewn || now == message.Together && !c.grouped
 }
 
 // of returns the crowd of this node's ranks.

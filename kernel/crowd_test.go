@@ -55,6 +55,24 @@ func TestCrowdOfHosts(t *testing.T) {
 	}
 }
 
+// A node of a thousand looks at a few ranks of the others.
+func TestCrowdOfThousand(t *testing.T) {
+	const nodes = 1000
+	var places []layout.Place
+	for node := range id.Node(nodes) {
+		places = append(places, layout.Place{Rank: id.Rank(node), Node: node, Core: 1})
+	}
+	s := JobSpec{Layout: laidOut(t, places...)}
+	n := &Node{config: Config{Boot: node.Config{Substrate: node.Hosted, Node: 700, Cores: 1}}, allowed: []id.CPU{0, 1, 2, 3}}
+	n.cores = hardware.Slots(n.allowed, 1, 700)
+	if n.crowd(s) == message.Apart {
+		t.Error("its ranks are alone")
+	}
+	if allocations := testing.AllocsPerRun(10, func() { n.crowd(s) }); allocations > 100 {
+		t.Errorf("it takes %v allocations", allocations)
+	}
+}
+
 // laidOut is the layout of a job with these places, on nodes without addresses.
 func laidOut(t testing.TB, places ...layout.Place) layout.Layout {
 	t.Helper()

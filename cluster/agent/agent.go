@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -63,8 +64,12 @@ const (
 	lastRetry  = time.Second
 )
 
-// silence is the time after which the agent reconnects if serve answers no heartbeat.
-const silence = 5 * time.Second
+// silence is the time after which the agent reconnects if serve answers no heartbeat, or
+// silentBeats heartbeats if that is longer: on a machine of many nodes, heartbeats are rare.
+const (
+	silence     = 5 * time.Second
+	silentBeats = 5
+)
 
 // Config configures an agent.
 type Config struct {
@@ -452,7 +457,8 @@ func (a *Agent) info() *control.NodeInfo {
 // while could not receive answers.
 func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Duration, sent *control.NodeInfo, clock offset) error {
 	every = max(every, 10*time.Millisecond)
-	tick := time.NewTicker(every)
+	silence := max(silence, silentBeats*every)
+	tick := time.NewTicker(1 + rand.N(every)) // all nodes may have registered at the same time
 	defer tick.Stop()
 	replies := make(chan reply, 1)
 	waiting, looks := false, 0 // for an answer, and the ticks since
@@ -468,6 +474,9 @@ func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Du
 			waiting, looks = false, 0
 			clock = r.offset
 		case <-tick.C:
+			if number == 1 {
+				tick.Reset(every)
+			}
 			if waiting {
 				if looks++; time.Duration(looks)*every >= silence {
 					return fmt.Errorf("agent: serve has been silent for %v", silence)

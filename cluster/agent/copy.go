@@ -14,13 +14,16 @@ import (
 	"margay/internal/tree"
 	"margay/kernel"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
 )
 
 // stall bounds the time without progress of a job's files, and stallLooks is the number of checks
-// in that time.
+// in that time. On a hosted node the first piece may take one more for each nodesALook nodes of the
+// job, as serve may wait longer for the others (serve.Timing.Each).
 const (
 	stall      = 30 * time.Second
 	stallLooks = 30
+	nodesALook = 5
 )
 
 // copyService is the name of the stream from a node to its child. It carries the job's number as 4
@@ -45,6 +48,7 @@ type copying struct {
 	root     bool    // the files come from serve, which receives the progress
 	parent   id.Node // the only node whose stream is accepted; unused in a root
 	children []id.Node
+	more     int             // looks for the first piece
 	loaded   bool            // this node has the files: pieces are for the nodes below it
 	pieces   chan []byte     // an empty one is the last
 	begun    time.Time       // the arrival of the first piece; used by run only
@@ -67,6 +71,9 @@ func (a *Agent) startCopy(s kernel.JobSpec, loaded bool) {
 		for _, child := range tree.Children(place, s.Layout.Nodes()) {
 			c.children = append(c.children, s.Layout.Node(child))
 		}
+	}
+	if a.config.Boot.Substrate == node.Hosted {
+		c.more = s.Layout.Nodes() / nodesALook
 	}
 	a.mu.Lock()
 	a.copies[s.Job] = c
@@ -251,11 +258,21 @@ func (c *copying) next() ([]byte, error) {
 	return c.nextBy(tick.C)
 }
 
-// nextBy waits for a piece, for at most stallLooks ticks. It counts ticks instead of time: a node
+// looks is how many ticks a piece may take. The first one comes when all nodes of the job are
+// prepared.
+func (c *copying) looks() int {
+	if c.begun.IsZero() {
+		return stallLooks + c.more
+	}
+	return stallLooks
+}
+
+// nextBy waits for a piece, for a number of ticks at most. It counts ticks instead of time: a node
 // that gets no CPU time for a while loses all ticks but one, and its sender may have been in the
 // same state.
 func (c *copying) nextBy(looks <-chan time.Time) ([]byte, error) {
-	for range stallLooks {
+	most := c.looks()
+	for range most {
 		select {
 		case p := <-c.pieces:
 			return p, nil
@@ -268,7 +285,7 @@ func (c *copying) nextBy(looks <-chan time.Time) ([]byte, error) {
 	case p := <-c.pieces:
 		return p, nil
 	default:
-		return nil, &streamError{"files of the job", fmt.Errorf("no data for %v", stall)}
+		return nil, &streamError{"files of the job", fmt.Errorf("no data for %v", time.Duration(most)*stall/stallLooks)}
 	}
 }
 

@@ -244,6 +244,28 @@ func TestCopyStalls(t *testing.T) {
 	})
 }
 
+// The first piece of a job's files comes when all its nodes are prepared, which takes a job of many
+// nodes longer. Others may not take longer.
+func TestFirstPieceOfMany(t *testing.T) {
+	c := &copying{more: 200, pieces: make(chan []byte, 1), context: t.Context()}
+	ticks := func(n int) <-chan time.Time {
+		looks := make(chan time.Time, n)
+		for range n {
+			looks <- time.Now()
+		}
+		return looks
+	}
+	looks := ticks(stallLooks + 200)
+	if p, err := c.nextBy(looks); p != nil || err == nil || err.Error() != "files of the job: no data for 3m50s" || len(looks) != 0 {
+		t.Errorf("the first piece: %q, %v, with %d ticks left", p, err, len(looks))
+	}
+	c.begun = time.Now()
+	looks = ticks(2 * stallLooks)
+	if p, err := c.nextBy(looks); p != nil || err == nil || len(looks) != stallLooks {
+		t.Errorf("another piece: %q, %v, with %d ticks left", p, err, len(looks))
+	}
+}
+
 // Ticks count, so that a node without CPU time does not blame the sender: a received piece is taken
 // regardless of the number of ticks, and so is a piece that arrives after all ticks but one.
 func TestCopyOfAbsentNode(t *testing.T) {

@@ -584,23 +584,25 @@ func TestRefusedAgent(t *testing.T) {
 	check.AwaitFor(t, patience, "two tries", func() bool { return strings.Count(log.String(), "this margay is too old") >= 2 })
 }
 
-// The agent leaves a serve that does not answer heartbeats.
+// The agent leaves a serve that does not answer heartbeats, later if they are rare.
 func TestSilentServe(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := newMachine(t).agent(3, new(lines))
-		a.node = new(playedKernel)
-		near, far := net.Pipe()
-		conn, serve := control.NewConn(near), control.NewConn(far)
-		defer conn.Close()
-		defer serve.Close()
-		go conn.Serve(func(*control.Frame) {})
-		go serve.Serve(func(*control.Frame) {})
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		if err := a.heartbeat(ctx, conn, time.Second, a.info(), offset{err: -1}); err == nil || err.Error() != "agent: serve has been silent for 5s" {
-			t.Errorf("the heartbeat ended with %v", err)
-		}
-	})
+	for every, after := range map[time.Duration]string{500 * time.Millisecond: "5s", time.Second: "5s", 4 * time.Second: "20s"} {
+		synctest.Test(t, func(t *testing.T) {
+			a := newMachine(t).agent(3, new(lines))
+			a.node = new(playedKernel)
+			near, far := net.Pipe()
+			conn, serve := control.NewConn(near), control.NewConn(far)
+			defer conn.Close()
+			defer serve.Close()
+			go conn.Serve(func(*control.Frame) {})
+			go serve.Serve(func(*control.Frame) {})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if err := a.heartbeat(ctx, conn, every, a.info(), offset{err: -1}); err == nil || err.Error() != "agent: serve has been silent for "+after {
+				t.Errorf("every %v: the heartbeat ended with %v", every, err)
+			}
+		})
+	}
 }
 
 // awayKernel is a node kernel that once takes long to list its jobs.

@@ -83,9 +83,23 @@ func (d Dir) await(ctx context.Context, w *rising) error {
 	return poll(ctx, serve, w.look)
 }
 
+// The nodes that a poll waits for need the processors. So the answers of serve, which are long on a
+// machine of many nodes, take no more than 1/pollShare of the time, unless the pause would be
+// longer than mostPoll.
+const (
+	pollShare = 10
+	mostPoll  = 500 * time.Millisecond
+)
+
+// pollPause returns the pause after an answer that has taken some time.
+func pollPause(took time.Duration) time.Duration {
+	return min(max(upPoll, (pollShare-1)*took), mostPoll)
+}
+
 // poll asks serve for the nodes again and again until look is done with them.
 func poll(ctx context.Context, serve *asker, look func([]*control.NodeState) (done bool, err error)) error {
 	for {
+		asked, connected := time.Now(), serve.conn != nil
 		list, err := ask[*control.Nodes](ctx, serve, &control.ListNodes{})
 		if err != nil {
 			return err
@@ -93,8 +107,12 @@ func poll(ctx context.Context, serve *asker, look func([]*control.NodeState) (do
 		if done, err := look(list.Nodes); done || err != nil {
 			return err
 		}
+		pause := upPoll
+		if connected { // otherwise it has waited for serve
+			pause = pollPause(time.Since(asked))
+		}
 		select {
-		case <-time.After(upPoll):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -109,10 +127,19 @@ type rising struct {
 	began time.Time
 
 	up      map[uint32]bool
+	counted int               // how many of them the last line about all had
+	lined   time.Time         // when that was
 	again   map[uint32]string // why a node boots again
 	stages  map[uint32]string
 	missing map[uint32]bool // they have not come up
 }
+
+// A machine of more than mostNamed nodes has a line about all that come up, once in linePause, and
+// not one about each.
+const (
+	mostNamed = 32
+	linePause = time.Second
+)
 
 func (w *rising) look(list []*control.NodeState) (done bool, err error) {
 	wanted, waits := len(list), 0
@@ -136,11 +163,7 @@ func (w *rising) look(list []*control.NodeState) (done bool, err error) {
 		case control.NodeHealth_NODE_UP:
 			if !w.up[n.Node] {
 				w.up[n.Node] = true
-				boot := ""
-				if n.Boots > 1 {
-					boot = fmt.Sprintf(" on boot %d", n.Boots)
-				}
-				w.told("node%d is up%s after %.1f s (%d of %d)", n.Node, boot, time.Since(w.began).Seconds(), len(w.up), wanted)
+				w.cameUp(n, wanted)
 			}
 		case control.NodeHealth_NODE_REFUSED:
 			if err := w.miss(n.Node, fmt.Errorf("node%d was refused: %s", n.Node, n.Reason)); err != nil {
@@ -168,7 +191,29 @@ func (w *rising) look(list []*control.NodeState) (done bool, err error) {
 	if waits == 0 && len(w.up) == 0 && len(w.missing) > 0 {
 		return false, errors.New("none of the nodes came up")
 	}
+	w.count(wanted, waits == 0)
 	return waits == 0, nil // nodes that were up may have left
+}
+
+// cameUp reports a node that is up, unless it is one of many and has booted once.
+func (w *rising) cameUp(n *control.NodeState, wanted int) {
+	boot := ""
+	if n.Boots > 1 {
+		boot = fmt.Sprintf(" on boot %d", n.Boots)
+	}
+	if boot != "" || wanted <= mostNamed {
+		w.told("node%d is up%s after %.1f s (%d of %d)", n.Node, boot, time.Since(w.began).Seconds(), len(w.up), wanted)
+	}
+}
+
+// count reports how many of many nodes are up, if that has changed.
+func (w *rising) count(wanted int, last bool) {
+	now := time.Now()
+	if wanted <= mostNamed || len(w.up) == w.counted || !last && now.Sub(w.lined) < linePause {
+		return
+	}
+	w.counted, w.lined = len(w.up), now
+	w.told("%d of %d nodes are up after %.1f s", len(w.up), wanted, now.Sub(w.began).Seconds())
 }
 
 // miss handles a node that does not come up: the error, unless the machine can do without it.

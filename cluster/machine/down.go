@@ -15,8 +15,25 @@ import (
 	"margay/cluster/serve"
 )
 
-// downWait bounds how long a holder may take to end its machine.
-const downWait = 30 * time.Second
+// downWait bounds how long a holder may take to end its machine, with downEach more for each node,
+// and to end once it was killed.
+const (
+	downWait = 30 * time.Second
+	downEach = 100 * time.Millisecond
+)
+
+// downBound is the bound for the machine in the folder.
+func (d Dir) downBound() time.Duration {
+	spec, err := d.ReadSpec()
+	if err != nil {
+		return downWait
+	}
+	r, err := d.ReadRoster(spec)
+	if err != nil {
+		return downWait
+	}
+	return downWait + time.Duration(len(r.Nodes))*downEach
+}
 
 // Down ends a machine and removes its folder. If the folder is missing or not a machine's, the
 // error is ErrNoMachine, and Down touches nothing. It leaves alone a machine that is made in the
@@ -55,7 +72,7 @@ func (e *ending) isStill() bool {
 
 // run ends the machine's holder, if it has one, and removes its folder.
 func (e *ending) run(ctx context.Context) error {
-	deadline := time.Now().Add(downWait)
+	deadline := time.Now().Add(e.downBound())
 	for killed := false; ; {
 		pid, alive := e.Holder()
 		if !alive {

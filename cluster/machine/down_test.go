@@ -133,3 +133,17 @@ func TestDownAndUp(t *testing.T) {
 		t.Error(fmt.Errorf("%d machines were made; what is left: %w", made, err))
 	}
 }
+
+// The end of a machine may take longer the more nodes it has.
+func TestDownBound(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	for _, nodes := range []int{1, 1000} {
+		if err := d.writeSpec(Spec{Name: "m", Nodes: nodes}); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := d.downBound(), downWait+time.Duration(nodes)*downEach; got != want {
+			t.Errorf("%d nodes: %v, want %v", nodes, got, want)
+		}
+	}
+}

@@ -409,6 +409,38 @@ func TestAwaitUpOfFewer(t *testing.T) {
 	}
 }
 
+// A thousand nodes that come up have a line a second, not one each. Only one that has booted again
+// is named.
+func TestManyComeUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const nodes = 1000
+		var lines []string
+		w := &rising{
+			told:  func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) },
+			began: time.Now(), up: make(map[uint32]bool), again: make(map[uint32]string), stages: make(map[uint32]string),
+		}
+		list := make([]*control.NodeState, nodes)
+		for i := range list {
+			list[i] = &control.NodeState{Node: uint32(i), Health: control.NodeHealth_NODE_BOOTING, Boots: 1}
+		}
+		list[7].Boots = 2
+		for i, n := range list {
+			time.Sleep(3 * time.Millisecond)
+			n.Health = control.NodeHealth_NODE_UP
+			if done, err := w.look(list); done != (i == nodes-1) || err != nil {
+				t.Fatalf("with %d nodes: %v, %v", i+1, done, err)
+			}
+		}
+		want := []string{
+			"1 of 1000 nodes are up after 0.0 s", "node7 is up on boot 2 after 0.0 s (8 of 1000)", "335 of 1000 nodes are up after 1.0 s",
+			"669 of 1000 nodes are up after 2.0 s", "1000 of 1000 nodes are up after 3.0 s",
+		}
+		if !slices.Equal(lines, want) {
+			t.Errorf("%q", lines)
+		}
+	})
+}
+
 // The machine does not grow beyond its address range, and says what helps.
 func TestGrowTooFar(t *testing.T) {
 	h := &holder{spec: Spec{Name: "m"}, roster: roster.New(roster.Most - 1), log: t.Logf}

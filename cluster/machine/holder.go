@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"sync"
 	"time"
@@ -48,6 +49,7 @@ type holder struct {
 	serve     []string      // command that becomes serve
 	log       func(format string, args ...any)
 
+	turns   chan struct{}  // has a value for each node that is being started; nil: any number may be
 	obeying sync.WaitGroup // goroutines that carry out orders of serve
 	keeping sync.WaitGroup // goroutines that keep nodes
 
@@ -66,15 +68,17 @@ type holder struct {
 	vacated bool                      // it ends because its hosts do
 }
 
-// heldNode is the state of a node in the holder. holder.mu guards life and the messages.
+// heldNode is the state of a node in the holder. holder.mu guards life, begun and the messages.
 type heldNode struct {
 	number id.Node
 	term   uint32 // of its number
 	life   life
-	orders chan order    // taken by keepNode
-	once   int64         // the last named order that was carried out; 0: none. keepNode alone uses it
-	leave  func()        // ends it for good
-	gone   chan struct{} // closed when it has ended for good
+	orders chan order      // taken by keepNode
+	once   int64           // the last named order that was carried out; 0: none. keepNode alone uses it
+	turn   chan<- struct{} // takes a value when it is its turn to start; nil: it does not wait for that. keepNode alone uses it
+	begun  func()          // ends its turn to start; nil: it had none
+	leave  func()          // ends it for good
+	gone   chan struct{}   // closed when it has ended for good
 
 	// Sent to serve when it connects.
 	boot  *control.NodeBoot  // nil: it was never started
@@ -173,6 +177,7 @@ func holdMachine(ctx context.Context, d Dir, serve []string, in HolderInherited,
 func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
 	switch h.spec.Substrate {
 	case node.Hosted:
+		h.turns = make(chan struct{}, startsEach*runtime.GOMAXPROCS(0))
 		return newHosted(h.spec, h.dir, a)
 	case node.Virtual:
 		return newVirtual(h.spec, h.dir, a, virtualEvents{h.nodeStage, h.log})
@@ -266,6 +271,11 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 		case <-start.C:
 			// startNode reports an error to serve as the node's end.
 			ended, _ = h.startNode(n)
+		case n.turn <- struct{}{}:
+			h.takeTurn(n)
+			if ctx.Err() == nil {
+				ended, _ = h.startNow(n)
+			}
 		case e := <-ended:
 			ended = nil
 			if v := h.nodeExited(n, e); v.Again {
@@ -284,8 +294,8 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 	}
 }
 
-// obey carries out an order. The channel gets the end of the node, and is nil while it does not
-// run.
+// obey carries out an order; that of a start is carried out when the node waits for its turn. The
+// channel gets the end of the node, and is nil while it does not run.
 func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, error) {
 	h.mu.Lock()
 	off := n.life.off != ""
@@ -322,8 +332,47 @@ func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, err
 	return h.startNode(n)
 }
 
-// startNode starts a node and returns a channel that gets its end; nil with an error.
+// Hosted nodes start some at a time, startsEach for each processor: a thousand nodes that start
+// together are slower, and late. A node that has not registered after turnWait no longer holds up
+// others.
+const (
+	startsEach = 8
+	turnWait   = 5 * time.Second
+)
+
+// takeTurn begins the turn of a node to start, for which it has put a value into h.turns.
+func (h *holder) takeTurn(n *heldNode) {
+	over := sync.OnceFunc(func() { <-h.turns })
+	time.AfterFunc(turnWait, over)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n.turn, n.begun = nil, over
+}
+
+// endTurn ends the turn of a node to start, if it has one. The caller holds h.mu.
+func (n *heldNode) endTurn() {
+	if n.begun != nil {
+		n.begun()
+	}
+}
+
+// startNode starts a node, or has keepNode start it when it is its turn. The channel gets its end;
+// it is nil with an error, and while the node waits.
 func (h *holder) startNode(n *heldNode) (<-chan exit, error) {
+	if h.turns != nil {
+		select {
+		case h.turns <- struct{}{}:
+			h.takeTurn(n)
+		default:
+			n.turn = h.turns
+			return nil, nil
+		}
+	}
+	return h.startNow(n)
+}
+
+// startNow starts a node, and returns a channel that gets its end; nil with an error.
+func (h *holder) startNow(n *heldNode) (<-chan exit, error) {
 	h.mu.Lock()
 	n.panic = nil // before the console of this start can say anything
 	h.mu.Unlock()
@@ -349,9 +398,13 @@ func (h *holder) startNode(n *heldNode) (<-chan exit, error) {
 	return ended, nil
 }
 
-// stopNode ends a node that runs. It returns nil, or ended unchanged if the node does not end in
+// stopNode ends a node that runs, or its wait for its turn. It returns nil, or ended unchanged if the node does not end in
 // time.
 func (h *holder) stopNode(n *heldNode, ended <-chan exit) (<-chan exit, error) {
+	n.turn = nil
+	h.mu.Lock()
+	n.endTurn()
+	h.mu.Unlock()
 	if ended == nil {
 		return nil, nil
 	}
@@ -406,6 +459,7 @@ func (h *holder) nodePanic(node id.Node, reason string) {
 func (h *holder) nodeExited(n *heldNode, e exit) verdict {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	n.endTurn()
 	v := n.life.end(e.Off, time.Now())
 	if n.life.off != "" {
 		h.reportOff(n)
@@ -677,6 +731,7 @@ func (h *holder) nodeUp(m *control.NodeUp) {
 	defer h.mu.Unlock()
 	if n := h.nodes[id.Node(m.Node)]; n != nil {
 		h.risen = true
+		n.endTurn()
 		n.life.registered()
 		n.stage, n.panic = nil, nil // a node that has panicked does not register
 	}

@@ -244,11 +244,16 @@ func CheckFabric(name string) error {
 }
 
 // timing returns the intervals at which serve expects signs of life from a node. A heartbeat costs
-// an emulated node some 10 ms of a processor, a large part of the load of an idle node.
+// an emulated node some 10 ms of a processor, a large part of the load of an idle node. It costs
+// serve and a hosted node, which shares the processors of serve with all others, a millisecond. For
+// the same reason many hosted nodes take longer to launch a job.
 func (s *Spec) timing() serve.Timing {
 	t := s.Timing
 	if s.Substrate == node.Virtual && s.Accel == string(qemu.TCG) && t.Heartbeat == 0 && t.Late == 0 {
 		t.Heartbeat, t.Late = time.Second, 3*time.Second
+	}
+	if s.Substrate == node.Hosted && t.Space == 0 {
+		t.Space, t.Each = 4*time.Millisecond, 200*time.Millisecond
 	}
 	return t
 }

@@ -20,7 +20,11 @@ const gatherTimeout = 8 * time.Second
 
 // answerTimeout bounds how long a question to several nodes takes, in addition to the duration that
 // the question asks for: a node may still answer as long as its silence does not make it dead.
-func (s *Server) answerTimeout() time.Duration { return max(gatherTimeout, s.config.Timing.Dead) }
+func (s *Server) answerTimeout() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return max(gatherTimeout, s.config.Timing.deadAfter(s.pace()))
+}
 
 // upNodes lists the nodes that can be asked, or the named one.
 func (s *Server) upNodes(named int64) ([]uint32, error) {

@@ -19,6 +19,7 @@ type job struct {
 	places  []*control.Place
 	spare   []*control.Place // cores of other nodes, held until its ranks run
 	members []*control.Member
+	at      map[uint32]bool // nodes of places: each message of a node looks there
 	phase   control.JobPhase
 	created time.Time
 
@@ -73,7 +74,7 @@ type rank struct {
 
 func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job {
 	j := &job{
-		number: number, spec: spec, places: places, created: time.Now(), first: control.None,
+		number: number, spec: spec, places: places, at: make(map[uint32]bool), created: time.Now(), first: control.None,
 		failed: make(chan struct{}), loaded: make(chan struct{}), done: make(chan struct{}), loading: make(map[uint32]bool),
 		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), released: make(map[uint32]uint64), behind: make(map[uint32]bool), left: make(map[uint32]bool),
 	}
@@ -83,6 +84,7 @@ func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job 
 	j.present = spec.Allocation
 	for _, p := range places {
 		j.ranks = append(j.ranks, rank{place: p})
+		j.at[p.Node] = true
 	}
 	return j
 }
@@ -91,14 +93,7 @@ func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job 
 func (j *job) on(node uint32) bool { return !j.spec.Allocation && j.has(node) }
 
 // has reports whether the job has cores of a node.
-func (j *job) has(node uint32) bool {
-	for _, p := range j.places {
-		if p.Node == node {
-			return true
-		}
-	}
-	return false
-}
+func (j *job) has(node uint32) bool { return j.at[node] }
 
 // nodes returns the nodes that the job has cores of, in order.
 func (j *job) nodes() (nodes []uint32) {
@@ -641,7 +636,8 @@ func (s *Server) finishIfComplete(j *job) {
 // arrive, so that the job does not wait forever. A slow consumer may take its time. saveAgain
 // bounds the wait for a full disk. The caller holds Server.mu.
 func (s *Server) awaitRecords(j *job) {
-	if j.unsaved != nil || j.phase != control.JobPhase_JOB_RUNNING || !j.wantsRecords() || time.Since(j.moved) < s.config.Timing.Records {
+	patience := max(s.config.Timing.Records, s.config.Timing.deadAfter(s.pace())) // a silent node may be back
+	if j.unsaved != nil || j.phase != control.JobPhase_JOB_RUNNING || !j.wantsRecords() || time.Since(j.moved) < patience {
 		return
 	}
 	for _, m := range j.members {
@@ -652,7 +648,7 @@ func (s *Server) awaitRecords(j *job) {
 	for _, m := range j.members {
 		if (j.ended() || j.over[m.Node] && !j.endedOn(m.Node)) && !j.records.Complete(m.Node) {
 			s.fail(j, control.Failf(control.Code_CODE_TIMEOUT, "its ranks have ended, but the rest of what they wrote has not come for %v",
-				s.config.Timing.Records).At(m.Node))
+				patience).At(m.Node))
 			return
 		}
 	}
@@ -691,7 +687,7 @@ func (s *Server) finish(j *job) {
 	asked := s.askAll(j, &control.Forget{Job: j.number})
 	s.running.Go(func() {
 		early := s.announce(j)
-		s.answers(asked, forgetTimeout, func(q *question, answer proto.Message, err error) {
+		s.answers(asked, forgetTimeout, nil, func(q *question, answer proto.Message, err error) {
 			if err != nil {
 				s.config.Log("job %d: end it on node%d: %v", j.number, q.node, err)
 				s.insist(q.node, q.conn, j.number)

@@ -711,3 +711,43 @@ func TestSummaryOfLoss(t *testing.T) {
 		t.Errorf("the summary became %v", m)
 	}
 }
+
+// The nodes of a job may take longer to launch it the more they are, but not to forget it: its
+// cores must be free in time.
+func TestManyNodesOfJob(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 3, func(c *Config) { c.Timing.Each = 10 * time.Second })
+		m.played[1].mute["Prepare"] = true
+		began := time.Now()
+		_, err := m.client().ask(&control.RunRequest{Spec: spec(6)})
+		if took := time.Since(began); !errors.Is(err, &control.Failure{Code: control.Code_CODE_TIMEOUT}) || took != prepareTimeout+20*time.Second {
+			t.Errorf("a node that does not prepare it: %v after %v", err, took)
+		}
+		m.played[1].mute["Prepare"] = false
+		c := m.client()
+		job := c.run(spec(6))
+		m.played[1].mute["Forget"] = true
+		must[*control.Done](c, &control.Kill{Job: job, Rank: control.None, Force: true})
+		began = time.Now()
+		if a, err := m.client().ask(&control.RunRequest{Spec: spec(4)}); err != nil {
+			t.Errorf("the next job: %v, %v", a, err)
+		}
+		if took := time.Since(began); took > forgetTimeout {
+			t.Errorf("the next job got cores after %v", took)
+		}
+	})
+}
+
+// The launch of a job that a node refuses does not wait for the other nodes.
+func TestRefusedEarly(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		m.played[0].refused["Prepare"] = control.Failf(control.Code_CODE_REFUSED, "not here")
+		m.played[1].mute["Prepare"] = true
+		began := time.Now()
+		_, err := m.client().ask(&control.RunRequest{Spec: spec(4)})
+		if took := time.Since(began); !errors.Is(err, &control.Failure{Code: control.Code_CODE_REFUSED}) || took > time.Second {
+			t.Errorf("%v after %v", err, took)
+		}
+	})
+}

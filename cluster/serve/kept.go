@@ -97,13 +97,23 @@ func (s *Server) noOutput(job uint32) error {
 	return control.Failf(control.Code_CODE_NOT_FOUND, "job %d was not detached: its output went to its margay run", job)
 }
 
-// outdatedBy returns the job to forget when j has ended, 0 if there is none. A job that has not
-// ended is never forgotten. The caller holds Server.mu.
+// outdatedBy returns the job to forget when j has ended: of the jobs that the store remembers, the
+// one that ended first. It is 0 if there is room for j. The caller holds Server.mu.
 func (s *Server) outdatedBy(j *job) uint32 {
-	if j.phase != control.JobPhase_JOB_DONE || j.number <= keepEnded || s.jobs[j.number-keepEnded] != nil {
+	if j.phase != control.JobPhase_JOB_DONE || len(s.remembered) < s.remember {
 		return 0
 	}
-	return j.number - keepEnded
+	return s.remembered[0]
+}
+
+// remembers notes that the store remembers an ended job, and has forgotten another one for it
+// unless that is 0. The caller holds Server.mu.
+func (s *Server) remembers(job, forgotten uint32) {
+	s.remembered = append(s.remembered, job)
+	if forgotten != 0 {
+		s.remembered = s.remembered[1:]
+		s.dropOutput(forgotten)
+	}
 }
 
 // dropOutput removes the kept output of a job that the store has forgotten.

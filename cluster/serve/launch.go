@@ -19,7 +19,8 @@ import (
 	"margay/internal/printable"
 )
 
-// Bounds on requests to nodes and clients.
+// Bounds on requests to nodes and clients. The requests that launch a job have Timing.Each more for
+// each of its nodes.
 const (
 	prepareTimeout = 30 * time.Second
 	startTimeout   = 30 * time.Second
@@ -30,7 +31,10 @@ const (
 // admit creates a job. If there is no room for it, but late nodes or ending jobs would make room,
 // it waits for them, and reports that to the client if it takes a while.
 func (s *Server) admit(spec *control.JobSpec, client *control.Conn) (*job, error) {
-	patience, silent := time.NewTimer(s.config.Timing.Dead+forgetTimeout), time.NewTimer(s.config.Timing.Late)
+	s.mu.Lock()
+	dead := s.config.Timing.deadAfter(s.pace())
+	s.mu.Unlock()
+	patience, silent := time.NewTimer(dead+forgetTimeout), time.NewTimer(s.config.Timing.Late)
 	defer patience.Stop()
 	defer silent.Stop()
 	for {
@@ -470,7 +474,8 @@ func (s *Server) runs(j *job) bool {
 }
 
 // step sends a request to all nodes of a job and reports whether none has refused it. Otherwise the
-// job has failed. If answered is not nil, it receives each answer, and nil for a node without one.
+// job has failed, and step does not wait for the other nodes. If answered is not nil, it receives
+// each answer, and nil for a node without one.
 func (s *Server) step(j *job, timeout time.Duration, request proto.Message, answered func(*question, proto.Message)) bool {
 	s.mu.Lock()
 	if j.finishing { // a node that has forgotten the job would get it again, and keep it
@@ -480,7 +485,8 @@ func (s *Server) step(j *job, timeout time.Duration, request proto.Message, answ
 	asked := s.askAll(j, request)
 	s.mu.Unlock()
 	refused := s.failIfRefused(j)
-	s.answers(asked, timeout, func(q *question, answer proto.Message, err error) {
+	timeout += time.Duration(len(asked)-1) * s.config.Timing.Each
+	s.answers(asked, timeout, j.failed, func(q *question, answer proto.Message, err error) {
 		if answered != nil {
 			answered(q, answer)
 		}
@@ -513,10 +519,18 @@ func (s *Server) askAll(j *job, request proto.Message) (asked []*question) {
 	return asked
 }
 
-// answers waits for the answers to questions in parallel, and reports each.
-func (s *Server) answers(asked []*question, timeout time.Duration, answered func(q *question, answer proto.Message, err error)) {
+// answers waits for the answers to questions in parallel, and reports each. When over is closed, it
+// waits no longer; nil never is.
+func (s *Server) answers(asked []*question, timeout time.Duration, over <-chan struct{}, answered func(q *question, answer proto.Message, err error)) {
 	ctx, cancel := context.WithTimeout(s.context, timeout)
 	defer cancel()
+	go func() {
+		select {
+		case <-over:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	var waiting sync.WaitGroup
 	for _, q := range asked {
 		waiting.Go(func() {

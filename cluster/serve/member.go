@@ -83,6 +83,7 @@ func (s *Server) adopt(m *control.Roster) error {
 // seat makes r the machine's roster. Nodes that r shares with the last one stay as they are. The
 // caller holds Server.mu.
 func (s *Server) seat(r roster.Roster) {
+	s.roster = r
 	for number := range uint32(len(r.Terms)) {
 		if int(number) == len(s.nodes) {
 			s.nodes = append(s.nodes, newNode(number, r.Terms[number], s.config.Log))
@@ -90,8 +91,8 @@ func (s *Server) seat(r roster.Roster) {
 			n.closeLogs()
 			s.nodes[number] = newNode(number, r.Terms[number], s.config.Log)
 		}
+		s.nodes[number].pace = max(s.nodes[number].pace, s.pace())
 	}
-	s.roster = r
 }
 
 // forgetLeft removes from the store what concerns nodes that are in one roster and not in the next

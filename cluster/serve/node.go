@@ -35,9 +35,11 @@ type node struct {
 	info     *control.NodeInfo
 	unsaved  bool // info has changed since it was recorded
 	boot     string
-	heard    time.Time // when it last sent something; while it is booting, when the boot started
-	since    time.Time // when it registered
-	free     int64     // memory, in bytes
+	pace     time.Duration // factor of the times of its heartbeats (Timing.pace), as when it registered
+	heard    time.Time     // when it last sent something; while it is booting, when the boot started
+	entered  time.Time     // when this serve got to know it
+	since    time.Time     // when it registered
+	free     int64         // memory, in bytes
 	boots    uint32
 	started  time.Time          // when the holder started its substrate
 	power    control.NodePower  // whether its substrate runs
@@ -73,7 +75,7 @@ type use struct {
 }
 
 func newNode(number, term uint32, log func(format string, args ...any)) *node {
-	return &node{number: number, term: term, heard: time.Now(), boots: 1, uses: make(map[uint32]use), log: gate.NewLog(log, 100, 10), deeds: gate.NewLog(log, 20, 1)}
+	return &node{number: number, term: term, pace: 1, heard: time.Now(), entered: time.Now(), boots: 1, uses: make(map[uint32]use), log: gate.NewLog(log, 100, 10), deeds: gate.NewLog(log, 20, 1)}
 }
 
 func (n *node) closeLogs() {
@@ -300,8 +302,8 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 	if n.boot != m.Boot {
 		n.since = time.Now()
 	}
-	n.fresh = nil
-	conn.Answer(f, &control.Registered{Certificate: s.certify(m), HeartbeatMs: uint32(s.config.Timing.Heartbeat.Milliseconds())}, nil)
+	n.fresh, n.pace = nil, s.pace()
+	conn.Answer(f, &control.Registered{Certificate: s.certify(m), HeartbeatMs: uint32((n.pace * s.config.Timing.Heartbeat).Milliseconds())}, nil)
 	again := n.boot == m.Boot && n.health == control.NodeHealth_NODE_DEAD
 	n.conn, n.info, n.boot, n.heard = conn, m.Info, m.Boot, time.Now()
 	s.hinder(s.queue...)
@@ -311,6 +313,11 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 		n.deeds.Printf("node%d is back", n.number)
 	} else {
 		n.deeds.Printf("node%d is up: %d application cores, %d MiB for jobs, Linux %s", n.number, len(m.Info.Cores), m.Info.Memory>>20, m.Info.Kernel)
+	}
+	for other := range s.members() { // those whose turn to start has not come are not silent
+		if other.health == control.NodeHealth_NODE_BOOTING && other.started.IsZero() && time.Since(other.entered) < (bootExtension-1)*s.config.Timing.Boot {
+			other.heard = time.Now()
+		}
 	}
 	if m.Vitals != nil { // before it can be given a job
 		n.free = m.FreeMemory
@@ -471,7 +478,7 @@ func (s *Server) startOn(n *node, j *job) {
 	asked := []*question{s.ask(n.number, &control.Start{Job: j.number})}
 	refused := s.failIfRefused(j)
 	s.running.Go(func() {
-		s.answers(asked, startTimeout, func(q *question, answer proto.Message, err error) {
+		s.answers(asked, startTimeout, nil, func(q *question, answer proto.Message, err error) {
 			refused(q, answer, err)
 			if err == nil {
 				s.mu.Lock()
@@ -620,16 +627,16 @@ func (s *Server) judge(n *node, silent time.Duration) {
 			s.dead(n, fmt.Sprintf("it did not register within %v%s (machine up --boot-timeout gives a slow or busy host longer)%s", t.Boot, last, s.consoleTail(n.number)), "if it stays silent, "+s.rebooted(n.number))
 		}
 	case control.NodeHealth_NODE_UP:
-		if silent > t.Late {
+		if silent > n.pace*t.Late {
 			n.turn(control.NodeHealth_NODE_LATE, "it is silent"+n.panic())
 			n.deeds.Printf("node%d is late: silent for %v", n.number, silent.Round(time.Millisecond))
 		}
 	case control.NodeHealth_NODE_LATE:
-		if silent > t.Dead {
-			s.dead(n, fmt.Sprintf("it has been silent for %v%s", t.Dead, n.panic()), "if it stays silent, "+s.rebooted(n.number))
+		if dead := t.deadAfter(n.pace); silent > dead {
+			s.dead(n, fmt.Sprintf("it has been silent for %v%s", dead, n.panic()), "if it stays silent, "+s.rebooted(n.number))
 		}
 	case control.NodeHealth_NODE_REFUSED:
-		if silent > t.Dead {
+		if silent > t.deadAfter(n.pace) {
 			s.lose(n)
 		}
 	}
@@ -757,7 +764,8 @@ func (n *node) panic() string {
 }
 
 // bootExtension bounds the time of a boot over the network, in boot time-outs: a node that starts
-// over and over would never be silent.
+// over and over would never be silent. It also bounds the time until a node has registered whose
+// start waits for others.
 const bootExtension = 5
 
 // nodeStage processes the holder's report on the progress of a node's boot. A node that makes

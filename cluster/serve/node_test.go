@@ -758,3 +758,83 @@ func TestAbsence(t *testing.T) {
 		}
 	}
 }
+
+// The times of heartbeats grow with a machine of many nodes, so that these do not load serve, and
+// with them its judgement of silent ones.
+func TestPace(t *testing.T) {
+	timing := Timing{Space: 4 * time.Millisecond}.withDefaults()
+	for nodes, want := range map[int]time.Duration{1: 1, 125: 1, 126: 2, 250: 2, 1000: 8} {
+		if got := timing.pace(nodes); got != want {
+			t.Errorf("%d nodes: %d times as long, want %d", nodes, got, want)
+		}
+	}
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2, func(c *Config) { c.Timing.Space = time.Second }) // four times as long
+		m.played[1].silence()
+		health := func(after time.Duration) control.NodeHealth {
+			time.Sleep(after)
+			return must[*control.Nodes](m.client(), &control.ListNodes{}).Nodes[1].Health
+		}
+		timing := m.server.config.Timing
+		for _, want := range []struct {
+			after  time.Duration
+			health control.NodeHealth
+		}{
+			{timing.Dead / 2, control.NodeHealth_NODE_UP},
+			{2 * timing.Dead, control.NodeHealth_NODE_LATE},
+			{2 * timing.Dead, control.NodeHealth_NODE_DEAD},
+		} {
+			if got := health(want.after); got != want.health {
+				t.Errorf("after further %v of silence it is %v, want %v", want.after, got, want.health)
+			}
+		}
+	})
+}
+
+// Nodes that the holder has not started yet are not dead as long as others come up.
+func TestManyBoot(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMachine(t, 3)
+		boot := m.server.config.Timing.Boot
+		time.Sleep(boot / 2)
+		m.played[0].connect()
+		time.Sleep(boot * 3 / 4)
+		m.played[1].connect()
+		if got := must[*control.Nodes](m.client(), &control.ListNodes{}).Nodes[2].Health; got != control.NodeHealth_NODE_BOOTING {
+			t.Errorf("a node whose turn has not come is %v", got)
+		}
+		time.Sleep(boot * 5 / 4)
+		if got := must[*control.Nodes](m.client(), &control.ListNodes{}).Nodes[2].Health; got != control.NodeHealth_NODE_DEAD {
+			t.Errorf("when no other comes up, it is %v", got)
+		}
+	})
+}
+
+// A time of one's own after which nodes are dead grows with the intervals of heartbeats only as far
+// as it has no room for them.
+func TestDeadAfter(t *testing.T) {
+	for _, c := range []struct{ dead, pace, want time.Duration }{
+		{0, 1, 10 * time.Second}, {0, 8, 80 * time.Second}, {time.Minute, 1, time.Minute}, {time.Minute, 8, 80 * time.Second},
+		{5 * time.Minute, 8, 5 * time.Minute}, {2 * time.Second, 1, 2 * time.Second}, {2 * time.Second, 8, 16 * time.Second},
+	} {
+		if got := (Timing{Dead: c.dead}).withDefaults().deadAfter(c.pace); got != c.want {
+			t.Errorf("%v, %d times as long: %v, want %v", c.dead, c.pace, got, c.want)
+		}
+	}
+}
+
+// A node that the holder does not get to start is dead after a time in which others come up.
+func TestNeverStarted(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := newMachine(t, 2)
+		boot := m.server.config.Timing.Boot
+		for range 2 * bootExtension {
+			time.Sleep(boot / 2)
+			m.played[0].connect()
+		}
+		time.Sleep(boot / 2)
+		if got := must[*control.Nodes](m.client(), &control.ListNodes{}).Nodes[1].Health; got != control.NodeHealth_NODE_DEAD {
+			t.Errorf("it is %v", got)
+		}
+	})
+}

@@ -636,3 +636,21 @@ func TestRestoredJobsAreRecorded(t *testing.T) {
 		}
 	})
 }
+
+// On a machine of many nodes the rest of a job's records has at least as long as a silent node has.
+func TestRecordsOfMany(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2, func(c *Config) { c.Timing.Space = 2 * time.Second }) // 8 times as long
+		c := m.client()
+		job := c.run(spec(4))
+		m.restart()
+		c = m.attach(job)
+		m.back(job, control.JobPhase_JOB_DONE, 0, 1)
+		time.Sleep(time.Minute)
+		none[*control.JobState](t, &c.recorder, "a node may be silent for longer")
+		time.Sleep(time.Minute)
+		if state := c.ended(); state.Error == nil || !strings.HasSuffix(state.Error.Err().Error(), "has not come for 1m20s") {
+			t.Errorf("it ended as %v", state)
+		}
+	})
+}

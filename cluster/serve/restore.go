@@ -1,6 +1,9 @@
 package serve
 
 import (
+	"cmp"
+	"maps"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -49,11 +52,22 @@ func (s *Server) restore() error {
 		close(s.heard)
 	}
 	var running []*control.StoredJob // restoring a job may record it, which needs a store that is not in use
+	ends := make(map[uint32]int64)   // of jobs
 	err = s.store.each(0, func(stored *control.StoredJob) {
 		if stored.Summary.Phase != control.JobPhase_JOB_DONE {
 			running = append(running, stored)
+		} else {
+			ends[stored.Summary.Job] = stored.Summary.EndNs
 		}
 	})
+	s.remembered = slices.SortedFunc(maps.Keys(ends), func(a, b uint32) int { return cmp.Or(cmp.Compare(ends[a], ends[b]), cmp.Compare(a, b)) })
+	if err == nil && len(s.remembered) > s.remember {
+		err = s.store.forgetJobs(s.remembered[:len(s.remembered)-s.remember])
+		for _, job := range s.remembered[:len(s.remembered)-s.remember] {
+			s.dropOutput(job)
+		}
+		s.remembered = s.remembered[len(s.remembered)-s.remember:]
+	}
 	var over []*job
 	for _, stored := range running {
 		if j := s.restoreJob(stored); j.phase != control.JobPhase_JOB_RUNNING || j.failure != nil || j.complete() && len(j.spec.Out) == 0 {

@@ -23,8 +23,8 @@ func (s *Server) save(j *job) {
 		j.noted[m.Node] = j.noted[m.Node] || j.unsaved == nil && j.records.Complete(m.Node)
 	}
 	j.ends = j.ends && j.unsaved != nil
-	if j.unsaved == nil && forget != 0 {
-		s.dropOutput(forget)
+	if j.unsaved == nil && j.phase == control.JobPhase_JOB_DONE {
+		s.remembers(j.number, forget)
 	}
 }
 

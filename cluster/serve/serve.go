@@ -68,11 +68,17 @@ type Config struct {
 	Remote net.Listener // for users of other hosts, in TCP; Run closes it; nil: there is none
 }
 
-// Timing contains the timeouts of a serve. A zero field means the default.
+// usualDead is the silence after which a node is dead on a machine of few nodes.
+const usualDead = 10 * time.Second
+
+// Timing contains the timeouts of a serve. A zero field means the default. The first three are for
+// machines of few nodes (Timing.pace).
 type Timing struct {
 	Heartbeat time.Duration // interval between the heartbeats of a node; default 500 ms
 	Late      time.Duration // silence after which a node is late; default 2 s
-	Dead      time.Duration // silence after which a node is dead; default 10 s
+	Dead      time.Duration // silence after which a node is dead; default usualDead
+	Space     time.Duration // how far apart the heartbeats of different nodes are on average, at least; default 1 ms
+	Each      time.Duration // how much longer a job's launch may wait for its nodes, for each of them; default 0
 	Boot      time.Duration // how long a node may take to register; default 2 min
 	Orphan    time.Duration // how long a job waits for its client after serve was started again; default 4 s
 	Away      time.Duration // how long a job waits for a client on another host that has lost its connection; default 30 s
@@ -89,7 +95,8 @@ func (t Timing) withDefaults() Timing {
 	}
 	set(&t.Heartbeat, 500*time.Millisecond)
 	set(&t.Late, 2*time.Second)
-	set(&t.Dead, 10*time.Second)
+	set(&t.Dead, usualDead)
+	set(&t.Space, time.Millisecond)
 	set(&t.Boot, 2*time.Minute)
 	set(&t.Orphan, 4*time.Second)
 	set(&t.Away, 30*time.Second)
@@ -98,6 +105,20 @@ func (t Timing) withDefaults() Timing {
 	set(&t.Room, 2*time.Minute)
 	return t
 }
+
+// pace returns by how much all times of heartbeats are longer on a machine of so many nodes.
+func (t Timing) pace(nodes int) time.Duration {
+	return max(1, (time.Duration(nodes)*t.Space+t.Heartbeat-1)/t.Heartbeat)
+}
+
+// deadAfter returns the silence after which a node is dead whose heartbeats have a pace. A longer
+// time than the usual one has room for longer intervals already.
+func (t Timing) deadAfter(pace time.Duration) time.Duration {
+	return max(t.Dead, pace*min(t.Dead, usualDead))
+}
+
+// pace is Timing.pace for the nodes that the machine has now. The caller holds Server.mu.
+func (s *Server) pace() time.Duration { return s.config.Timing.pace(len(s.roster.Nodes)) }
 
 // Server is the state of a serve.
 type Server struct {
@@ -123,6 +144,8 @@ type Server struct {
 	absent       map[uint32]bool // nodes of an earlier serve that have not registered yet
 	jobs         map[uint32]*job
 	ended        map[uint32]*job // jobs whose end could not be recorded yet
+	remembered   []uint32        // jobs whose end is recorded, in the order of their ends
+	remember     int             // how many of them the store remembers: keepEnded
 	holder       *control.Conn
 	guests       *control.Guests // as the holder has sent them last; nil: it has sent none
 	room         chan struct{}   // closed, and replaced, when there may be room for more jobs
@@ -175,8 +198,8 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
 		jobs: make(map[uint32]*job), working: make(map[uint32]control.UpdateStage), held: make(map[string]*held), files: make(map[filesKey]*filesStream), remotes: make(map[*control.Conn]uint32),
-		debuggers: make(map[uint64]*debugger),
-		ended:     make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
+		debuggers: make(map[uint64]*debugger), remember: keepEnded,
+		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
 	}
 	s.seat(c.Roster)
 	if s.chooser, err = placement.New(c.Engine, c.Log); err != nil {

@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
@@ -398,15 +397,12 @@ func TestRemoveAllOutput(t *testing.T) {
 func TestForgottenOutput(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
+		m.server.remember = 2
 		c := m.client()
-		c.detached(10)
-		c.detached(10)
-		err := m.server.store.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketJobs).SetSequence(keepEnded) })
-		if err != nil {
-			t.Fatal(err)
+		for range 3 {
+			c.detached(10)
 		}
-		c.detached(10)
-		if jobs := m.kept(); !slices.Equal(jobs, []string{fmt.Sprint("job-", keepEnded+1), "job-2"}) {
+		if jobs := m.kept(); !slices.Equal(jobs, []string{"job-2", "job-3"}) {
 			t.Errorf("that of %v is kept", jobs)
 		}
 		if jobs := must[*control.Jobs](c, &control.ListJobs{All: true}).Jobs; len(jobs) != 2 || jobs[0].Job != 2 {
@@ -415,22 +411,58 @@ func TestForgottenOutput(t *testing.T) {
 	})
 }
 
+// A serve that finds more ended jobs than it remembers, forgets the first ones, and their output.
+func TestTooManyJobs(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		m.server.remember = keepEnded + 2
+		c := m.client()
+		for range keepEnded + 2 {
+			c.detached(10)
+		}
+		m.restart()
+		if jobs := must[*control.Jobs](m.client(), &control.ListJobs{All: true}).Jobs; len(jobs) != keepEnded || jobs[0].Job != 3 {
+			t.Errorf("%d jobs are remembered, the first one is %v", len(jobs), jobs[0])
+		}
+		if kept := len(m.kept()); kept != keepEnded {
+			t.Errorf("the output of %d jobs is kept", kept)
+		}
+	})
+}
+
 // A running job is not forgotten, however many jobs have ended since it started: the next serve
-// must know it.
+// must know it. When it has ended, it is remembered as long as any other.
 func TestRunningJobIsNotForgotten(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
+		m.server.remember = 2
 		c := m.client()
 		running := c.run(detachedSpec(1))
-		err := m.server.store.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketJobs).SetSequence(keepEnded) })
-		if err != nil {
-			t.Fatal(err)
+		for range 3 {
+			c.detached(10)
+		}
+		m.restart()
+		m.server.remember = 2
+		m.back(running, control.JobPhase_JOB_RUNNING, 0)
+		c = m.client()
+		if s := c.summary(running); s.Phase != control.JobPhase_JOB_RUNNING {
+			t.Errorf("after the restart it is %v", s)
+		}
+		remembered := func() (jobs []uint32) {
+			for _, j := range must[*control.Jobs](c, &control.ListJobs{All: true}).Jobs {
+				jobs = append(jobs, j.Job)
+			}
+			return jobs
+		}
+		must[*control.Done](c, &control.Kill{Job: running, Rank: control.None, Force: true})
+		synctest.Wait()
+		if jobs := remembered(); !slices.Equal(jobs, []uint32{running, 4}) {
+			t.Errorf("after its end the jobs %v are remembered", jobs)
 		}
 		c.detached(10)
-		m.restart()
-		m.back(running, control.JobPhase_JOB_RUNNING, 0)
-		if s := m.client().summary(running); s.Phase != control.JobPhase_JOB_RUNNING {
-			t.Errorf("after the restart it is %v", s)
+		c.detached(10)
+		if jobs := remembered(); !slices.Equal(jobs, []uint32{5, 6}) {
+			t.Errorf("after two others the jobs %v are remembered", jobs)
 		}
 	})
 }

@@ -416,6 +416,22 @@ func (s *store) saveJob(j *job, forget uint32) error {
 	return nil
 }
 
+// forgetJobs deletes jobs.
+func (s *store) forgetJobs(numbers []uint32) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		for _, number := range numbers {
+			if err := tx.Bucket(bucketJobs).Delete(key(number)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("serve: forget %d jobs: %w", len(numbers), err)
+	}
+	return nil
+}
+
 // each passes every recorded job, or only the given one if number is not 0, to do.
 func (s *store) each(number uint32, do func(*control.StoredJob)) error {
 	one := func(k, v []byte) error {

@@ -116,7 +116,7 @@ and nodes. margay machine audit lists what was refused.
 	f.IntVar(&spec.MemoryMiB, "memory", 512, "memory of each node, in MiB")
 	f.IntVar(&spec.HistoryMiB, "history", ledger.DefaultSize>>20, "size of the history of its jobs (margay history), in MiB, 4 to 1024; 0: none is kept")
 	f.DurationVar(&spec.Timing.Boot, "boot-timeout", 0, "how long a node may take to come up (default 2m0s)")
-	f.DurationVar(&spec.Timing.Dead, "dead-after", 0, "silence after which a node is dead (default 10s)")
+	f.DurationVar(&spec.Timing.Dead, "dead-after", 0, "silence after which a node is dead, or longer on a machine of many nodes (default 10s)")
 	spec.Fitness = fitness.Default
 	f.Var(fitnessFlag{&spec.Fitness}, "fitness", "what an idle node must keep to be given jobs: memory and space in /tmp, in MiB, and clock, the most that its clock may be wrong; or off")
 	f.StringVar(&spec.Profile, "profile", "", "boot profile of nodes: isolated (least noise), ticking (the same, but for Linux's tick: idle nodes use less of their host) or sched (sched_ext can be used) (default: ticking for emulated nodes, else isolated)")
