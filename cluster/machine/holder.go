@@ -340,7 +340,7 @@ const (
 	turnWait   = 5 * time.Second
 )
 
-// takeTurn begins the turn of a node to start, for which it has put a value into h.turns.
+// takeTurn begins the turn of a node to start. The caller has put a value into h.turns.
 func (h *holder) takeTurn(n *heldNode) {
 	over := sync.OnceFunc(func() { <-h.turns })
 	time.AfterFunc(turnWait, over)
@@ -398,8 +398,8 @@ func (h *holder) startNow(n *heldNode) (<-chan exit, error) {
 	return ended, nil
 }
 
-// stopNode ends a node that runs, or its wait for its turn. It returns nil, or ended unchanged if the node does not end in
-// time.
+// stopNode ends a node that runs, or its wait for its turn. It returns nil, or ended unchanged if the
+// node does not end in time.
 func (h *holder) stopNode(n *heldNode, ended <-chan exit) (<-chan exit, error) {
 	n.turn = nil
 	h.mu.Lock()
