@@ -394,8 +394,8 @@ func (h *holder) startNow(n *heldNode) (<-chan exit, error) {
 	return ended, nil
 }
 
-// stopNode ends a node that runs, or its wait for its turn. It returns nil, or ended unchanged if the
-// node does not end in time.
+// stopNode ends a node that runs, or its wait for its turn. It returns nil, or ended unchanged if
+// the node does not end in time.
 func (h *holder) stopNode(n *heldNode, ended <-chan exit) (<-chan exit, error) {
 	n.turn = nil
 	h.mu.Lock()
