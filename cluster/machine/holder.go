@@ -293,7 +293,7 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 	}
 }
 
-// obey carries out an order; that of a start is carried out when the node waits for its turn. The
+// obey carries out an order. An order to start is carried out when the node waits for its turn. The
 // channel gets the end of the node, and is nil while it does not run.
 func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, error) {
 	h.mu.Lock()
