@@ -294,7 +294,7 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 	}
 }
 
-// obey carries out an order; that of a start is carried out when the node waits for its turn. The
+// obey carries out an order. An order to start is carried out when the node waits for its turn. The
 // channel gets the end of the node, and is nil while it does not run.
 func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, error) {
 	h.mu.Lock()
@@ -398,8 +398,8 @@ func (h *holder) startNow(n *heldNode) (<-chan exit, error) {
 	return ended, nil
 }
 
-// stopNode ends a node that runs, or its wait for its turn. It returns nil, or ended unchanged if the
-// node does not end in time.
+// stopNode ends a node that runs, or its wait for its turn. It returns nil, or ended unchanged if
+// the node does not end in time.
 func (h *holder) stopNode(n *heldNode, ended <-chan exit) (<-chan exit, error) {
 	n.turn = nil
 	h.mu.Lock()
