@@ -445,7 +445,7 @@ func TestTail(t *testing.T) {
 		t.Errorf("of nothing: %q", lines)
 	}
 	for text, want := range map[string][]string{
-		"":                                 {""},
+		"":                                 nil,
 		"a\nb\n":                           {"a", "b"},
 		"a\nb\nc\nd":                       {"b", "c", "d"},
 		strings.Repeat("x\n", 20<<10):      {"x", "x", "x"},

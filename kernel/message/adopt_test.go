@@ -225,8 +225,8 @@ func TestRestartWithFault(t *testing.T) {
 	if again := j.fault(report); !errors.As(again, &ended) || ended.Rank != 1 {
 		t.Errorf("the report comes again without the rank that had ended: %v", again)
 	}
+	j.kill(0) // before: it may keep the report at any moment
 	n.kept.Keep(keep.Item{Name: keptFault, Words: json.RawMessage("7")})
-	j.kill(0)
 	j.start(0)
 	if job, err := n.engine.Adopt(j.configOf(0), n.kept.replay(t)); err == nil || !strings.Contains(err.Error(), keptFault) {
 		t.Errorf("adopted %v, %v", job, err)
