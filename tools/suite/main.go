@@ -75,7 +75,7 @@ const (
 // programs, simulated hours, lists of thousands of jobs, killed writers of a history, upcalls to a
 // program in C. The race detector would find nothing in them and make them ten times slower.
 var alone = computing{
-	"TestRegisters|TestAgreesWithPortable|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestListOfManyJobs|TestStateOfLargeJob|TestDrainModel|TestLogModel|TestManyUpcalls",
+	"TestRegisters|TestAgreesWithPortable|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestListOfManyJobs|TestStateOfLargeJob|TestTooManyJobs|TestDrainModel|TestLogModel|TestManyUpcalls",
 	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/verify", "./cluster/serve", "./cluster/ledger", "./lib/c/ctest"},
 }
 

@@ -49,28 +49,22 @@ func OpenJournal(mem []byte, server Server) (*Journal, error) {
 
 // TakeUp continues the journal of an earlier node kernel. It reports false if that was killed in
 // the middle of an atomic access, so that it is not known whether the access was made.
-func (j *Journal) TakeUp() bool {
-	switch {
-	case j.words[wordServer].Load() != uint64(ByKernel):
-		return true
-	case j.words[wordIntent].Load() > j.words[wordDone].Load():
-		return false
-	}
-	j.words[wordServer].Store(0)
-	return true
-}
+func (j *Journal) TakeUp() bool { return j.takeFrom(ByKernel) }
 
 // Abandon takes the journal from a rank that has ended, perhaps in the middle of a request: nothing
 // of that rank runs any more. It reports false if that request was an atomic access, so that it is
 // not known whether the access was made. The node kernel may carry out a request at this moment.
-func (j *Journal) Abandon() bool {
+func (j *Journal) Abandon() bool { return j.takeFrom(ByRank) }
+
+// takeFrom takes the journal from a server that has ended, if it has it.
+func (j *Journal) takeFrom(server Server) bool {
 	switch {
-	case j.words[wordServer].Load() != uint64(ByRank):
+	case j.words[wordServer].Load() != uint64(server):
 		return true
 	case j.words[wordIntent].Load() > j.words[wordDone].Load():
 		return false
 	}
-	return j.words[wordServer].CompareAndSwap(uint64(ByRank), 0)
+	return j.words[wordServer].CompareAndSwap(uint64(server), 0)
 }
 
 // Carry carries out a request of the pair and appends the answer to b, or nothing if the request is
