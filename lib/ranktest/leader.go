@@ -219,7 +219,7 @@ func stalledMessages(t *testing.T, seed uint64, program Program) {
 	m.Await("message", func() bool { m.poll(); return m.got == wire.Untried+1 })
 	// A message by the node kernels, which waits for one behind the note.
 	behind := m.ownOut.Position().Load() + 2*wire.ChannelHeader
-	m.Push(wire.Record{Handler: 6, Args: [2]uint64{wire.Untried + 2}, After: uint32(behind/8)&(4*wire.ChannelRing/8-1) | 1<<15})
+	m.Push(wire.Record{Handler: 6, Args: [2]uint64{wire.Untried + 2}, After: uint32(behind/8)&(2*wire.ChannelRing/8-1) | 1<<15})
 	m.meet(wire.OutcomeQuiet)
 	m.Await("outcome of the rank", func() bool { m.poll(); return m.board.Outcome(1) == wire.OutcomeQuiet })
 	m.Await("sleep", func() bool { m.poll(); return m.Waiting() })

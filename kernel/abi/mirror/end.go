@@ -18,7 +18,7 @@ const (
 	leastTimeout = 2 * time.Millisecond
 	mostTimeout  = 250 * time.Millisecond
 	firstWindow  = 16 // datagrams on their way
-	mostWindow   = 64
+	mostWindow   = 128
 	equalAcks    = 3 // acknowledgements without progress that show a loss
 
 	few    = 8        // datagrams on their way that give the other rank enough to do

@@ -149,20 +149,21 @@ func TestProducerOfHostileConsumer(t *testing.T) {
 // to an end.
 func FuzzChannelConsumer(f *testing.F) {
 	head := binary.LittleEndian.AppendUint64(nil, newHead(kindMessage, 7, 100))
-	f.Add(head, uint16(0))
-	f.Add(binary.LittleEndian.AppendUint64(nil, newHead(kindPad, 0, 0)), uint16(0))
-	f.Add(binary.LittleEndian.AppendUint64(head, newHead(kindMessage, 7, 1<<31)), uint16(ChannelRing-8))
-	f.Fuzz(func(t *testing.T, data []byte, at uint16) {
+	f.Add(head, uint32(0))
+	f.Add(binary.LittleEndian.AppendUint64(nil, newHead(kindPad, 0, 0)), uint32(0))
+	f.Add(binary.LittleEndian.AppendUint64(head, newHead(kindMessage, 7, 1<<31)), uint32(ChannelRing-8))
+	f.Fuzz(func(t *testing.T, data []byte, at uint32) {
 		c := channel(t)
 		consumer := c.Consumer()
-		copy(consumer.data[at&^7:], data)
-		consumer.position = uint64(at &^ 7)
+		at &= channelMask &^ 7
+		copy(consumer.data[at:], data)
+		consumer.position = uint64(at)
 		for range 2*ChannelRing/ChannelHeader + 1 {
 			r, ok, err := consumer.Next()
 			if err != nil || !ok {
 				return
 			}
-			if len(r.Payload) > MaxPayload {
+			if len(r.Payload) > ChannelPayload {
 				t.Fatalf("payload of %d bytes", len(r.Payload))
 			}
 			consumer.Done()

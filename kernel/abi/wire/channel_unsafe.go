@@ -9,7 +9,7 @@ import (
 
 // Sizes of a channel, in bytes.
 const (
-	ChannelRing = 64 << 10
+	ChannelRing = 128 << 10
 	ChannelSize = channelData + ChannelRing
 
 	// MirrorSize is the size of a pair of mirrored channels: the one that the rank sends through,
@@ -19,9 +19,9 @@ const (
 	// ChannelHeader is the size of a record in a channel without its payload.
 	ChannelHeader = 24
 
-	// ChannelPayload is the longest payload of a record in a channel. Eight such records fill the
+	// ChannelPayload is the longest payload of a record in a channel. Sixteen such records fill the
 	// ring.
-	ChannelPayload = ChannelRing/8 - ChannelHeader
+	ChannelPayload = ChannelRing/16 - ChannelHeader
 )
 
 // Places in a channel, in bytes; words that different sides write are on different cache lines.
@@ -255,7 +255,7 @@ func (p *ChannelProducer) Mark() uint32 { return mark(p.position) }
 // Parts of a mark: a position in units of 8 bytes modulo more than a channel holds, and a bit that
 // is always set.
 const (
-	markMask  = 4*ChannelRing/8 - 1
+	markMask  = 2*ChannelRing/8 - 1
 	markValid = 1 << 15
 )
 

@@ -63,7 +63,7 @@
 #define WIRE_CHANNEL_ACKNOWLEDGED 448
 #define WIRE_CHANNEL_JOURNAL 1024
 #define WIRE_CHANNEL_DATA 4096
-#define WIRE_CHANNEL_RING (64 << 10)
+#define WIRE_CHANNEL_RING (128 << 10)
 #define WIRE_CHANNEL_SIZE (WIRE_CHANNEL_DATA + WIRE_CHANNEL_RING)
 
 /* Values of the closed word. */
@@ -74,8 +74,8 @@
 
 /* Bytes of a record in a channel before its payload, of the longest payload, parts of a mark. */
 #define WIRE_CHANNEL_HEADER 24
-#define WIRE_CHANNEL_PAYLOAD (WIRE_CHANNEL_RING / 8 - WIRE_CHANNEL_HEADER)
-#define WIRE_MARK_MASK (4 * WIRE_CHANNEL_RING / 8 - 1)
+#define WIRE_CHANNEL_PAYLOAD (WIRE_CHANNEL_RING / 16 - WIRE_CHANNEL_HEADER)
+#define WIRE_MARK_MASK (2 * WIRE_CHANNEL_RING / 8 - 1)
 #define WIRE_MARK_VALID (1 << 15)
 
 /* Places on the board, and parts of a rank's word for a barrier. */
