@@ -51,7 +51,7 @@
 #define CALM_MS 100              /* that a message waits at most until it can take a mirrored channel */
 #define HASTY 64                 /* messages behind one that has waited in vain that do not wait */
 #define NOT_JOINED "margay_init has not been called"
-#define BATCH (WIRE_CHANNEL_RING / 4) /* bytes of a long message that are written before they are sent */
+#define BATCH (WIRE_CHANNEL_RING / 2) /* bytes of a long message that are written before they are sent */
 
 /* The area before margay_init: each field of its header is -1, so the functions that return the
  * place of this process need no check. */

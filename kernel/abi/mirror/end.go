@@ -22,7 +22,7 @@ const (
 	equalAcks    = 3 // acknowledgements without progress that show a loss
 
 	few    = 8        // datagrams on their way that give the other rank enough to do
-	gather = 16 << 10 // bytes of data that do not wait for more
+	gather = 32 << 10 // bytes of data that do not wait for more
 )
 
 // Peer is the other end, as datagrams to it name it.

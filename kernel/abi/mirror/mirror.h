@@ -21,7 +21,7 @@
 #define MIRROR_MOST_WINDOW 128
 #define MIRROR_EQUAL_ACKS 3
 #define MIRROR_FEW 8
-#define MIRROR_GATHER 16384
+#define MIRROR_GATHER 32768
 
 struct mirror_header {
 	uint16_t magic;

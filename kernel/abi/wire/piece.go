@@ -101,7 +101,7 @@ func (l *Long) next(limit int, first *[]byte) (r Record, n int) {
 
 // batch is how many bytes of a long message are written before they are sent, where that takes a
 // system call.
-const batch = ChannelRing / 4
+const batch = ChannelRing / 2
 
 // PushLong sends pieces of a message while there is room, but not many before a process must be
 // woken. It reports whether there was no room, and which process to wake. While another message to
