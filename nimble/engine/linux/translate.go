@@ -166,7 +166,8 @@ func (t *translator) clearStack(f verify.Function) {
 }
 
 // frame returns how many bytes at the top of its frame a function may access: all
-// of it if r10 is copied or stored, else down to its lowest access.
+// of it if r10 is copied or stored, except to give a service the address of something
+// in it, else down to its lowest access.
 func frame(p *verify.Program, f verify.Function) int {
 	lowest := 0
 	for slot := f.Start; slot < f.End; slot++ {
@@ -177,6 +178,12 @@ func frame(p *verify.Program, f verify.Function) int {
 		}
 		switch {
 		case i.Op == isa.Invalid:
+		case value == isa.FramePointer && i.Op.Size() == 0:
+			offset, ok := argument(p, slot, f.End)
+			if !ok {
+				return verify.FrameSize
+			}
+			lowest = min(lowest, offset)
 		case value == isa.FramePointer, base == isa.FramePointer && i.Op.Size() == 0:
 			return verify.FrameSize
 		case base == isa.FramePointer:
@@ -184,6 +191,37 @@ func frame(p *verify.Program, f verify.Function) int {
 		}
 	}
 	return min(-lowest+7, verify.FrameSize) &^ 7
+}
+
+// The classes of jumps in a code (RFC 9669, 4).
+const (
+	classJump   = 5
+	classJump32 = 6
+)
+
+// argument recognizes the code that makes an address in the frame for a service: a
+// copy of r10 in a register of arguments, from which the next instruction subtracts
+// a constant, and that is not used again before the service is called. It returns
+// the offset of that address.
+func argument(p *verify.Program, slot, end int) (offset int, ok bool) {
+	to := p.At(slot).Dst
+	if p.At(slot).Op != isa.MovX || to < 1 || to > 5 || slot+1 >= end {
+		return 0, false
+	}
+	sum := p.At(slot + 1)
+	if sum.Op != isa.AddK || sum.Dst != to || sum.Imm >= 0 || sum.Imm < -verify.FrameSize {
+		return 0, false
+	}
+	for slot += 2; slot < end; slot++ {
+		switch i := p.At(slot); {
+		case i.Op == isa.Invalid: // the second half of the one before
+		case i.Op == isa.Call || i.Op == isa.CallNamed:
+			return int(sum.Imm), true
+		case i.Dst == to || i.Src == to || i.Code&7 == classJump || i.Code&7 == classJump32:
+			return 0, false
+		}
+	}
+	return 0, false
 }
 
 // prologue emits the loads of all registers. A context overwrites r1.

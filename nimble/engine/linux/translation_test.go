@@ -110,3 +110,33 @@ func FuzzTranslation(f *testing.F) {
 		a.AgreeProvable(t, portable.New(), translated{}, data)
 	})
 }
+
+// TestArgument says how much of a frame is cleared: a copy of r10 that only gives a service an
+// address does not need all of it.
+func TestArgument(t *testing.T) {
+	array := []state.Spec{{Name: "array", ValueSize: 8, Entries: 2}}
+	look := []string{"stw [r10-4], 1", "mov r2, r10", "add r2, -4", "lddw_map r1, 0", "call 1", "mov r0, 0", "exit"}
+	for _, c := range []struct {
+		name  string
+		lines []string
+		want  int
+	}{
+		{"none", []string{"mov r0, 0", "exit"}, 0},
+		{"stores", []string{"stdw [r10-24], 0", "mov r0, 0", "exit"}, 24},
+		{"a key", look, 8},
+		{"a key below", append([]string{"stw [r10-40], 1", "mov r2, r10", "add r2, -40"}, look[3:]...), 40},
+		{"used before", append(append([]string{}, look[:3]...), append([]string{"ldxw r6, [r2-8]"}, look[3:]...)...), verify.FrameSize},
+		{"copied again", append(append([]string{}, look[:3]...), append([]string{"mov r6, r2"}, look[3:]...)...), verify.FrameSize},
+		{"behind a jump", append(append([]string{}, look[:3]...), append([]string{"jeq r1, 0, +2"}, look[3:]...)...), verify.FrameSize},
+		{"no constant", append([]string{"stw [r10-4], 1", "mov r2, r10", "add r2, r3"}, look[3:]...), verify.FrameSize},
+		{"kept", []string{"mov r6, r10", "add r6, -8", "mov r0, 0", "exit"}, verify.FrameSize},
+		{"no call", []string{"mov r2, r10", "add r2, -8", "mov r0, 0", "exit"}, verify.FrameSize},
+		{"a function", []string{"mov r1, r10", "add r1, -8", "call_local +1", "exit", "mov r0, 0", "exit"}, verify.FrameSize},
+		{"stored", []string{"stxdw [r10-8], r10", "mov r0, 0", "exit"}, verify.FrameSize},
+	} {
+		p := verified(t, array, c.lines...)
+		if got := frame(p, p.Functions()[0]); got != c.want {
+			t.Errorf("%s: %d bytes, want %d", c.name, got, c.want)
+		}
+	}
+}
