@@ -225,29 +225,29 @@ static int probe(struct result *r, uint64_t tag, uint64_t flags)
 	return !r->error;
 }
 
-/* probes looks for messages, claims one, and discards another. */
+/* probes looks for messages, claims one, and discards another. The other rank may be a length ahead. */
 static void probes(void)
 {
 	for (size_t n = 50; n <= 50000; n *= 1000) {
 		struct result sent = {0}, kept = {0}, got = {0}, claimed, r;
 		CHECK(!probe(&r, 77, FI_PEEK));
 		fill(out, n, self);
-		DONE(fi_tsend(ep, out, n, NULL, peer, 7, &sent));
-		DONE(fi_tsend(ep, out, n, NULL, peer, 8, &kept));
-		while (!probe(&r, 7, FI_PEEK))
+		DONE(fi_tsend(ep, out, n, NULL, peer, n + 7, &sent));
+		DONE(fi_tsend(ep, out, n, NULL, peer, n + 8, &kept));
+		while (!probe(&r, n + 7, FI_PEEK))
 			;
-		CHECK(r.entry.len == n && r.entry.tag == 7);
-		CHECK(probe(&claimed, 7, FI_PEEK | FI_CLAIM) && claimed.entry.len == n);
-		CHECK(!probe(&r, 7, FI_PEEK));
+		CHECK(r.entry.len == n && r.entry.tag == n + 7);
+		CHECK(probe(&claimed, n + 7, FI_PEEK | FI_CLAIM) && claimed.entry.len == n);
+		CHECK(!probe(&r, n + 7, FI_PEEK));
 		struct iovec to = {in, n};
 		struct fi_msg_tagged m = {.msg_iov = &to, .iov_count = 1, .addr = peer, .context = &claimed};
 		claimed.done = 0;
 		DONE(fi_trecvmsg(ep, &m, FI_CLAIM | FI_COMPLETION));
 		await(&claimed);
-		CHECK(!claimed.error && claimed.entry.len == n && claimed.entry.tag == 7 && is_filled(in, n, peer));
-		while (!probe(&r, 8, FI_PEEK | FI_DISCARD))
+		CHECK(!claimed.error && claimed.entry.len == n && claimed.entry.tag == n + 7 && is_filled(in, n, peer));
+		while (!probe(&r, n + 8, FI_PEEK | FI_DISCARD))
 			;
-		CHECK(!probe(&r, 8, FI_PEEK));
+		CHECK(!probe(&r, n + 8, FI_PEEK));
 		await(&sent);
 		await(&kept);
 		DONE(fi_trecv(ep, in, n, NULL, peer, 99, 0, &got));
