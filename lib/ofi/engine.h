@@ -8,8 +8,8 @@
  *	GO      a receive is there for a long message: its data may come
  *	DATA    some of them
  *
- * A rank keeps the data of ENGINE_CREDITS messages of each other rank that no receive has taken, and no
- * more: a message in its head costs its sender a credit, which comes back, with any message, when a
+ * A rank keeps the data of ENGINE_CREDITS messages of each other rank that no receive has taken,
+ * and no more: a message in its head costs its sender a credit, which comes back, with any message, when a
  * receive has taken it. A sender without a credit treats a message as a long one. The data of long
  * ones leave only when their receive is there, so they wait in the memory of their sender. Of these
  * a rank keeps the heads of ENGINE_LONG of each other rank. So a message always gets its receive,
@@ -148,8 +148,8 @@ void engine_receive(struct engine *e, struct engine_receive *r);
 int engine_cancel(struct engine_receive *r);
 
 /* engine_peek describes the message that a receive would get, with nothing in its memory, and
- * returns it, NULL if there is none. engine_claim takes it from the unexpected ones, for engine_accept,
- * which gives it to a receive as engine_receive does. */
+ * returns it, NULL if there is none. engine_claim takes it from the unexpected ones, for
+ * engine_accept, which gives it to a receive as engine_receive does. */
 struct engine_message *engine_peek(struct engine *e, struct engine_receive *r);
 void engine_claim(struct engine_message *m);
 void engine_accept(struct engine *e, struct engine_receive *r, struct engine_message *m);
@@ -157,7 +157,7 @@ void engine_accept(struct engine *e, struct engine_receive *r, struct engine_mes
 /* engine_arrive takes a message from a rank. */
 void engine_arrive(struct engine *e, int source, int kind, const uint64_t args[2], const void *payload, size_t length);
 
-/* engine_progress sends what can be sent. */
+/* engine_progress sends messages for which there is room. */
 void engine_progress(struct engine *e);
 
 /* engine_drop ends all sends and receives, calling sent and received, and drops the unexpected

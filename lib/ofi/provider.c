@@ -379,7 +379,7 @@ static int fill(struct fi_info *i, const struct fi_info *h)
 	return 0;
 }
 
-/* getinfo is silent for processes that are no ranks: libfabric asks each provider. A name is
+/* getinfo is silent for processes that are not ranks: libfabric asks each provider. A name is
  * resolved by none of its services. */
 static int getinfo(uint32_t version, const char *node, const char *service, uint64_t flags, const struct fi_info *hints, struct fi_info **info)
 {

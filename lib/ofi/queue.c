@@ -63,7 +63,7 @@ static ssize_t queue_readerr(struct fid_cq *cq, struct fi_cq_err_entry *entry, u
 		entry->tag = op->tag;
 		entry->olen = op->excess;
 		entry->err = entry->prov_errno = op->error;
-		entry->err_data = NULL; /* what is behind it is not there in the entries of old versions */
+		entry->err_data = NULL; /* old versions have no field behind it */
 		op_free(op);
 	} else {
 		op = NULL;

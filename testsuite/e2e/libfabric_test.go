@@ -20,8 +20,8 @@ cat err >&2
 exit 1`
 
 // Programs of libfabric send messages over the fabric: one that uses tags as a library of MPI does,
-// within a node and between nodes, and libfabric's own ping-pong. A process that is no rank finds no
-// endpoint of the provider, and reads no word of it.
+// within a node and between nodes, and libfabric's own ping-pong. A process that is not a rank finds
+// no endpoint of the provider, which prints nothing.
 func TestLibfabric(t *testing.T) {
 	m := use(t, "hosted")
 	provider := []string{"--with", filepath.Join(bin, "margay-fi.so"), "--env", "FI_PROVIDER_PATH=" + bin}
