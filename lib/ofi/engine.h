@@ -9,12 +9,12 @@
  *	DATA    some of them
  *
  * A rank keeps the data of ENGINE_CREDITS messages of each other rank that no receive has taken,
- * and no more: a message in its head costs its sender a credit, which comes back, with any message, when a
- * receive has taken it. A sender without a credit treats a message as a long one. The data of long
- * ones leave only when their receive is there, so they wait in the memory of their sender. Of these
- * a rank keeps the heads of ENGINE_LONG of each other rank. So a message always gets its receive,
- * however many others are before it that no receive wants, up to that number. Nothing is sent to a
- * rank that does not wait for it, because a message to a rank that has ended ends its job.
+ * and no more: a message in its head costs its sender a credit, which comes back, with any message,
+ * when a receive has taken it. A sender without a credit treats a message as a long one. The data
+ * of long ones leave only when their receive is there, so they wait in the memory of their sender.
+ * Of these a rank keeps the heads of ENGINE_LONG of each other rank. So a message always gets its
+ * receive, however many others are before it that no receive wants, up to that number. Nothing is
+ * sent to a rank that does not wait for it, because a message to a rank that has ended ends its job.
  *
  * To one rank heads leave in the order of the calls, and the order of heads is the order of
  * matching. Messages from other ranks may be anything. One that makes no sense is counted and

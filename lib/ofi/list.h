@@ -24,7 +24,7 @@ static inline void list_add(struct link *list, struct link *l)
 	list->prev = l;
 }
 
-/* list_remove removes an element, which is a list without elements then and may be removed again. */
+/* list_remove removes an element, which may be removed again then. */
 static inline void list_remove(struct link *l)
 {
 	l->prev->next = l->next;

@@ -19,9 +19,9 @@ done
 cat err >&2
 exit 1`
 
-// Programs of libfabric send messages over the fabric: one that uses tags as a library of MPI does,
-// within a node and between nodes, and libfabric's own ping-pong. A process that is not a rank finds
-// no endpoint of the provider, which prints nothing.
+// Programs of libfabric send messages over the fabric, within a node and between nodes: one that
+// uses tags as a library of MPI does, and libfabric's own ping-pong. A process that is not a rank
+// finds no endpoint of the provider, which prints nothing.
 func TestLibfabric(t *testing.T) {
 	m := use(t, "hosted")
 	provider := []string{"--with", filepath.Join(bin, "margay-fi.so"), "--env", "FI_PROVIDER_PATH=" + bin}
