@@ -14,7 +14,7 @@
  * of long ones leave only when their receive is there, so they wait in the memory of their sender.
  * Of these a rank keeps the heads of ENGINE_LONG of each other rank. So a message always gets its
  * receive, however many others are before it that no receive wants, up to that number. Nothing is
- * sent to a rank that does not wait for it, because a message to a rank that has ended ends its job.
+ * sent to a rank that does not wait for it: a message to a rank that has ended ends the job.
  *
  * To one rank heads leave in the order of the calls, and the order of heads is the order of
  * matching. Messages from other ranks may be anything. One that makes no sense is counted and
@@ -72,7 +72,7 @@ struct engine_receive {
 	uint64_t got;	 /* bytes of it that are in the memory */
 	uint64_t limit;	 /* bytes of a long one that are to come there */
 	uint32_t id, send;
-	int sink; /* it belongs to the engine, and nobody wants it any more */
+	int sink; /* it belongs to the engine, and its data go nowhere */
 	struct link link;
 };
 
@@ -157,7 +157,7 @@ void engine_accept(struct engine *e, struct engine_receive *r, struct engine_mes
 /* engine_arrive takes a message from a rank. */
 void engine_arrive(struct engine *e, int source, int kind, const uint64_t args[2], const void *payload, size_t length);
 
-/* engine_progress sends messages for which there is room. */
+/* engine_progress sends until there is no room. */
 void engine_progress(struct engine *e);
 
 /* engine_drop ends all sends and receives, calling sent and received, and drops the unexpected
