@@ -43,7 +43,7 @@ struct engine_memory {
 	size_t count, length;
 };
 
-/* A message that is being sent. The caller sets what is above the line. */
+/* A message that is being sent. The caller sets the fields above the line. */
 struct engine_send {
 	int rank;
 	int tagged;
@@ -59,7 +59,7 @@ struct engine_send {
 	uint64_t wanted, sent;
 };
 
-/* A receive. The caller sets what is above the line; the engine sets what is below. */
+/* A receive. The caller sets the fields above the line, the engine those below. */
 struct engine_receive {
 	struct match_want want; /* but for its link */
 	int tagged;
