@@ -1,15 +1,15 @@
 /* engine.h: messages of any length with tags over active messages of at most ENGINE_PAYLOAD bytes.
  *
  * An engine is one rank's part, a state machine without I/O: calls of the application and messages
- * of other ranks go in, and struct engine_io is called with what comes out. It never waits. It is
+ * of other ranks go in, and struct engine_io is called with the results. It never waits. It is
  * not safe for concurrent use.
  *
  *	HEAD    begins a message; a short one is all in it
  *	GO      a receive is there for a long message: its data may come
  *	DATA    some of them
  *
- * A rank keeps the data of ENGINE_CREDITS messages of each other rank that no receive has taken,
- * and no more: a message in its head costs its sender a credit, which comes back, with any message,
+ * A rank keeps the data of at most ENGINE_CREDITS messages of each other rank that no receive has
+ * taken: a message in its head costs its sender a credit, which comes back, with any message,
  * when a receive has taken it. A sender without a credit treats a message as a long one. The data
  * of long ones leave only when their receive is there, so they wait in the memory of their sender.
  * Of these a rank keeps the heads of ENGINE_LONG of each other rank. So a message always gets its
