@@ -628,7 +628,7 @@ static int endpoint_close(struct fid *fid)
 			op_free(op);
 		}
 		engine_drop(&port.engine);
-		engine_progress(&port.engine); /* other ranks wait to hear that a message is not wanted */
+		engine_progress(&port.engine); /* GO for messages that were dropped */
 		port.endpoint = NULL;
 	}
 	if (ep->vector)

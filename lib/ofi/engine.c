@@ -486,7 +486,7 @@ int engine_open(struct engine *e, int size, const struct engine_io *calls, void 
 	return 0;
 }
 
-/* sink_for makes a receive whose memory is not to be used any more one of the engine's. */
+/* sink_for has the engine take the data of a receive that ends, and drop them. */
 static void sink_for(struct engine *e, struct engine_receive *r)
 {
 	struct engine_receive *sink = malloc(sizeof *sink);
