@@ -118,7 +118,7 @@ struct call {
 	int quiet; /* there is no entry */
 };
 
-/* copy_in has an operation send a copy of its memory. */
+/* copy_in replaces the memory of an operation by a copy. */
 static void copy_in(struct op *op)
 {
 	struct engine_memory *m = &op->send.memory;

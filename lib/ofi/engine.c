@@ -85,7 +85,7 @@ static void gather(const struct engine_memory *m, uint64_t offset, char *to, siz
 
 /* ---- Sending ---- */
 
-/* make_busy has engine_progress look at a rank. */
+/* make_busy adds a rank to those that engine_progress looks at. */
 static void make_busy(struct engine *e, struct engine_peer *p)
 {
 	if (list_empty(&p->link))
@@ -486,7 +486,7 @@ int engine_open(struct engine *e, int size, const struct engine_io *calls, void 
 	return 0;
 }
 
-/* sink_for has the engine take the data of a receive that ends, and drop them. */
+/* sink_for replaces a receive that ends by one that drops its data. */
 static void sink_for(struct engine *e, struct engine_receive *r)
 {
 	struct engine_receive *sink = malloc(sizeof *sink);
