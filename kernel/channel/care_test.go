@@ -98,7 +98,7 @@ func TestLastFar(t *testing.T) {
 	}
 }
 
-// All that a rank has written leaves although it calls its library no more, and reads no
+// All bytes of a rank leave although it does not call its library any longer, and reads no
 // acknowledgement: not a window of it only.
 func TestTendAll(t *testing.T) {
 	const written = 60 << 10

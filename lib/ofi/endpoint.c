@@ -104,7 +104,7 @@ static int remember(struct engine_memory *m, const struct iovec *parts, size_t c
 	return 1;
 }
 
-/* What is sent, or received, in one of the many forms of libfabric. */
+/* The arguments of a send or a receive, in any of the forms of libfabric. */
 struct call {
 	const struct iovec *parts;
 	size_t count;
