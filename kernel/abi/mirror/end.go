@@ -112,8 +112,8 @@ func (e *End) Rest() { e.hurry = e.hurry || e.owed > 0 && !e.rides }
 // Ask makes the other end answer at once.
 func (e *End) Ask() { e.ask = true }
 
-// Flood has Emit send all that was written, although nothing is acknowledged to this end: that goes to
-// the rank, which does not read it.
+// Flood lets Emit send all that was written. A node kernel needs it: acknowledgements go to the
+// rank.
 func (e *End) Flood() { e.window = wire.ChannelRing }
 
 func (e *End) creditDue() bool { return e.in.Taken().Load()-e.told >= wire.ChannelRing/4 }
