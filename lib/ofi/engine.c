@@ -449,6 +449,8 @@ static int take_credits(struct engine *e, int source, uint64_t word)
 	if (credits > ENGINE_CREDITS - p->credits)
 		return 0;
 	p->credits += credits;
+	if (credits > 0 && !list_empty(&p->heads)) /* the first one may need no GO before it now */
+		make_busy(e, p);
 	return 1;
 }
 

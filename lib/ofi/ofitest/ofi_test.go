@@ -142,10 +142,13 @@ func TestMatching(t *testing.T) {
 	}
 }
 
-// simulate runs the simulation of engines.
-func simulate(t *testing.T, steps int, mode ...string) {
+// lower are limits that a simulation reaches all the time.
+var lower = []string{"-DENGINE_CREDITS=3", "-DENGINE_LONG=4"}
+
+// simulate runs the simulation of engines, built with some flags.
+func simulate(t *testing.T, flags []string, steps int, mode ...string) {
 	t.Helper()
-	program := build(t, "simulate", "../engine.c")
+	program := build(t, "simulate", append(flags, "../engine.c")...)
 	seed := check.Seed(t)
 	for i := range uint64(check.Rounds(4, 100)) {
 		cmd := exec.Command(program, append([]string{strconv.FormatUint(seed+i, 10), strconv.Itoa(steps)}, mode...)...)
@@ -160,7 +163,10 @@ func simulate(t *testing.T, steps int, mode ...string) {
 
 // Every message reaches the right receive, whole and once, whatever the order of messages, receives
 // and progress; what a rank keeps for others is bounded.
-func TestEngines(t *testing.T) { simulate(t, 8000) }
+func TestEngines(t *testing.T) { simulate(t, nil, 8000) }
+
+// The same where ranks are at their limits: what can leave leaves.
+func TestLimits(t *testing.T) { simulate(t, lower, 8000) }
 
 // A rank that sends bytes at random disturbs neither the memory nor the messages of the others.
-func TestHostileRank(t *testing.T) { simulate(t, 20000, "hostile") }
+func TestHostileRank(t *testing.T) { simulate(t, lower, 20000, "hostile") }

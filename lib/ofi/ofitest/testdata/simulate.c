@@ -329,6 +329,18 @@ static void harm(int to)
 	enqueue(RANKS - 1, to, kind, args, payload, length);
 }
 
+/* check_peer checks that engine_progress looks at a rank if something can be sent to it. */
+static void check_peer(const struct engine_peer *p)
+{
+	if (!list_empty(&p->link))
+		return;
+	CHECK(list_empty(&p->data) && list_empty(&p->going) && p->longs <= ENGINE_LONG);
+	if (list_empty(&p->heads))
+		return;
+	const struct engine_send *s = list_of(p->heads.next, struct engine_send, link);
+	CHECK(p->longs == ENGINE_LONG && (s->is_long || s->memory.length > ENGINE_SHORT || p->credits == 0));
+}
+
 static void check_bounds(void)
 {
 	for (int at = 0; at < RANKS - hostile; at++) {
@@ -342,6 +354,8 @@ static void check_bounds(void)
 		}
 		for (int from = 0; from < RANKS; from++)
 			CHECK(kept[from] <= ENGINE_CREDITS && kept_longs[from] <= ENGINE_LONG);
+		for (int to = 0; to < RANKS; to++)
+			check_peer(&engines[at].peers[to]);
 	}
 }
 
