@@ -37,7 +37,7 @@ deps-run:
 	@tools/deps run
 
 .PHONY: build
-build: bin/margay bin/margayd bin/nodekernel bin/jobinit bin/libmargay.a bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/offload bin/offload-c bin/stencil bin/farm bin/glunix bin/latency bin/fabric bin/fabric-sockets ## build everything into bin/
+build: bin/margay bin/margayd bin/nodekernel bin/jobinit bin/libmargay.a bin/margay-fi.so bin/hello bin/hello-c bin/histogram bin/histogram-c bin/plain bin/offload bin/offload-c bin/stencil bin/farm bin/glunix bin/latency bin/fabric bin/fabric-sockets ## build everything into bin/
 
 .PHONY: run
 run: deps-run build ## boot a machine of 4 virtual nodes, run the histogram on it, print it, and end the machine
@@ -102,13 +102,14 @@ BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share
 
 .PHONY: install
-install: bin/margay bin/margayd bin/nodekernel bin/jobinit bin/libmargay.a ## install commands, library, headers, manual pages and completions below PREFIX (and DESTDIR)
+install: bin/margay bin/margayd bin/nodekernel bin/jobinit bin/libmargay.a bin/margay-fi.so ## install commands, library, headers, manual pages and completions below PREFIX (and DESTDIR)
 	install -d $(BINDIR) $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/margay/ext $(SHAREDIR)/man/man1 \
 		$(SHAREDIR)/bash-completion/completions $(SHAREDIR)/zsh/site-functions $(SHAREDIR)/fish/vendor_completions.d
 	install -m 755 bin/margay bin/margayd bin/nodekernel bin/jobinit $(BINDIR)
 	ln -sf margay $(BINDIR)/yod
 	ln -sf margay $(BINDIR)/glurun
 	install -m 644 bin/libmargay.a $(DESTDIR)$(PREFIX)/lib
+	install -m 755 -D bin/margay-fi.so $(DESTDIR)$(PREFIX)/lib/libfabric/margay-fi.so
 	install -m 644 lib/c/margay.h lib/c/glunix.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 kernel/abi/slot/*.h $(DESTDIR)$(PREFIX)/include/margay/ext
 	rm -f $(SHAREDIR)/man/man1/margay.1 $(SHAREDIR)/man/man1/margay-*.1
@@ -164,6 +165,11 @@ bin/margay.o bin/collective.o bin/group.o bin/window.o bin/commit.o bin/glunix.o
 bin/libmargay.a: bin/margay.o bin/collective.o bin/group.o bin/window.o bin/commit.o bin/glunix.o
 	rm -f $@
 	$(AR) rcs $@ $^
+
+# The provider of libfabric has the library in it, and shows none of its names. libfabric looks for names that end in -fi.so.
+bin/margay-fi.so: $(addprefix lib/ofi/,provider.c endpoint.c queue.c vector.c engine.c) $(addprefix lib/c/,margay.c collective.c group.c window.c commit.c) $(wildcard lib/ofi/*.h lib/c/*.h kernel/abi/*/*.h)
+	@mkdir -p bin
+	$(CC) $(CFLAGS) -shared -fPIC -fvisibility=hidden -Wl,-z,defs -I lib/c -I kernel/abi/wire -I kernel/abi/mirror -I kernel/abi/onesided $(filter %.c,$^) -lfabric -o $@
 
 bin/hello-c: examples/hello/c/hello.c
 	@mkdir -p bin

@@ -74,6 +74,7 @@ func (f *far) tend(t *Table, buffer []byte, now time.Duration) {
 	f.idle, f.patience = 0, min(2*f.patience, mostPatience)
 	e := mirror.NewEnd(f.out, f.in, f.peer(t))
 	e.Ask()
+	e.Flood()
 	f.emit(e, t, buffer, now)
 }
 

@@ -97,3 +97,35 @@ func TestLastFar(t *testing.T) {
 		t.Errorf("lost again: %v", lost)
 	}
 }
+
+// All bytes of a rank leave although it does not call its library any longer, and reads no
+// acknowledgement: not a window of it only.
+func TestTendAll(t *testing.T) {
+	const written = 60 << 10
+	host := netip.MustParseAddr("127.0.0.1")
+	here, _ := openWith(t, 1, &Remote{Self: host, Addresses: []netip.Addr{host, host}, Largest: mirror.Least})
+	other, port, err := OpenSocket(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	own, _, _ := here.Meet(0, 1)
+	if err := here.Met(0, 1, Meeting{Number: own.Number, Key: 1, Port: port}); err != nil {
+		t.Fatal(err)
+	}
+	here.fars[0].out.Position().Store(written)
+	here.Tend(0)
+	here.Tend(TendEach)
+	b := make([]byte, 1<<16)
+	check.Await(t, "the last bytes", func() bool {
+		for {
+			n, _, err := unix.Recvfrom(int(other.Fd()), b, unix.MSG_DONTWAIT)
+			if err != nil {
+				return false
+			}
+			if h, data, err := mirror.Parse(b[:n]); err == nil && int(h.Offset)+len(data) == written {
+				return true
+			}
+		}
+	})
+}

@@ -112,6 +112,10 @@ func (e *End) Rest() { e.hurry = e.hurry || e.owed > 0 && !e.rides }
 // Ask makes the other end answer at once.
 func (e *End) Ask() { e.ask = true }
 
+// Flood lets Emit send all that was written. A node kernel needs it: acknowledgements go to the
+// rank.
+func (e *End) Flood() { e.window = wire.ChannelRing }
+
 func (e *End) creditDue() bool { return e.in.Taken().Load()-e.told >= wire.ChannelRing/4 }
 
 // blocked reports whether the producer waits for room, which an acknowledgement may bring that was

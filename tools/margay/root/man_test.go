@@ -44,7 +44,7 @@ func TestInstall(t *testing.T) {
 		t.Fatalf("make install: %v\n%s", err, out)
 	}
 	for _, name := range []string{
-		"bin/margay", "bin/margayd", "bin/nodekernel", "bin/jobinit", "lib/libmargay.a", "include/margay.h", "include/margay/ext/margay_ext.h", "include/margay/ext/margay_hash.h",
+		"bin/margay", "bin/margayd", "bin/nodekernel", "bin/jobinit", "lib/libmargay.a", "lib/libfabric/margay-fi.so", "include/margay.h", "include/margay/ext/margay_ext.h", "include/margay/ext/margay_hash.h",
 		"include/margay/ext/margay_sched.h", "share/man/man1/margay.1", "share/man/man1/margay-machine-up.1",
 		"share/bash-completion/completions/margay", "share/zsh/site-functions/_margay", "share/fish/vendor_completions.d/margay.fish",
 	} {

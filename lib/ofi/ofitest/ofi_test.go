@@ -1,0 +1,172 @@
+// Package ofitest tests the libfabric provider (lib/ofi): which receive gets which message, and the
+// protocol under it, are state machines in C, which programs of this package run.
+package ofitest
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"margay/internal/check"
+)
+
+// build compiles a program of testdata. Memory that it reads or writes beyond what it has ends it.
+func build(t *testing.T, name string, more ...string) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), name)
+	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-I", "..",
+		"-o", program, filepath.Join("testdata", name+".c")}, more...)
+	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	return program
+}
+
+// A want is a posted receive, and a came a message that no receive has taken.
+type (
+	want struct {
+		id          int
+		tag, ignore uint64
+		source      int
+	}
+	came struct {
+		id     int
+		tag    uint64
+		source int
+	}
+)
+
+func (w want) fits(m came) bool {
+	return (w.source < 0 || w.source == m.source) && (w.tag^m.tag)&^w.ignore == 0
+}
+
+// model is the reference: it looks through all of them.
+type model struct {
+	posted     []want
+	unexpected []came
+}
+
+func (m *model) peek(w want) (at int) {
+	for i, c := range m.unexpected {
+		if w.fits(c) {
+			return i
+		}
+	}
+	return -1
+}
+
+func (m *model) post(w want) string {
+	if i := m.peek(w); i >= 0 {
+		id := m.unexpected[i].id
+		m.unexpected = append(m.unexpected[:i], m.unexpected[i+1:]...)
+		return strconv.Itoa(id)
+	}
+	m.posted = append(m.posted, w)
+	return "-"
+}
+
+func (m *model) arrive(c came) string {
+	for i, w := range m.posted {
+		if w.fits(c) {
+			m.posted = append(m.posted[:i], m.posted[i+1:]...)
+			return strconv.Itoa(w.id)
+		}
+	}
+	m.unexpected = append(m.unexpected, c)
+	return "-"
+}
+
+// TestMatching compares which message each receive gets with the model.
+func TestMatching(t *testing.T) {
+	r := rand.New(rand.NewPCG(check.Seed(t), 0))
+	var m model
+	var input bytes.Buffer
+	var expected []string
+	masks := []uint64{0, 0, 0, 1, 3, 1 << 63, ^uint64(0), ^uint64(0) - 3}
+	some := func() want {
+		return want{tag: r.Uint64N(4) | r.Uint64N(2)<<63, ignore: masks[r.IntN(len(masks))], source: r.IntN(4) - 1}
+	}
+	for id := range 20000 {
+		switch r.IntN(8) {
+		case 0, 1, 2:
+			w := some()
+			w.id = id
+			fmt.Fprintf(&input, "post %d %x %x %d\n", id, w.tag, w.ignore, w.source)
+			expected = append(expected, m.post(w))
+		case 3, 4, 5:
+			c := came{id: id, tag: r.Uint64N(4) | r.Uint64N(2)<<63, source: r.IntN(3)}
+			fmt.Fprintf(&input, "arrive %d %x %d\n", id, c.tag, c.source)
+			expected = append(expected, m.arrive(c))
+		case 6:
+			w := some()
+			fmt.Fprintf(&input, "peek %x %x %d\n", w.tag, w.ignore, w.source)
+			if i := m.peek(w); i >= 0 {
+				expected = append(expected, strconv.Itoa(m.unexpected[i].id))
+			} else {
+				expected = append(expected, "-")
+			}
+		case 7:
+			if len(m.posted) > 0 {
+				i := r.IntN(len(m.posted))
+				fmt.Fprintf(&input, "cancel %d\n", m.posted[i].id)
+				m.posted = append(m.posted[:i], m.posted[i+1:]...)
+			}
+		}
+	}
+	lines := strings.Split(input.String(), "\n")
+	cmd := exec.Command(build(t, "match"))
+	cmd.Env = append(cmd.Environ(), "ASAN_OPTIONS=detect_leaks=0")
+	cmd.Stdin = &input
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Fields(string(out))
+	if len(got) != len(expected) {
+		t.Fatalf("%d answers, want %d", len(got), len(expected))
+	}
+	at := 0
+	for _, line := range lines {
+		if line == "" || strings.HasPrefix(line, "cancel") {
+			continue
+		}
+		if got[at] != expected[at] {
+			t.Fatalf("%s: %s, want %s", line, got[at], expected[at])
+		}
+		at++
+	}
+}
+
+// lower are limits that a simulation reaches all the time.
+var lower = []string{"-DENGINE_CREDITS=3", "-DENGINE_LONG=4"}
+
+// simulate runs the simulation of engines, built with some flags.
+func simulate(t *testing.T, flags []string, steps int, mode ...string) {
+	t.Helper()
+	program := build(t, "simulate", append(flags, "../engine.c")...)
+	seed := check.Seed(t)
+	for i := range uint64(check.Rounds(4, 100)) {
+		cmd := exec.Command(program, append([]string{strconv.FormatUint(seed+i, 10), strconv.Itoa(steps)}, mode...)...)
+		cmd.Env = append(cmd.Environ(), "ASAN_OPTIONS=detect_leaks=0")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("seed %d: %v: %s", seed+i, err, out)
+		}
+		t.Logf("seed %d: %s", seed+i, out)
+	}
+}
+
+// Every message reaches the right receive, whole and once, whatever the order of messages, receives
+// and progress; what a rank keeps for others is bounded.
+func TestEngines(t *testing.T) { simulate(t, nil, 8000) }
+
+// The same where ranks are at their limits: what can leave leaves.
+func TestLimits(t *testing.T) { simulate(t, lower, 8000) }
+
+// A rank that sends bytes at random disturbs neither the memory nor the messages of the others.
+func TestHostileRank(t *testing.T) { simulate(t, lower, 20000, "hostile") }
