@@ -14,6 +14,7 @@ import (
 	"margay/internal/nodeset"
 	"margay/kernel/abi/id"
 	"margay/tools/margay/command"
+	"margay/tools/margay/show"
 )
 
 func (a commands) consoleCommand() *cobra.Command {
@@ -23,6 +24,9 @@ func (a commands) consoleCommand() *cobra.Command {
 		Short: "Show the console of a node",
 		Long: `Show the console of a node: of a virtual node its serial port, of a metal node what its Linux sends over the network since it has got
 its configuration, and of a hosted node what its programs write.
+
+On a terminal, the console of a metal node is its serial port if the machine file has a command for it below console (docs/netboot.md).
+The command gets the terminal and the keys until it ends. With --follow, or in a pipe, the text that is kept is shown instead.
 
 With --previous it is the console of a metal node's last boot before this one that has sent anything, and the end of the log of a Linux
 that has panicked, if the firmware of the node has kept it.`,
@@ -40,8 +44,16 @@ that has panicked, if the firmware of the node has kept it.`,
 			if err != nil {
 				return err
 			}
-			if _, err := d.ReadSpec(); err != nil {
+			s, err := d.ReadSpec()
+			if err != nil {
 				return err
+			}
+			if !follow && !previous && command.IsTerminal(a.Stdin) && show.IsTerminal(a.Stdout) {
+				if serial, err := serialCommand(s, node); err != nil {
+					return err
+				} else if serial != nil {
+					return execSerial(serial)
+				}
 			}
 			if previous {
 				return a.showPrevious(c.Context(), d, node)
