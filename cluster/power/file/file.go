@@ -71,6 +71,7 @@ type Machine struct {
 	cards  []Card
 
 	consoles map[uint32][]string // commands
+	pace     power.Pace
 }
 
 // Card is the network card that a node boots from.
@@ -133,6 +134,7 @@ func Parse(text []byte) (*Machine, error) {
 		} `yaml:"nodes"`
 		Power   []entry   `yaml:"power"`
 		Console []console `yaml:"console"`
+		Pace    *pace     `yaml:"pace"`
 	}
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	d.KnownFields(true)
@@ -149,6 +151,10 @@ func Parse(text []byte) (*Machine, error) {
 		return nil, fmt.Errorf("it has more than %d nodes", nodeset.Most)
 	}
 	m := &Machine{nodes: make(map[uint32]entry), consoles: make(map[uint32][]string)}
+	var err error
+	if m.pace, err = file.Pace.parse(); err != nil {
+		return nil, fmt.Errorf("pace: %w", err)
+	}
 	for i, n := range file.Nodes {
 		if n.Number == nil {
 			return nil, fmt.Errorf("entry %d of nodes: it has no number", i+1)
