@@ -58,12 +58,13 @@ func (s *Server) keepFirmwareLog(conn *control.Conn, n *node, f *control.Frame, 
 	boot := n.boot
 	s.running.Go(func() {
 		err := s.config.KeepFirmwareLog(id.Node(n.number), m.Text, first)
+		reason := klog.Panic(string(m.Text))
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		n.firmware.busy = false
 		if err == nil {
 			n.firmware.boot = boot
-			s.firmwareKept(n, string(m.Text))
+			s.firmwareKept(n, reason)
 		} else {
 			n.deeds.Printf("node%d: what its firmware has kept stays there: %v", n.number, err)
 		}
@@ -71,10 +72,11 @@ func (s *Server) keepFirmwareLog(conn *control.Conn, n *node, f *control.Frame, 
 	})
 }
 
-// firmwareKept reports what the firmware of a node has kept. The caller holds Server.mu.
-func (s *Server) firmwareKept(n *node, text string) {
+// firmwareKept reports that the firmware of a node has kept a log, with the reason of the panic in
+// it, if there is one. The caller holds Server.mu.
+func (s *Server) firmwareKept(n *node, reason string) {
 	n.firmware.panic = "the end of a log"
-	if reason := klog.Panic(text); reason != "" {
+	if reason != "" {
 		n.firmware.panic = "a panic: " + printable.Short(reason, maxPanic)
 	}
 	n.deeds.Printf("node%d: its firmware has kept %s (margay machine console -m %s %[1]d --previous shows it)", n.number, n.firmware.panic, s.config.Machine)
