@@ -25,7 +25,7 @@ func TestFirmwareLog(t *testing.T) {
 				return full
 			}
 		})
-		h, c := m.local(control.Role_ROLE_HOLDER), m.client()
+		c := m.client()
 		bring := func(text, want string) {
 			t.Helper()
 			_, err := m.played[1].conn.Call(t.Context(), &control.FirmwareLog{Text: []byte(text)})
@@ -54,7 +54,8 @@ func TestFirmwareLog(t *testing.T) {
 			t.Errorf("kept: %q", kept)
 		}
 		m.restart()
-		c, h = m.client(), m.local(control.Role_ROLE_HOLDER)
+		c = m.client()
+		h := m.local(control.Role_ROLE_HOLDER)
 		h.tell(&control.NodeBoot{Node: 1, Boots: 1}) // repeated
 		m.played[1].connect()
 		shown("the end of a log")
