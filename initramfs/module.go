@@ -51,9 +51,15 @@ var cards = []string{
 	"sky2", "forcedeth", "vmxnet3", "ena",
 }
 
+// keepers are the drivers of memory in which firmware keeps the log of a Linux that panics:
+// variables of UEFI, and RAM that a device tree sets aside. The driver for ACPI (ERST) is a part of
+// Linux itself.
+var keepers = []string{"efi_pstore", "ramoops"}
+
 // MetalModules returns the modules for a node that is a machine of its own: what the networks of
 // jobs need, what sends its console over the network and, as drivers, modules for the devices of
-// virtual machines and for network cards. A node does not use disks, so it has no driver of one.
+// virtual machines, for network cards, and for memory that keeps logs. A node does not use disks,
+// so it has no driver of one.
 func MetalModules() []Module {
 	var all []Module
 	for _, m := range DefaultModules() {
@@ -61,7 +67,7 @@ func MetalModules() []Module {
 		all = append(all, m)
 	}
 	all = append(all, Module{Name: node.ConsoleModule, Optional: true})
-	for _, name := range cards {
+	for _, name := range slices.Concat(cards, keepers) {
 		all = append(all, Module{Name: name, Optional: true, Driver: true})
 	}
 	return all

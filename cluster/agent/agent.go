@@ -88,6 +88,10 @@ type Config struct {
 	// KernelLog reads the log of this node's Linux: klog.Read. Nil: it is the host's.
 	KernelLog func(context.Context, klog.Query) (klog.Batch, error)
 
+	// FirmwareLogs is the folder where the Linux of the node shows the logs of earlier boots that
+	// firmware has kept: pstore.Dir. Empty: it is the host's.
+	FirmwareLogs string
+
 	// Modules are the names of the modules that the Linux of the node has loaded; none if the node
 	// is hosted.
 	Modules []string
@@ -348,6 +352,7 @@ func (a *Agent) session(ctx context.Context) error {
 		}
 	}
 	close(joined)
+	served.Go(func() { a.bringFirmwareLogs(ctx, conn) })
 	a.config.Log("registered with serve at %s", a.config.Boot.Serve)
 	return a.heartbeat(ctx, conn, beat, info, clock)
 }

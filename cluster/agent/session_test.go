@@ -35,6 +35,7 @@ type playedServe struct {
 	listener net.Listener
 	conns    chan *control.Conn // registered connections
 	refuse   error              // the answer to Hello
+	keep     func() error       // the answer to FirmwareLog
 	sent     []proto.Message    // sent to every agent directly after Registered
 }
 
@@ -84,6 +85,8 @@ func (s *playedServe) talk(conn *control.Conn) {
 				_ = conn.Send(m)
 			}
 			s.conns <- conn
+		case *control.FirmwareLog:
+			conn.Answer(f, &control.Done{}, s.keep())
 		case *control.Heartbeat:
 			conn.Answer(f, m, nil)
 		}

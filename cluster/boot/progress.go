@@ -9,7 +9,8 @@ type Stage int
 
 // The stages.
 const (
-	Asked         Stage = iota + 1 // it has sent a DHCP request that was not granted
+	Unpowered     Stage = iota + 1 // it is not switched on yet
+	Asked                          // it has sent a DHCP request that was not granted
 	Leased                         // its firmware has an address and the location of iPXE
 	Loader                         // its firmware fetches iPXE
 	Entered                        // its iPXE has an address and the location of the script
@@ -33,6 +34,8 @@ var fetched = map[Stage]string{Loader: "iPXE", Script: "the script", Configurati
 // percentage.
 func (s Status) String() string {
 	switch {
+	case s.Stage == Unpowered:
+		return "it waits for its turn to be switched on"
 	case s.Stage == Asked:
 		return "its DHCP request was refused: " + s.Why
 	case s.Stage == Queued:

@@ -50,6 +50,9 @@ const ChangeTimeout = time.Minute
 // KernelLogWait bounds how long a node waits for a record of its kernel's log.
 const KernelLogWait = 5 * time.Second
 
+// MaxFirmwareLog bounds the text of a FirmwareLog, in bytes.
+const MaxFirmwareLog = 512 << 10
+
 // Conn is one connection. It is safe for concurrent use; Serve must run for answers to arrive.
 type Conn struct {
 	net  net.Conn

@@ -48,6 +48,8 @@ func frameOf(body proto.Message) *Frame {
 		return &Frame{Body: &Frame_Prepared{m}}
 	case *Started:
 		return &Frame{Body: &Frame_Started{m}}
+	case *FirmwareLog:
+		return &Frame{Body: &Frame_FirmwareLog{m}}
 	case *FileChunk:
 		return &Frame{Body: &Frame_FileChunk{m}}
 	case *Record:
@@ -263,6 +265,8 @@ func (f *Frame) body() (protowire.Number, coded) {
 		return 32, b.Prepared
 	case *Frame_Started:
 		return 33, b.Started
+	case *Frame_FirmwareLog:
+		return 350, b.FirmwareLog
 	case *Frame_FileChunk:
 		return 40, b.FileChunk
 	case *Frame_Record:
@@ -478,6 +482,8 @@ func emptyBody(field protowire.Number) coded {
 		return new(Prepared)
 	case 33:
 		return new(Started)
+	case 350:
+		return new(FirmwareLog)
 	case 40:
 		return new(FileChunk)
 	case 41:
@@ -1161,6 +1167,36 @@ func (m *LogLine) parse(p *parser) {
 }
 
 func (m *LogLine) String() string { return text(m) }
+
+func (m *FirmwareLog) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeBlob(1, m.Text)
+	return n + len(m.unknownFields)
+}
+
+func (m *FirmwareLog) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeBlob(e, 1, m.Text)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *FirmwareLog) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseBlob(p, &m.Text)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *FirmwareLog) String() string { return text(m) }
 
 func (m *Prepare) size() (n int) {
 	if m == nil {
@@ -3709,6 +3745,7 @@ func (m *NodeState) size() (n int) {
 	n += sizeMessage(112, m.Vitals)
 	n += sizeInt(170, m.Power)
 	n += sizeBool(200, m.Waits)
+	n += sizeText(350, m.Panic)
 	return n + len(m.unknownFields)
 }
 
@@ -3735,6 +3772,7 @@ func (m *NodeState) encode(e *encoder) {
 	encodeMessage(e, 112, m.Vitals)
 	encodeInt(e, 170, m.Power)
 	encodeBool(e, 200, m.Waits)
+	encodeText(e, 350, m.Panic)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -3779,6 +3817,8 @@ func (m *NodeState) parse(p *parser) {
 			parseInt(p, &m.Power)
 		case 200:
 			parseBool(p, &m.Waits)
+		case 350:
+			parseText(p, &m.Panic)
 		default:
 			p.unknown = true
 		}

@@ -722,6 +722,7 @@ type Frame struct {
 	//	*Frame_Forgotten
 	//	*Frame_Prepared
 	//	*Frame_Started
+	//	*Frame_FirmwareLog
 	//	*Frame_FileChunk
 	//	*Frame_Record
 	//	*Frame_Ack
@@ -1018,6 +1019,15 @@ func (x *Frame) GetStarted() *Started {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_Started); ok {
 			return x.Started
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetFirmwareLog() *FirmwareLog {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_FirmwareLog); ok {
+			return x.FirmwareLog
 		}
 	}
 	return nil
@@ -1874,6 +1884,10 @@ type Frame_Started struct {
 	Started *Started `protobuf:"bytes,33,opt,name=started,proto3,oneof"`
 }
 
+type Frame_FirmwareLog struct {
+	FirmwareLog *FirmwareLog `protobuf:"bytes,350,opt,name=firmware_log,json=firmwareLog,proto3,oneof"`
+}
+
 type Frame_FileChunk struct {
 	// The traffic of a running job, between nodes, serve and the job's client.
 	FileChunk *FileChunk `protobuf:"bytes,40,opt,name=file_chunk,json=fileChunk,proto3,oneof"`
@@ -2265,6 +2279,8 @@ func (*Frame_Forgotten) isFrame_Body() {}
 func (*Frame_Prepared) isFrame_Body() {}
 
 func (*Frame_Started) isFrame_Body() {}
+
+func (*Frame_FirmwareLog) isFrame_Body() {}
 
 func (*Frame_FileChunk) isFrame_Body() {}
 
@@ -3264,6 +3280,49 @@ func (x *LogLine) GetJob() uint32 {
 	return 0
 }
 
+// FirmwareLog brings what the firmware of a node has kept of the logs of earlier boots, whose Linux has panicked. Answer: Done when serve
+// has it on disk, and the node removes it from the firmware; or Error, and it stays there.
+type FirmwareLog struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Text          []byte                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"` // at most 512 KiB
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FirmwareLog) Reset() {
+	*x = FirmwareLog{}
+	mi := &file_control_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*FirmwareLog) ProtoMessage() {}
+
+func (x *FirmwareLog) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FirmwareLog.ProtoReflect.Descriptor instead.
+func (*FirmwareLog) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *FirmwareLog) GetText() []byte {
+	if x != nil {
+		return x.Text
+	}
+	return nil
+}
+
 // Prepare tells a node its share of a job. Answer: Prepared or Error.
 type Prepare struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3281,7 +3340,7 @@ type Prepare struct {
 
 func (x *Prepare) Reset() {
 	*x = Prepare{}
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3290,7 +3349,7 @@ func (*Prepare) ProtoMessage() {}
 
 func (x *Prepare) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[12]
+	mi := &file_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3303,7 +3362,7 @@ func (x *Prepare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prepare.ProtoReflect.Descriptor instead.
 func (*Prepare) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{12}
+	return file_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Prepare) GetJob() uint32 {
@@ -3411,7 +3470,7 @@ type JobSpec struct {
 
 func (x *JobSpec) Reset() {
 	*x = JobSpec{}
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3420,7 +3479,7 @@ func (*JobSpec) ProtoMessage() {}
 
 func (x *JobSpec) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[13]
+	mi := &file_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3433,7 +3492,7 @@ func (x *JobSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSpec.ProtoReflect.Descriptor instead.
 func (*JobSpec) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{13}
+	return file_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *JobSpec) GetPath() []byte {
@@ -3727,7 +3786,7 @@ type SharedFolder struct {
 
 func (x *SharedFolder) Reset() {
 	*x = SharedFolder{}
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3736,7 +3795,7 @@ func (*SharedFolder) ProtoMessage() {}
 
 func (x *SharedFolder) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[14]
+	mi := &file_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3749,7 +3808,7 @@ func (x *SharedFolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SharedFolder.ProtoReflect.Descriptor instead.
 func (*SharedFolder) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{14}
+	return file_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SharedFolder) GetPath() []byte {
@@ -3777,7 +3836,7 @@ type Task struct {
 
 func (x *Task) Reset() {
 	*x = Task{}
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3786,7 +3845,7 @@ func (*Task) ProtoMessage() {}
 
 func (x *Task) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[15]
+	mi := &file_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3799,7 +3858,7 @@ func (x *Task) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Task.ProtoReflect.Descriptor instead.
 func (*Task) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{15}
+	return file_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Task) GetArray() uint32 {
@@ -3827,7 +3886,7 @@ type Withdraw struct {
 
 func (x *Withdraw) Reset() {
 	*x = Withdraw{}
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3836,7 +3895,7 @@ func (*Withdraw) ProtoMessage() {}
 
 func (x *Withdraw) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[16]
+	mi := &file_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3849,7 +3908,7 @@ func (x *Withdraw) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Withdraw.ProtoReflect.Descriptor instead.
 func (*Withdraw) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{16}
+	return file_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Withdraw) GetCall() uint64 {
@@ -3870,7 +3929,7 @@ type EndAllocation struct {
 
 func (x *EndAllocation) Reset() {
 	*x = EndAllocation{}
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3879,7 +3938,7 @@ func (*EndAllocation) ProtoMessage() {}
 
 func (x *EndAllocation) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[17]
+	mi := &file_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3892,7 +3951,7 @@ func (x *EndAllocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndAllocation.ProtoReflect.Descriptor instead.
 func (*EndAllocation) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{17}
+	return file_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EndAllocation) GetJob() uint32 {
@@ -3920,7 +3979,7 @@ type Leave struct {
 
 func (x *Leave) Reset() {
 	*x = Leave{}
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3929,7 +3988,7 @@ func (*Leave) ProtoMessage() {}
 
 func (x *Leave) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[18]
+	mi := &file_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3942,7 +4001,7 @@ func (x *Leave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leave.ProtoReflect.Descriptor instead.
 func (*Leave) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{18}
+	return file_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Leave) GetJob() uint32 {
@@ -3970,7 +4029,7 @@ type Terminal struct {
 
 func (x *Terminal) Reset() {
 	*x = Terminal{}
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3979,7 +4038,7 @@ func (*Terminal) ProtoMessage() {}
 
 func (x *Terminal) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[19]
+	mi := &file_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3992,7 +4051,7 @@ func (x *Terminal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminal.ProtoReflect.Descriptor instead.
 func (*Terminal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{19}
+	return file_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Terminal) GetRows() uint32 {
@@ -4022,7 +4081,7 @@ type Exec struct {
 
 func (x *Exec) Reset() {
 	*x = Exec{}
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4031,7 +4090,7 @@ func (*Exec) ProtoMessage() {}
 
 func (x *Exec) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[20]
+	mi := &file_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4044,7 +4103,7 @@ func (x *Exec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exec.ProtoReflect.Descriptor instead.
 func (*Exec) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{20}
+	return file_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Exec) GetArgv() [][]byte {
@@ -4088,7 +4147,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4097,7 +4156,7 @@ func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[21]
+	mi := &file_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4110,7 +4169,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{21}
+	return file_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Part) GetFirst() uint32 {
@@ -4154,7 +4213,7 @@ type Prepared struct {
 
 func (x *Prepared) Reset() {
 	*x = Prepared{}
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4163,7 +4222,7 @@ func (*Prepared) ProtoMessage() {}
 
 func (x *Prepared) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[22]
+	mi := &file_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4176,7 +4235,7 @@ func (x *Prepared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prepared.ProtoReflect.Descriptor instead.
 func (*Prepared) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{22}
+	return file_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Prepared) GetLacking() []uint32 {
@@ -4219,7 +4278,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4228,7 +4287,7 @@ func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[23]
+	mi := &file_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4241,7 +4300,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{23}
+	return file_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Place) GetRank() uint32 {
@@ -4283,7 +4342,7 @@ type Layout struct {
 
 func (x *Layout) Reset() {
 	*x = Layout{}
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4292,7 +4351,7 @@ func (*Layout) ProtoMessage() {}
 
 func (x *Layout) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[24]
+	mi := &file_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4305,7 +4364,7 @@ func (x *Layout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layout.ProtoReflect.Descriptor instead.
 func (*Layout) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{24}
+	return file_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Layout) GetRuns() []*LayoutRun {
@@ -4335,7 +4394,7 @@ type LayoutRun struct {
 
 func (x *LayoutRun) Reset() {
 	*x = LayoutRun{}
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4344,7 +4403,7 @@ func (*LayoutRun) ProtoMessage() {}
 
 func (x *LayoutRun) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[25]
+	mi := &file_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4357,7 +4416,7 @@ func (x *LayoutRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutRun.ProtoReflect.Descriptor instead.
 func (*LayoutRun) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{25}
+	return file_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LayoutRun) GetNode() uint32 {
@@ -4398,7 +4457,7 @@ type LayoutShare struct {
 
 func (x *LayoutShare) Reset() {
 	*x = LayoutShare{}
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4407,7 +4466,7 @@ func (*LayoutShare) ProtoMessage() {}
 
 func (x *LayoutShare) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[26]
+	mi := &file_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4420,7 +4479,7 @@ func (x *LayoutShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutShare.ProtoReflect.Descriptor instead.
 func (*LayoutShare) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{26}
+	return file_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LayoutShare) GetRanks() []*LayoutRank {
@@ -4439,7 +4498,7 @@ type LayoutRank struct {
 
 func (x *LayoutRank) Reset() {
 	*x = LayoutRank{}
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4448,7 +4507,7 @@ func (*LayoutRank) ProtoMessage() {}
 
 func (x *LayoutRank) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[27]
+	mi := &file_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4461,7 +4520,7 @@ func (x *LayoutRank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutRank.ProtoReflect.Descriptor instead.
 func (*LayoutRank) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{27}
+	return file_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LayoutRank) GetCores() []uint32 {
@@ -4481,7 +4540,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4490,7 +4549,7 @@ func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[28]
+	mi := &file_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4503,7 +4562,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{28}
+	return file_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Member) GetNode() uint32 {
@@ -4530,7 +4589,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4539,7 +4598,7 @@ func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[29]
+	mi := &file_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4552,7 +4611,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{29}
+	return file_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Start) GetJob() uint32 {
@@ -4571,7 +4630,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4580,7 +4639,7 @@ func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[30]
+	mi := &file_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4593,7 +4652,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{30}
+	return file_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Started) GetStartNs() int64 {
@@ -4613,7 +4672,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4622,7 +4681,7 @@ func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[31]
+	mi := &file_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4635,7 +4694,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{31}
+	return file_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Forget) GetJob() uint32 {
@@ -4654,7 +4713,7 @@ type Forgotten struct {
 
 func (x *Forgotten) Reset() {
 	*x = Forgotten{}
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4663,7 +4722,7 @@ func (*Forgotten) ProtoMessage() {}
 
 func (x *Forgotten) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[32]
+	mi := &file_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4676,7 +4735,7 @@ func (x *Forgotten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgotten.ProtoReflect.Descriptor instead.
 func (*Forgotten) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{32}
+	return file_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Forgotten) GetUnkept() *Unkept {
@@ -4699,7 +4758,7 @@ type Unkept struct {
 
 func (x *Unkept) Reset() {
 	*x = Unkept{}
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4708,7 +4767,7 @@ func (*Unkept) ProtoMessage() {}
 
 func (x *Unkept) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[33]
+	mi := &file_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4721,7 +4780,7 @@ func (x *Unkept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unkept.ProtoReflect.Descriptor instead.
 func (*Unkept) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{33}
+	return file_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Unkept) GetNode() uint32 {
@@ -4764,7 +4823,7 @@ type Loaded struct {
 
 func (x *Loaded) Reset() {
 	*x = Loaded{}
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4773,7 +4832,7 @@ func (*Loaded) ProtoMessage() {}
 
 func (x *Loaded) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[34]
+	mi := &file_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4786,7 +4845,7 @@ func (x *Loaded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loaded.ProtoReflect.Descriptor instead.
 func (*Loaded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{34}
+	return file_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Loaded) GetJob() uint32 {
@@ -4822,7 +4881,7 @@ type JobFault struct {
 
 func (x *JobFault) Reset() {
 	*x = JobFault{}
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4831,7 +4890,7 @@ func (*JobFault) ProtoMessage() {}
 
 func (x *JobFault) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[35]
+	mi := &file_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4844,7 +4903,7 @@ func (x *JobFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFault.ProtoReflect.Descriptor instead.
 func (*JobFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{35}
+	return file_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *JobFault) GetJob() uint32 {
@@ -4880,7 +4939,7 @@ type Rewind struct {
 
 func (x *Rewind) Reset() {
 	*x = Rewind{}
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4889,7 +4948,7 @@ func (*Rewind) ProtoMessage() {}
 
 func (x *Rewind) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[36]
+	mi := &file_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4902,7 +4961,7 @@ func (x *Rewind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewind.ProtoReflect.Descriptor instead.
 func (*Rewind) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{36}
+	return file_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Rewind) GetJob() uint32 {
@@ -4929,7 +4988,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4938,7 +4997,7 @@ func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[37]
+	mi := &file_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4951,7 +5010,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{37}
+	return file_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Finish) GetJob() uint32 {
@@ -4973,7 +5032,7 @@ type FileChunk struct {
 
 func (x *FileChunk) Reset() {
 	*x = FileChunk{}
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4982,7 +5041,7 @@ func (*FileChunk) ProtoMessage() {}
 
 func (x *FileChunk) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[38]
+	mi := &file_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4995,7 +5054,7 @@ func (x *FileChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChunk.ProtoReflect.Descriptor instead.
 func (*FileChunk) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{38}
+	return file_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *FileChunk) GetJob() uint32 {
@@ -5030,7 +5089,7 @@ type FileTaken struct {
 
 func (x *FileTaken) Reset() {
 	*x = FileTaken{}
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5039,7 +5098,7 @@ func (*FileTaken) ProtoMessage() {}
 
 func (x *FileTaken) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[39]
+	mi := &file_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5052,7 +5111,7 @@ func (x *FileTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileTaken.ProtoReflect.Descriptor instead.
 func (*FileTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{39}
+	return file_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *FileTaken) GetJob() uint32 {
@@ -5083,7 +5142,7 @@ type ReadFiles struct {
 
 func (x *ReadFiles) Reset() {
 	*x = ReadFiles{}
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5092,7 +5151,7 @@ func (*ReadFiles) ProtoMessage() {}
 
 func (x *ReadFiles) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[40]
+	mi := &file_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5105,7 +5164,7 @@ func (x *ReadFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFiles.ProtoReflect.Descriptor instead.
 func (*ReadFiles) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{40}
+	return file_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReadFiles) GetJob() uint32 {
@@ -5146,7 +5205,7 @@ type FilesPiece struct {
 
 func (x *FilesPiece) Reset() {
 	*x = FilesPiece{}
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5155,7 +5214,7 @@ func (*FilesPiece) ProtoMessage() {}
 
 func (x *FilesPiece) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[41]
+	mi := &file_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5168,7 +5227,7 @@ func (x *FilesPiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesPiece.ProtoReflect.Descriptor instead.
 func (*FilesPiece) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{41}
+	return file_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FilesPiece) GetData() []byte {
@@ -5195,7 +5254,7 @@ type FilesRead struct {
 
 func (x *FilesRead) Reset() {
 	*x = FilesRead{}
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5204,7 +5263,7 @@ func (*FilesRead) ProtoMessage() {}
 
 func (x *FilesRead) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[42]
+	mi := &file_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5217,7 +5276,7 @@ func (x *FilesRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesRead.ProtoReflect.Descriptor instead.
 func (*FilesRead) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{42}
+	return file_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *FilesRead) GetJob() uint32 {
@@ -5248,7 +5307,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5257,7 +5316,7 @@ func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[43]
+	mi := &file_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5270,7 +5329,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{43}
+	return file_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Record) GetJob() uint32 {
@@ -5369,7 +5428,7 @@ type RankEnd struct {
 
 func (x *RankEnd) Reset() {
 	*x = RankEnd{}
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5378,7 +5437,7 @@ func (*RankEnd) ProtoMessage() {}
 
 func (x *RankEnd) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[44]
+	mi := &file_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5391,7 +5450,7 @@ func (x *RankEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankEnd.ProtoReflect.Descriptor instead.
 func (*RankEnd) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{44}
+	return file_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RankEnd) GetRank() uint32 {
@@ -5429,7 +5488,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5438,7 +5497,7 @@ func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[45]
+	mi := &file_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5451,7 +5510,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{45}
+	return file_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -5509,7 +5568,7 @@ type RankFault struct {
 
 func (x *RankFault) Reset() {
 	*x = RankFault{}
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5518,7 +5577,7 @@ func (*RankFault) ProtoMessage() {}
 
 func (x *RankFault) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[46]
+	mi := &file_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5531,7 +5590,7 @@ func (x *RankFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankFault.ProtoReflect.Descriptor instead.
 func (*RankFault) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{46}
+	return file_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RankFault) GetCode() int32 {
@@ -5573,7 +5632,7 @@ type CodeFile struct {
 
 func (x *CodeFile) Reset() {
 	*x = CodeFile{}
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5582,7 +5641,7 @@ func (*CodeFile) ProtoMessage() {}
 
 func (x *CodeFile) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[47]
+	mi := &file_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5595,7 +5654,7 @@ func (x *CodeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CodeFile.ProtoReflect.Descriptor instead.
 func (*CodeFile) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{47}
+	return file_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CodeFile) GetPath() string {
@@ -5624,7 +5683,7 @@ type CodeStack struct {
 
 func (x *CodeStack) Reset() {
 	*x = CodeStack{}
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5633,7 +5692,7 @@ func (*CodeStack) ProtoMessage() {}
 
 func (x *CodeStack) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[48]
+	mi := &file_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5646,7 +5705,7 @@ func (x *CodeStack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CodeStack.ProtoReflect.Descriptor instead.
 func (*CodeStack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{48}
+	return file_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CodeStack) GetFiles() []int32 {
@@ -5683,7 +5742,7 @@ type ReadStacks struct {
 
 func (x *ReadStacks) Reset() {
 	*x = ReadStacks{}
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5692,7 +5751,7 @@ func (*ReadStacks) ProtoMessage() {}
 
 func (x *ReadStacks) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[49]
+	mi := &file_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5705,7 +5764,7 @@ func (x *ReadStacks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadStacks.ProtoReflect.Descriptor instead.
 func (*ReadStacks) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{49}
+	return file_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ReadStacks) GetJob() uint32 {
@@ -5748,7 +5807,7 @@ type DebugRank struct {
 
 func (x *DebugRank) Reset() {
 	*x = DebugRank{}
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5757,7 +5816,7 @@ func (*DebugRank) ProtoMessage() {}
 
 func (x *DebugRank) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[50]
+	mi := &file_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5770,7 +5829,7 @@ func (x *DebugRank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DebugRank.ProtoReflect.Descriptor instead.
 func (*DebugRank) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{50}
+	return file_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DebugRank) GetJob() uint32 {
@@ -5809,7 +5868,7 @@ type GoLayout struct {
 
 func (x *GoLayout) Reset() {
 	*x = GoLayout{}
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5818,7 +5877,7 @@ func (*GoLayout) ProtoMessage() {}
 
 func (x *GoLayout) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[51]
+	mi := &file_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5831,7 +5890,7 @@ func (x *GoLayout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoLayout.ProtoReflect.Descriptor instead.
 func (*GoLayout) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{51}
+	return file_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GoLayout) GetFile() *CodeFile {
@@ -5888,7 +5947,7 @@ type Stacks struct {
 
 func (x *Stacks) Reset() {
 	*x = Stacks{}
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5897,7 +5956,7 @@ func (*Stacks) ProtoMessage() {}
 
 func (x *Stacks) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[52]
+	mi := &file_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5910,7 +5969,7 @@ func (x *Stacks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stacks.ProtoReflect.Descriptor instead.
 func (*Stacks) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{52}
+	return file_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Stacks) GetFiles() []*CodeFile {
@@ -5955,7 +6014,7 @@ type StackGroup struct {
 
 func (x *StackGroup) Reset() {
 	*x = StackGroup{}
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5964,7 +6023,7 @@ func (*StackGroup) ProtoMessage() {}
 
 func (x *StackGroup) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[53]
+	mi := &file_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5977,7 +6036,7 @@ func (x *StackGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackGroup.ProtoReflect.Descriptor instead.
 func (*StackGroup) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{53}
+	return file_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *StackGroup) GetStack() *CodeStack {
@@ -6025,7 +6084,7 @@ type UnreadRank struct {
 
 func (x *UnreadRank) Reset() {
 	*x = UnreadRank{}
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6034,7 +6093,7 @@ func (*UnreadRank) ProtoMessage() {}
 
 func (x *UnreadRank) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[54]
+	mi := &file_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6047,7 +6106,7 @@ func (x *UnreadRank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnreadRank.ProtoReflect.Descriptor instead.
 func (*UnreadRank) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{54}
+	return file_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *UnreadRank) GetRank() uint32 {
@@ -6079,7 +6138,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6088,7 +6147,7 @@ func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[55]
+	mi := &file_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6101,7 +6160,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{55}
+	return file_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Usage) GetUserNs() int64 {
@@ -6158,7 +6217,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6167,7 +6226,7 @@ func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[56]
+	mi := &file_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6180,7 +6239,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{56}
+	return file_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Ack) GetJob() uint32 {
@@ -6219,7 +6278,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6228,7 +6287,7 @@ func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[57]
+	mi := &file_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6241,7 +6300,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{57}
+	return file_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Stdin) GetJob() uint32 {
@@ -6297,7 +6356,7 @@ type StdinTaken struct {
 
 func (x *StdinTaken) Reset() {
 	*x = StdinTaken{}
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6306,7 +6365,7 @@ func (*StdinTaken) ProtoMessage() {}
 
 func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[58]
+	mi := &file_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6319,7 +6378,7 @@ func (x *StdinTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinTaken.ProtoReflect.Descriptor instead.
 func (*StdinTaken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{58}
+	return file_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *StdinTaken) GetJob() uint32 {
@@ -6355,7 +6414,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6364,7 +6423,7 @@ func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[59]
+	mi := &file_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6377,7 +6436,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{59}
+	return file_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Signal) GetJob() uint32 {
@@ -6412,7 +6471,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6421,7 +6480,7 @@ func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[60]
+	mi := &file_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6434,7 +6493,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{60}
+	return file_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Resize) GetJob() uint32 {
@@ -6463,7 +6522,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6472,7 +6531,7 @@ func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[61]
+	mi := &file_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6485,7 +6544,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{61}
+	return file_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RunRequest) GetSpec() *JobSpec {
@@ -6521,7 +6580,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6530,7 +6589,7 @@ func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[62]
+	mi := &file_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6543,7 +6602,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{62}
+	return file_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RunReply) GetJob() uint32 {
@@ -6585,7 +6644,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6594,7 +6653,7 @@ func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[63]
+	mi := &file_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6607,7 +6666,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{63}
+	return file_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Attach) GetJob() uint32 {
@@ -6634,7 +6693,7 @@ type RemoveOutput struct {
 
 func (x *RemoveOutput) Reset() {
 	*x = RemoveOutput{}
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6643,7 +6702,7 @@ func (*RemoveOutput) ProtoMessage() {}
 
 func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[64]
+	mi := &file_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6656,7 +6715,7 @@ func (x *RemoveOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOutput.ProtoReflect.Descriptor instead.
 func (*RemoveOutput) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{64}
+	return file_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RemoveOutput) GetJobs() []uint32 {
@@ -6676,7 +6735,7 @@ type OutputRemoved struct {
 
 func (x *OutputRemoved) Reset() {
 	*x = OutputRemoved{}
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6685,7 +6744,7 @@ func (*OutputRemoved) ProtoMessage() {}
 
 func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[65]
+	mi := &file_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6698,7 +6757,7 @@ func (x *OutputRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRemoved.ProtoReflect.Descriptor instead.
 func (*OutputRemoved) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{65}
+	return file_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *OutputRemoved) GetJobs() []uint32 {
@@ -6733,7 +6792,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6742,7 +6801,7 @@ func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[66]
+	mi := &file_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6755,7 +6814,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{66}
+	return file_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *JobState) GetJob() uint32 {
@@ -6834,7 +6893,7 @@ type PhaseTime struct {
 
 func (x *PhaseTime) Reset() {
 	*x = PhaseTime{}
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6843,7 +6902,7 @@ func (*PhaseTime) ProtoMessage() {}
 
 func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[67]
+	mi := &file_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6856,7 +6915,7 @@ func (x *PhaseTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseTime.ProtoReflect.Descriptor instead.
 func (*PhaseTime) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{67}
+	return file_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *PhaseTime) GetPhase() Phase {
@@ -6900,7 +6959,7 @@ type RankState struct {
 
 func (x *RankState) Reset() {
 	*x = RankState{}
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6909,7 +6968,7 @@ func (*RankState) ProtoMessage() {}
 
 func (x *RankState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[68]
+	mi := &file_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6922,7 +6981,7 @@ func (x *RankState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankState.ProtoReflect.Descriptor instead.
 func (*RankState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{68}
+	return file_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RankState) GetRank() uint32 {
@@ -6968,7 +7027,7 @@ type ListNodes struct {
 
 func (x *ListNodes) Reset() {
 	*x = ListNodes{}
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6977,7 +7036,7 @@ func (*ListNodes) ProtoMessage() {}
 
 func (x *ListNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[69]
+	mi := &file_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6990,7 +7049,7 @@ func (x *ListNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodes.ProtoReflect.Descriptor instead.
 func (*ListNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{69}
+	return file_control_proto_rawDescGZIP(), []int{70}
 }
 
 type Nodes struct {
@@ -7003,7 +7062,7 @@ type Nodes struct {
 
 func (x *Nodes) Reset() {
 	*x = Nodes{}
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7012,7 +7071,7 @@ func (*Nodes) ProtoMessage() {}
 
 func (x *Nodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[70]
+	mi := &file_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7025,7 +7084,7 @@ func (x *Nodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nodes.ProtoReflect.Descriptor instead.
 func (*Nodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{70}
+	return file_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Nodes) GetNodes() []*NodeState {
@@ -7054,7 +7113,7 @@ type Guests struct {
 
 func (x *Guests) Reset() {
 	*x = Guests{}
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7063,7 +7122,7 @@ func (*Guests) ProtoMessage() {}
 
 func (x *Guests) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[71]
+	mi := &file_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7076,7 +7135,7 @@ func (x *Guests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guests.ProtoReflect.Descriptor instead.
 func (*Guests) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{71}
+	return file_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Guests) GetGuests() []*Guest {
@@ -7103,7 +7162,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7112,7 +7171,7 @@ func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[72]
+	mi := &file_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7125,7 +7184,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{72}
+	return file_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Guest) GetMac() string {
@@ -7155,7 +7214,7 @@ type ApproveGuests struct {
 
 func (x *ApproveGuests) Reset() {
 	*x = ApproveGuests{}
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7164,7 +7223,7 @@ func (*ApproveGuests) ProtoMessage() {}
 
 func (x *ApproveGuests) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[73]
+	mi := &file_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7177,7 +7236,7 @@ func (x *ApproveGuests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApproveGuests.ProtoReflect.Descriptor instead.
 func (*ApproveGuests) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{73}
+	return file_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ApproveGuests) GetMacs() []string {
@@ -7222,13 +7281,14 @@ type NodeState struct {
 	Vitals        *Vitals                `protobuf:"bytes,112,opt,name=vitals,proto3" json:"vitals,omitempty"`                              // when it was last heard
 	Power         NodePower              `protobuf:"varint,170,opt,name=power,proto3,enum=margay.control.NodePower" json:"power,omitempty"` // as its holder has reported
 	Waits         bool                   `protobuf:"varint,200,opt,name=waits,proto3" json:"waits,omitempty"`                               // with NODE_OFF: it comes when it is switched on by hand
+	Panic         string                 `protobuf:"bytes,350,opt,name=panic,proto3" json:"panic,omitempty"`                                // what its firmware has kept of an earlier boot, with the reason of the panic; empty: this boot has brought nothing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7237,7 +7297,7 @@ func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7250,7 +7310,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -7386,6 +7446,13 @@ func (x *NodeState) GetWaits() bool {
 	return false
 }
 
+func (x *NodeState) GetPanic() string {
+	if x != nil {
+		return x.Panic
+	}
+	return ""
+}
+
 // Drain is the state of a node that is given no jobs by order of an operator.
 type Drain struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -7400,7 +7467,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7409,7 +7476,7 @@ func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7422,7 +7489,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -7471,7 +7538,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7480,7 +7547,7 @@ func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7493,7 +7560,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -7530,7 +7597,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7539,7 +7606,7 @@ func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7552,7 +7619,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -7585,7 +7652,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7594,7 +7661,7 @@ func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7607,7 +7674,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -7628,7 +7695,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7637,7 +7704,7 @@ func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7650,7 +7717,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -7679,7 +7746,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7688,7 +7755,7 @@ func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7701,7 +7768,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -7739,7 +7806,7 @@ type SwitchNodes struct {
 
 func (x *SwitchNodes) Reset() {
 	*x = SwitchNodes{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7748,7 +7815,7 @@ func (*SwitchNodes) ProtoMessage() {}
 
 func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7761,7 +7828,7 @@ func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNodes.ProtoReflect.Descriptor instead.
 func (*SwitchNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *SwitchNodes) GetNodes() []uint32 {
@@ -7805,7 +7872,7 @@ type EvictNodes struct {
 
 func (x *EvictNodes) Reset() {
 	*x = EvictNodes{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7814,7 +7881,7 @@ func (*EvictNodes) ProtoMessage() {}
 
 func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7827,7 +7894,7 @@ func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictNodes.ProtoReflect.Descriptor instead.
 func (*EvictNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *EvictNodes) GetNodes() []uint32 {
@@ -7860,7 +7927,7 @@ type NodesEvicted struct {
 
 func (x *NodesEvicted) Reset() {
 	*x = NodesEvicted{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7869,7 +7936,7 @@ func (*NodesEvicted) ProtoMessage() {}
 
 func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7882,7 +7949,7 @@ func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesEvicted.ProtoReflect.Descriptor instead.
 func (*NodesEvicted) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *NodesEvicted) GetJobs() []uint32 {
@@ -7905,7 +7972,7 @@ type GrowMachine struct {
 
 func (x *GrowMachine) Reset() {
 	*x = GrowMachine{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7914,7 +7981,7 @@ func (*GrowMachine) ProtoMessage() {}
 
 func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7927,7 +7994,7 @@ func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowMachine.ProtoReflect.Descriptor instead.
 func (*GrowMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *GrowMachine) GetCount() uint32 {
@@ -7960,7 +8027,7 @@ type NodesAdded struct {
 
 func (x *NodesAdded) Reset() {
 	*x = NodesAdded{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7969,7 +8036,7 @@ func (*NodesAdded) ProtoMessage() {}
 
 func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7982,7 +8049,7 @@ func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesAdded.ProtoReflect.Descriptor instead.
 func (*NodesAdded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *NodesAdded) GetNodes() []uint32 {
@@ -8005,7 +8072,7 @@ type ShrinkMachine struct {
 
 func (x *ShrinkMachine) Reset() {
 	*x = ShrinkMachine{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8014,7 +8081,7 @@ func (*ShrinkMachine) ProtoMessage() {}
 
 func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8027,7 +8094,7 @@ func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShrinkMachine.ProtoReflect.Descriptor instead.
 func (*ShrinkMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ShrinkMachine) GetNodes() []uint32 {
@@ -8062,7 +8129,7 @@ type NodesLeaving struct {
 
 func (x *NodesLeaving) Reset() {
 	*x = NodesLeaving{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8071,7 +8138,7 @@ func (*NodesLeaving) ProtoMessage() {}
 
 func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8084,7 +8151,7 @@ func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesLeaving.ProtoReflect.Descriptor instead.
 func (*NodesLeaving) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *NodesLeaving) GetNodes() []uint32 {
@@ -8119,7 +8186,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8128,7 +8195,7 @@ func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8141,7 +8208,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RemoveNode) GetNode() uint32 {
@@ -8169,7 +8236,7 @@ type Roster struct {
 
 func (x *Roster) Reset() {
 	*x = Roster{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8178,7 +8245,7 @@ func (*Roster) ProtoMessage() {}
 
 func (x *Roster) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8191,7 +8258,7 @@ func (x *Roster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Roster.ProtoReflect.Descriptor instead.
 func (*Roster) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Roster) GetNodes() []uint32 {
@@ -8218,7 +8285,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8227,7 +8294,7 @@ func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8240,7 +8307,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -8267,7 +8334,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8276,7 +8343,7 @@ func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8289,7 +8356,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -8323,7 +8390,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8332,7 +8399,7 @@ func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8345,7 +8412,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -8433,7 +8500,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8442,7 +8509,7 @@ func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8455,7 +8522,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -8624,7 +8691,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8633,7 +8700,7 @@ func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8646,7 +8713,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -8732,7 +8799,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8741,7 +8808,7 @@ func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8754,7 +8821,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -8796,7 +8863,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8805,7 +8872,7 @@ func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8818,7 +8885,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -8844,7 +8911,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8853,7 +8920,7 @@ func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8866,7 +8933,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -8889,7 +8956,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8898,7 +8965,7 @@ func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8911,7 +8978,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -8959,7 +9026,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8968,7 +9035,7 @@ func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8981,7 +9048,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -9006,7 +9073,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9015,7 +9082,7 @@ func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9028,7 +9095,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 type MachineStatus struct {
@@ -9060,7 +9127,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9069,7 +9136,7 @@ func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9082,7 +9149,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -9241,7 +9308,7 @@ type ReadAudit struct {
 
 func (x *ReadAudit) Reset() {
 	*x = ReadAudit{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9250,7 +9317,7 @@ func (*ReadAudit) ProtoMessage() {}
 
 func (x *ReadAudit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9263,7 +9330,7 @@ func (x *ReadAudit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadAudit.ProtoReflect.Descriptor instead.
 func (*ReadAudit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 type Audit struct {
@@ -9275,7 +9342,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9284,7 +9351,7 @@ func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9297,7 +9364,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *Audit) GetLines() []*AuditLine {
@@ -9322,7 +9389,7 @@ type AuditLine struct {
 
 func (x *AuditLine) Reset() {
 	*x = AuditLine{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9331,7 +9398,7 @@ func (*AuditLine) ProtoMessage() {}
 
 func (x *AuditLine) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9344,7 +9411,7 @@ func (x *AuditLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLine.ProtoReflect.Descriptor instead.
 func (*AuditLine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *AuditLine) GetTimeNs() int64 {
@@ -9403,7 +9470,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9412,7 +9479,7 @@ func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9425,7 +9492,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *CreateToken) GetWhom() string {
@@ -9481,7 +9548,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9490,7 +9557,7 @@ func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9503,7 +9570,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *Token) GetNumber() uint32 {
@@ -9578,7 +9645,7 @@ type ListTokens struct {
 
 func (x *ListTokens) Reset() {
 	*x = ListTokens{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9587,7 +9654,7 @@ func (*ListTokens) ProtoMessage() {}
 
 func (x *ListTokens) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9600,7 +9667,7 @@ func (x *ListTokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokens.ProtoReflect.Descriptor instead.
 func (*ListTokens) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{108}
 }
 
 type Tokens struct {
@@ -9612,7 +9679,7 @@ type Tokens struct {
 
 func (x *Tokens) Reset() {
 	*x = Tokens{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9621,7 +9688,7 @@ func (*Tokens) ProtoMessage() {}
 
 func (x *Tokens) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9634,7 +9701,7 @@ func (x *Tokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tokens.ProtoReflect.Descriptor instead.
 func (*Tokens) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *Tokens) GetTokens() []*Token {
@@ -9655,7 +9722,7 @@ type RevokeTokens struct {
 
 func (x *RevokeTokens) Reset() {
 	*x = RevokeTokens{}
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9664,7 +9731,7 @@ func (*RevokeTokens) ProtoMessage() {}
 
 func (x *RevokeTokens) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9677,7 +9744,7 @@ func (x *RevokeTokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokens.ProtoReflect.Descriptor instead.
 func (*RevokeTokens) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{109}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *RevokeTokens) GetTokens() []uint32 {
@@ -9698,7 +9765,7 @@ type StoredToken struct {
 
 func (x *StoredToken) Reset() {
 	*x = StoredToken{}
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9707,7 +9774,7 @@ func (*StoredToken) ProtoMessage() {}
 
 func (x *StoredToken) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9720,7 +9787,7 @@ func (x *StoredToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredToken.ProtoReflect.Descriptor instead.
 func (*StoredToken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{110}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *StoredToken) GetToken() *Token {
@@ -9747,7 +9814,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9756,7 +9823,7 @@ func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9769,7 +9836,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{111}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -9788,7 +9855,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9797,7 +9864,7 @@ func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9810,7 +9877,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{112}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -9845,7 +9912,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9854,7 +9921,7 @@ func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9867,7 +9934,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{113}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -10006,7 +10073,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10015,7 +10082,7 @@ func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10028,7 +10095,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{114}
+	return file_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -10091,7 +10158,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10100,7 +10167,7 @@ func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10113,7 +10180,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{115}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -10141,7 +10208,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10150,7 +10217,7 @@ func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10163,7 +10230,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{116}
+	return file_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -10189,7 +10256,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10198,7 +10265,7 @@ func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10211,7 +10278,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{117}
+	return file_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -10236,7 +10303,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10245,7 +10312,7 @@ func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10258,7 +10325,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{118}
+	return file_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -10323,7 +10390,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10332,7 +10399,7 @@ func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10345,7 +10412,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{119}
+	return file_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -10387,7 +10454,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10396,7 +10463,7 @@ func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10409,7 +10476,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{120}
+	return file_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -10441,7 +10508,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10450,7 +10517,7 @@ func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10463,7 +10530,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{121}
+	return file_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -10524,7 +10591,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10533,7 +10600,7 @@ func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10546,7 +10613,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{122}
+	return file_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -10618,7 +10685,7 @@ type ReadKernelLog struct {
 
 func (x *ReadKernelLog) Reset() {
 	*x = ReadKernelLog{}
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10627,7 +10694,7 @@ func (*ReadKernelLog) ProtoMessage() {}
 
 func (x *ReadKernelLog) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10640,7 +10707,7 @@ func (x *ReadKernelLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadKernelLog.ProtoReflect.Descriptor instead.
 func (*ReadKernelLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{123}
+	return file_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *ReadKernelLog) GetNode() uint32 {
@@ -10682,7 +10749,7 @@ type KernelLog struct {
 
 func (x *KernelLog) Reset() {
 	*x = KernelLog{}
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10691,7 +10758,7 @@ func (*KernelLog) ProtoMessage() {}
 
 func (x *KernelLog) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10704,7 +10771,7 @@ func (x *KernelLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelLog.ProtoReflect.Descriptor instead.
 func (*KernelLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{124}
+	return file_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *KernelLog) GetBoot() []byte {
@@ -10740,7 +10807,7 @@ type KernelRecord struct {
 
 func (x *KernelRecord) Reset() {
 	*x = KernelRecord{}
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10749,7 +10816,7 @@ func (*KernelRecord) ProtoMessage() {}
 
 func (x *KernelRecord) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10762,7 +10829,7 @@ func (x *KernelRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelRecord.ProtoReflect.Descriptor instead.
 func (*KernelRecord) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{125}
+	return file_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *KernelRecord) GetSequence() uint64 {
@@ -10803,7 +10870,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10812,7 +10879,7 @@ func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10825,7 +10892,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{126}
+	return file_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -10844,7 +10911,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10853,7 +10920,7 @@ func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10866,7 +10933,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{127}
+	return file_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -10886,7 +10953,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10895,7 +10962,7 @@ func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10908,7 +10975,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{128}
+	return file_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -10928,7 +10995,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10937,7 +11004,7 @@ func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10950,7 +11017,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{129}
+	return file_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -10982,7 +11049,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[130]
+	mi := &file_control_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10991,7 +11058,7 @@ func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[130]
+	mi := &file_control_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11004,7 +11071,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{130}
+	return file_control_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -11063,7 +11130,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[131]
+	mi := &file_control_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11072,7 +11139,7 @@ func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[131]
+	mi := &file_control_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11085,7 +11152,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{131}
+	return file_control_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -11151,7 +11218,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[132]
+	mi := &file_control_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11160,7 +11227,7 @@ func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[132]
+	mi := &file_control_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11173,7 +11240,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{132}
+	return file_control_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -11282,7 +11349,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[133]
+	mi := &file_control_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11291,7 +11358,7 @@ func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[133]
+	mi := &file_control_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11304,7 +11371,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{133}
+	return file_control_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -11361,7 +11428,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[134]
+	mi := &file_control_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11370,7 +11437,7 @@ func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[134]
+	mi := &file_control_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11383,7 +11450,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{134}
+	return file_control_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -11419,7 +11486,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[135]
+	mi := &file_control_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11428,7 +11495,7 @@ func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[135]
+	mi := &file_control_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11441,7 +11508,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{135}
+	return file_control_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -11476,7 +11543,7 @@ type NodePanic struct {
 
 func (x *NodePanic) Reset() {
 	*x = NodePanic{}
-	mi := &file_control_proto_msgTypes[136]
+	mi := &file_control_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11485,7 +11552,7 @@ func (*NodePanic) ProtoMessage() {}
 
 func (x *NodePanic) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[136]
+	mi := &file_control_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11498,7 +11565,7 @@ func (x *NodePanic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodePanic.ProtoReflect.Descriptor instead.
 func (*NodePanic) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{136}
+	return file_control_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *NodePanic) GetNode() uint32 {
@@ -11525,7 +11592,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[137]
+	mi := &file_control_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11534,7 +11601,7 @@ func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[137]
+	mi := &file_control_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11547,7 +11614,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{137}
+	return file_control_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -11569,7 +11636,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[138]
+	mi := &file_control_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11578,7 +11645,7 @@ func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[138]
+	mi := &file_control_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11591,7 +11658,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{138}
+	return file_control_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -11628,7 +11695,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[139]
+	mi := &file_control_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11637,7 +11704,7 @@ func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[139]
+	mi := &file_control_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11650,7 +11717,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{139}
+	return file_control_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -11685,7 +11752,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[140]
+	mi := &file_control_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11694,7 +11761,7 @@ func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[140]
+	mi := &file_control_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11707,7 +11774,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{140}
+	return file_control_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -11730,7 +11797,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[141]
+	mi := &file_control_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11739,7 +11806,7 @@ func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[141]
+	mi := &file_control_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11752,7 +11819,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{141}
+	return file_control_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -11786,7 +11853,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[142]
+	mi := &file_control_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11795,7 +11862,7 @@ func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[142]
+	mi := &file_control_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11808,7 +11875,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{142}
+	return file_control_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -11833,7 +11900,7 @@ type UpdateNodes struct {
 
 func (x *UpdateNodes) Reset() {
 	*x = UpdateNodes{}
-	mi := &file_control_proto_msgTypes[143]
+	mi := &file_control_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11842,7 +11909,7 @@ func (*UpdateNodes) ProtoMessage() {}
 
 func (x *UpdateNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[143]
+	mi := &file_control_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11855,7 +11922,7 @@ func (x *UpdateNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateNodes.ProtoReflect.Descriptor instead.
 func (*UpdateNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{143}
+	return file_control_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *UpdateNodes) GetNodes() []uint32 {
@@ -11902,7 +11969,7 @@ type ReadUpdate struct {
 
 func (x *ReadUpdate) Reset() {
 	*x = ReadUpdate{}
-	mi := &file_control_proto_msgTypes[144]
+	mi := &file_control_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11911,7 +11978,7 @@ func (*ReadUpdate) ProtoMessage() {}
 
 func (x *ReadUpdate) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[144]
+	mi := &file_control_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11924,7 +11991,7 @@ func (x *ReadUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadUpdate.ProtoReflect.Descriptor instead.
 func (*ReadUpdate) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{144}
+	return file_control_proto_rawDescGZIP(), []int{145}
 }
 
 // Update is the state of an update of nodes; serve records it.
@@ -11942,7 +12009,7 @@ type Update struct {
 
 func (x *Update) Reset() {
 	*x = Update{}
-	mi := &file_control_proto_msgTypes[145]
+	mi := &file_control_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11951,7 +12018,7 @@ func (*Update) ProtoMessage() {}
 
 func (x *Update) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[145]
+	mi := &file_control_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11964,7 +12031,7 @@ func (x *Update) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Update.ProtoReflect.Descriptor instead.
 func (*Update) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{145}
+	return file_control_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *Update) GetImage() string {
@@ -12024,7 +12091,7 @@ type NodeUpdate struct {
 
 func (x *NodeUpdate) Reset() {
 	*x = NodeUpdate{}
-	mi := &file_control_proto_msgTypes[146]
+	mi := &file_control_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12033,7 +12100,7 @@ func (*NodeUpdate) ProtoMessage() {}
 
 func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[146]
+	mi := &file_control_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12046,7 +12113,7 @@ func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUpdate.ProtoReflect.Descriptor instead.
 func (*NodeUpdate) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{146}
+	return file_control_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *NodeUpdate) GetNode() uint32 {
@@ -12109,7 +12176,7 @@ type StageImage struct {
 
 func (x *StageImage) Reset() {
 	*x = StageImage{}
-	mi := &file_control_proto_msgTypes[147]
+	mi := &file_control_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12118,7 +12185,7 @@ func (*StageImage) ProtoMessage() {}
 
 func (x *StageImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[147]
+	mi := &file_control_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12131,7 +12198,7 @@ func (x *StageImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageImage.ProtoReflect.Descriptor instead.
 func (*StageImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{147}
+	return file_control_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *StageImage) GetNode() uint32 {
@@ -12162,7 +12229,7 @@ type ImageStaged struct {
 
 func (x *ImageStaged) Reset() {
 	*x = ImageStaged{}
-	mi := &file_control_proto_msgTypes[148]
+	mi := &file_control_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12171,7 +12238,7 @@ func (*ImageStaged) ProtoMessage() {}
 
 func (x *ImageStaged) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[148]
+	mi := &file_control_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12184,7 +12251,7 @@ func (x *ImageStaged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageStaged.ProtoReflect.Descriptor instead.
 func (*ImageStaged) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{148}
+	return file_control_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *ImageStaged) GetKernel() string {
@@ -12233,7 +12300,7 @@ type KeepImage struct {
 
 func (x *KeepImage) Reset() {
 	*x = KeepImage{}
-	mi := &file_control_proto_msgTypes[149]
+	mi := &file_control_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12242,7 +12309,7 @@ func (*KeepImage) ProtoMessage() {}
 
 func (x *KeepImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[149]
+	mi := &file_control_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12255,7 +12322,7 @@ func (x *KeepImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepImage.ProtoReflect.Descriptor instead.
 func (*KeepImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{149}
+	return file_control_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *KeepImage) GetNode() uint32 {
@@ -12284,7 +12351,7 @@ type ImagePiece struct {
 
 func (x *ImagePiece) Reset() {
 	*x = ImagePiece{}
-	mi := &file_control_proto_msgTypes[150]
+	mi := &file_control_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12293,7 +12360,7 @@ func (*ImagePiece) ProtoMessage() {}
 
 func (x *ImagePiece) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[150]
+	mi := &file_control_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12306,7 +12373,7 @@ func (x *ImagePiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagePiece.ProtoReflect.Descriptor instead.
 func (*ImagePiece) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{150}
+	return file_control_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *ImagePiece) GetInitramfs() bool {
@@ -12343,7 +12410,7 @@ type StartImage struct {
 
 func (x *StartImage) Reset() {
 	*x = StartImage{}
-	mi := &file_control_proto_msgTypes[151]
+	mi := &file_control_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12352,7 +12419,7 @@ func (*StartImage) ProtoMessage() {}
 
 func (x *StartImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[151]
+	mi := &file_control_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12365,7 +12432,7 @@ func (x *StartImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartImage.ProtoReflect.Descriptor instead.
 func (*StartImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{151}
+	return file_control_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *StartImage) GetKernelHash() []byte {
@@ -12393,7 +12460,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\xc40\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\x871\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -12417,7 +12484,8 @@ const file_control_proto_rawDesc = "" +
 	"\x06finish\x18\x1e \x01(\v2\x16.margay.control.FinishH\x00R\x06finish\x129\n" +
 	"\tforgotten\x18\x1f \x01(\v2\x19.margay.control.ForgottenH\x00R\tforgotten\x126\n" +
 	"\bprepared\x18  \x01(\v2\x18.margay.control.PreparedH\x00R\bprepared\x123\n" +
-	"\astarted\x18! \x01(\v2\x17.margay.control.StartedH\x00R\astarted\x12:\n" +
+	"\astarted\x18! \x01(\v2\x17.margay.control.StartedH\x00R\astarted\x12A\n" +
+	"\ffirmware_log\x18\xde\x02 \x01(\v2\x1b.margay.control.FirmwareLogH\x00R\vfirmwareLog\x12:\n" +
 	"\n" +
 	"file_chunk\x18( \x01(\v2\x19.margay.control.FileChunkH\x00R\tfileChunk\x120\n" +
 	"\x06record\x18) \x01(\v2\x16.margay.control.RecordH\x00R\x06record\x12'\n" +
@@ -12609,7 +12677,9 @@ const file_control_proto_rawDesc = "" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x17\n" +
 	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\x12\x11\n" +
-	"\x03job\x18\xd4\x01 \x01(\rR\x03job\"\xb2\x02\n" +
+	"\x03job\x18\xd4\x01 \x01(\rR\x03job\"!\n" +
+	"\vFirmwareLog\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\fR\x04text\"\xb2\x02\n" +
 	"\aPrepare\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12+\n" +
 	"\x04spec\x18\x02 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12/\n" +
@@ -12919,7 +12989,7 @@ const file_control_proto_rawDesc = "" +
 	"\rApproveGuests\x12\x12\n" +
 	"\x04macs\x18\x01 \x03(\tR\x04macs\x12\x14\n" +
 	"\x05order\x18\x02 \x01(\tR\x05order\x12\x12\n" +
-	"\x04user\x18\x03 \x01(\tR\x04user\"\xdb\x04\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\"\xf2\x04\n" +
 	"\tNodeState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x122\n" +
 	"\x06health\x18\x02 \x01(\x0e2\x1a.margay.control.NodeHealthR\x06health\x12\x16\n" +
@@ -12941,7 +13011,8 @@ const file_control_proto_rawDesc = "" +
 	"\x03ill\x18o \x01(\tR\x03ill\x12.\n" +
 	"\x06vitals\x18p \x01(\v2\x16.margay.control.VitalsR\x06vitals\x120\n" +
 	"\x05power\x18\xaa\x01 \x01(\x0e2\x19.margay.control.NodePowerR\x05power\x12\x15\n" +
-	"\x05waits\x18\xc8\x01 \x01(\bR\x05waits\"\x96\x01\n" +
+	"\x05waits\x18\xc8\x01 \x01(\bR\x05waits\x12\x15\n" +
+	"\x05panic\x18\xde\x02 \x01(\tR\x05panic\"\x96\x01\n" +
 	"\x05Drain\x120\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1a.margay.control.DrainStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
@@ -13478,7 +13549,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes [12]protoimpl.EnumInfo
-var file_control_proto_msgTypes [153]protoimpl.MessageInfo
+var file_control_proto_msgTypes [154]protoimpl.MessageInfo
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -13504,147 +13575,148 @@ var file_control_proto_goTypes = []any{
 	(*Heartbeat)(nil),        // 21: margay.control.Heartbeat
 	(*Vitals)(nil),           // 22: margay.control.Vitals
 	(*LogLine)(nil),          // 23: margay.control.LogLine
-	(*Prepare)(nil),          // 24: margay.control.Prepare
-	(*JobSpec)(nil),          // 25: margay.control.JobSpec
-	(*SharedFolder)(nil),     // 26: margay.control.SharedFolder
-	(*Task)(nil),             // 27: margay.control.Task
-	(*Withdraw)(nil),         // 28: margay.control.Withdraw
-	(*EndAllocation)(nil),    // 29: margay.control.EndAllocation
-	(*Leave)(nil),            // 30: margay.control.Leave
-	(*Terminal)(nil),         // 31: margay.control.Terminal
-	(*Exec)(nil),             // 32: margay.control.Exec
-	(*Part)(nil),             // 33: margay.control.Part
-	(*Prepared)(nil),         // 34: margay.control.Prepared
-	(*Place)(nil),            // 35: margay.control.Place
-	(*Layout)(nil),           // 36: margay.control.Layout
-	(*LayoutRun)(nil),        // 37: margay.control.LayoutRun
-	(*LayoutShare)(nil),      // 38: margay.control.LayoutShare
-	(*LayoutRank)(nil),       // 39: margay.control.LayoutRank
-	(*Member)(nil),           // 40: margay.control.Member
-	(*Start)(nil),            // 41: margay.control.Start
-	(*Started)(nil),          // 42: margay.control.Started
-	(*Forget)(nil),           // 43: margay.control.Forget
-	(*Forgotten)(nil),        // 44: margay.control.Forgotten
-	(*Unkept)(nil),           // 45: margay.control.Unkept
-	(*Loaded)(nil),           // 46: margay.control.Loaded
-	(*JobFault)(nil),         // 47: margay.control.JobFault
-	(*Rewind)(nil),           // 48: margay.control.Rewind
-	(*Finish)(nil),           // 49: margay.control.Finish
-	(*FileChunk)(nil),        // 50: margay.control.FileChunk
-	(*FileTaken)(nil),        // 51: margay.control.FileTaken
-	(*ReadFiles)(nil),        // 52: margay.control.ReadFiles
-	(*FilesPiece)(nil),       // 53: margay.control.FilesPiece
-	(*FilesRead)(nil),        // 54: margay.control.FilesRead
-	(*Record)(nil),           // 55: margay.control.Record
-	(*RankEnd)(nil),          // 56: margay.control.RankEnd
-	(*ExitStatus)(nil),       // 57: margay.control.ExitStatus
-	(*RankFault)(nil),        // 58: margay.control.RankFault
-	(*CodeFile)(nil),         // 59: margay.control.CodeFile
-	(*CodeStack)(nil),        // 60: margay.control.CodeStack
-	(*ReadStacks)(nil),       // 61: margay.control.ReadStacks
-	(*DebugRank)(nil),        // 62: margay.control.DebugRank
-	(*GoLayout)(nil),         // 63: margay.control.GoLayout
-	(*Stacks)(nil),           // 64: margay.control.Stacks
-	(*StackGroup)(nil),       // 65: margay.control.StackGroup
-	(*UnreadRank)(nil),       // 66: margay.control.UnreadRank
-	(*Usage)(nil),            // 67: margay.control.Usage
-	(*Ack)(nil),              // 68: margay.control.Ack
-	(*Stdin)(nil),            // 69: margay.control.Stdin
-	(*StdinTaken)(nil),       // 70: margay.control.StdinTaken
-	(*Signal)(nil),           // 71: margay.control.Signal
-	(*Resize)(nil),           // 72: margay.control.Resize
-	(*RunRequest)(nil),       // 73: margay.control.RunRequest
-	(*RunReply)(nil),         // 74: margay.control.RunReply
-	(*Attach)(nil),           // 75: margay.control.Attach
-	(*RemoveOutput)(nil),     // 76: margay.control.RemoveOutput
-	(*OutputRemoved)(nil),    // 77: margay.control.OutputRemoved
-	(*JobState)(nil),         // 78: margay.control.JobState
-	(*PhaseTime)(nil),        // 79: margay.control.PhaseTime
-	(*RankState)(nil),        // 80: margay.control.RankState
-	(*ListNodes)(nil),        // 81: margay.control.ListNodes
-	(*Nodes)(nil),            // 82: margay.control.Nodes
-	(*Guests)(nil),           // 83: margay.control.Guests
-	(*Guest)(nil),            // 84: margay.control.Guest
-	(*ApproveGuests)(nil),    // 85: margay.control.ApproveGuests
-	(*NodeState)(nil),        // 86: margay.control.NodeState
-	(*Drain)(nil),            // 87: margay.control.Drain
-	(*CoreUse)(nil),          // 88: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 89: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 90: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 91: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 92: margay.control.RebootNodes
-	(*SwitchNodes)(nil),      // 93: margay.control.SwitchNodes
-	(*EvictNodes)(nil),       // 94: margay.control.EvictNodes
-	(*NodesEvicted)(nil),     // 95: margay.control.NodesEvicted
-	(*GrowMachine)(nil),      // 96: margay.control.GrowMachine
-	(*NodesAdded)(nil),       // 97: margay.control.NodesAdded
-	(*ShrinkMachine)(nil),    // 98: margay.control.ShrinkMachine
-	(*NodesLeaving)(nil),     // 99: margay.control.NodesLeaving
-	(*RemoveNode)(nil),       // 100: margay.control.RemoveNode
-	(*Roster)(nil),           // 101: margay.control.Roster
-	(*ListJobs)(nil),         // 102: margay.control.ListJobs
-	(*Jobs)(nil),             // 103: margay.control.Jobs
-	(*WaitingJob)(nil),       // 104: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 105: margay.control.JobSummary
-	(*StoredJob)(nil),        // 106: margay.control.StoredJob
-	(*Kill)(nil),             // 107: margay.control.Kill
-	(*Noise)(nil),            // 108: margay.control.Noise
-	(*NoiseReport)(nil),      // 109: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 110: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 111: margay.control.InterruptRow
-	(*Status)(nil),           // 112: margay.control.Status
-	(*MachineStatus)(nil),    // 113: margay.control.MachineStatus
-	(*ReadAudit)(nil),        // 114: margay.control.ReadAudit
-	(*Audit)(nil),            // 115: margay.control.Audit
-	(*AuditLine)(nil),        // 116: margay.control.AuditLine
-	(*CreateToken)(nil),      // 117: margay.control.CreateToken
-	(*Token)(nil),            // 118: margay.control.Token
-	(*ListTokens)(nil),       // 119: margay.control.ListTokens
-	(*Tokens)(nil),           // 120: margay.control.Tokens
-	(*RevokeTokens)(nil),     // 121: margay.control.RevokeTokens
-	(*StoredToken)(nil),      // 122: margay.control.StoredToken
-	(*ListExtensions)(nil),   // 123: margay.control.ListExtensions
-	(*Extensions)(nil),       // 124: margay.control.Extensions
-	(*ExtensionState)(nil),   // 125: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 126: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 127: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 128: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 129: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 130: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 131: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 132: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 133: margay.control.ReadEvents
-	(*Events)(nil),           // 134: margay.control.Events
-	(*ReadKernelLog)(nil),    // 135: margay.control.ReadKernelLog
-	(*KernelLog)(nil),        // 136: margay.control.KernelLog
-	(*KernelRecord)(nil),     // 137: margay.control.KernelRecord
-	(*ReadClock)(nil),        // 138: margay.control.ReadClock
-	(*Clock)(nil),            // 139: margay.control.Clock
-	(*TakeSamples)(nil),      // 140: margay.control.TakeSamples
-	(*Samples)(nil),          // 141: margay.control.Samples
-	(*NodeSample)(nil),       // 142: margay.control.NodeSample
-	(*CoreSample)(nil),       // 143: margay.control.CoreSample
-	(*RankSample)(nil),       // 144: margay.control.RankSample
-	(*NodeExit)(nil),         // 145: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 146: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 147: margay.control.NodeStage
-	(*NodePanic)(nil),        // 148: margay.control.NodePanic
-	(*NodeUp)(nil),           // 149: margay.control.NodeUp
-	(*RebootNode)(nil),       // 150: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 151: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 152: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 153: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 154: margay.control.DutiesSet
-	(*UpdateNodes)(nil),      // 155: margay.control.UpdateNodes
-	(*ReadUpdate)(nil),       // 156: margay.control.ReadUpdate
-	(*Update)(nil),           // 157: margay.control.Update
-	(*NodeUpdate)(nil),       // 158: margay.control.NodeUpdate
-	(*StageImage)(nil),       // 159: margay.control.StageImage
-	(*ImageStaged)(nil),      // 160: margay.control.ImageStaged
-	(*KeepImage)(nil),        // 161: margay.control.KeepImage
-	(*ImagePiece)(nil),       // 162: margay.control.ImagePiece
-	(*StartImage)(nil),       // 163: margay.control.StartImage
-	nil,                      // 164: margay.control.ExtensionLog.AfterEntry
+	(*FirmwareLog)(nil),      // 24: margay.control.FirmwareLog
+	(*Prepare)(nil),          // 25: margay.control.Prepare
+	(*JobSpec)(nil),          // 26: margay.control.JobSpec
+	(*SharedFolder)(nil),     // 27: margay.control.SharedFolder
+	(*Task)(nil),             // 28: margay.control.Task
+	(*Withdraw)(nil),         // 29: margay.control.Withdraw
+	(*EndAllocation)(nil),    // 30: margay.control.EndAllocation
+	(*Leave)(nil),            // 31: margay.control.Leave
+	(*Terminal)(nil),         // 32: margay.control.Terminal
+	(*Exec)(nil),             // 33: margay.control.Exec
+	(*Part)(nil),             // 34: margay.control.Part
+	(*Prepared)(nil),         // 35: margay.control.Prepared
+	(*Place)(nil),            // 36: margay.control.Place
+	(*Layout)(nil),           // 37: margay.control.Layout
+	(*LayoutRun)(nil),        // 38: margay.control.LayoutRun
+	(*LayoutShare)(nil),      // 39: margay.control.LayoutShare
+	(*LayoutRank)(nil),       // 40: margay.control.LayoutRank
+	(*Member)(nil),           // 41: margay.control.Member
+	(*Start)(nil),            // 42: margay.control.Start
+	(*Started)(nil),          // 43: margay.control.Started
+	(*Forget)(nil),           // 44: margay.control.Forget
+	(*Forgotten)(nil),        // 45: margay.control.Forgotten
+	(*Unkept)(nil),           // 46: margay.control.Unkept
+	(*Loaded)(nil),           // 47: margay.control.Loaded
+	(*JobFault)(nil),         // 48: margay.control.JobFault
+	(*Rewind)(nil),           // 49: margay.control.Rewind
+	(*Finish)(nil),           // 50: margay.control.Finish
+	(*FileChunk)(nil),        // 51: margay.control.FileChunk
+	(*FileTaken)(nil),        // 52: margay.control.FileTaken
+	(*ReadFiles)(nil),        // 53: margay.control.ReadFiles
+	(*FilesPiece)(nil),       // 54: margay.control.FilesPiece
+	(*FilesRead)(nil),        // 55: margay.control.FilesRead
+	(*Record)(nil),           // 56: margay.control.Record
+	(*RankEnd)(nil),          // 57: margay.control.RankEnd
+	(*ExitStatus)(nil),       // 58: margay.control.ExitStatus
+	(*RankFault)(nil),        // 59: margay.control.RankFault
+	(*CodeFile)(nil),         // 60: margay.control.CodeFile
+	(*CodeStack)(nil),        // 61: margay.control.CodeStack
+	(*ReadStacks)(nil),       // 62: margay.control.ReadStacks
+	(*DebugRank)(nil),        // 63: margay.control.DebugRank
+	(*GoLayout)(nil),         // 64: margay.control.GoLayout
+	(*Stacks)(nil),           // 65: margay.control.Stacks
+	(*StackGroup)(nil),       // 66: margay.control.StackGroup
+	(*UnreadRank)(nil),       // 67: margay.control.UnreadRank
+	(*Usage)(nil),            // 68: margay.control.Usage
+	(*Ack)(nil),              // 69: margay.control.Ack
+	(*Stdin)(nil),            // 70: margay.control.Stdin
+	(*StdinTaken)(nil),       // 71: margay.control.StdinTaken
+	(*Signal)(nil),           // 72: margay.control.Signal
+	(*Resize)(nil),           // 73: margay.control.Resize
+	(*RunRequest)(nil),       // 74: margay.control.RunRequest
+	(*RunReply)(nil),         // 75: margay.control.RunReply
+	(*Attach)(nil),           // 76: margay.control.Attach
+	(*RemoveOutput)(nil),     // 77: margay.control.RemoveOutput
+	(*OutputRemoved)(nil),    // 78: margay.control.OutputRemoved
+	(*JobState)(nil),         // 79: margay.control.JobState
+	(*PhaseTime)(nil),        // 80: margay.control.PhaseTime
+	(*RankState)(nil),        // 81: margay.control.RankState
+	(*ListNodes)(nil),        // 82: margay.control.ListNodes
+	(*Nodes)(nil),            // 83: margay.control.Nodes
+	(*Guests)(nil),           // 84: margay.control.Guests
+	(*Guest)(nil),            // 85: margay.control.Guest
+	(*ApproveGuests)(nil),    // 86: margay.control.ApproveGuests
+	(*NodeState)(nil),        // 87: margay.control.NodeState
+	(*Drain)(nil),            // 88: margay.control.Drain
+	(*CoreUse)(nil),          // 89: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 90: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 91: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 92: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 93: margay.control.RebootNodes
+	(*SwitchNodes)(nil),      // 94: margay.control.SwitchNodes
+	(*EvictNodes)(nil),       // 95: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 96: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 97: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 98: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 99: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 100: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 101: margay.control.RemoveNode
+	(*Roster)(nil),           // 102: margay.control.Roster
+	(*ListJobs)(nil),         // 103: margay.control.ListJobs
+	(*Jobs)(nil),             // 104: margay.control.Jobs
+	(*WaitingJob)(nil),       // 105: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 106: margay.control.JobSummary
+	(*StoredJob)(nil),        // 107: margay.control.StoredJob
+	(*Kill)(nil),             // 108: margay.control.Kill
+	(*Noise)(nil),            // 109: margay.control.Noise
+	(*NoiseReport)(nil),      // 110: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 111: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 112: margay.control.InterruptRow
+	(*Status)(nil),           // 113: margay.control.Status
+	(*MachineStatus)(nil),    // 114: margay.control.MachineStatus
+	(*ReadAudit)(nil),        // 115: margay.control.ReadAudit
+	(*Audit)(nil),            // 116: margay.control.Audit
+	(*AuditLine)(nil),        // 117: margay.control.AuditLine
+	(*CreateToken)(nil),      // 118: margay.control.CreateToken
+	(*Token)(nil),            // 119: margay.control.Token
+	(*ListTokens)(nil),       // 120: margay.control.ListTokens
+	(*Tokens)(nil),           // 121: margay.control.Tokens
+	(*RevokeTokens)(nil),     // 122: margay.control.RevokeTokens
+	(*StoredToken)(nil),      // 123: margay.control.StoredToken
+	(*ListExtensions)(nil),   // 124: margay.control.ListExtensions
+	(*Extensions)(nil),       // 125: margay.control.Extensions
+	(*ExtensionState)(nil),   // 126: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 127: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 128: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 129: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 130: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 131: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 132: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 133: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 134: margay.control.ReadEvents
+	(*Events)(nil),           // 135: margay.control.Events
+	(*ReadKernelLog)(nil),    // 136: margay.control.ReadKernelLog
+	(*KernelLog)(nil),        // 137: margay.control.KernelLog
+	(*KernelRecord)(nil),     // 138: margay.control.KernelRecord
+	(*ReadClock)(nil),        // 139: margay.control.ReadClock
+	(*Clock)(nil),            // 140: margay.control.Clock
+	(*TakeSamples)(nil),      // 141: margay.control.TakeSamples
+	(*Samples)(nil),          // 142: margay.control.Samples
+	(*NodeSample)(nil),       // 143: margay.control.NodeSample
+	(*CoreSample)(nil),       // 144: margay.control.CoreSample
+	(*RankSample)(nil),       // 145: margay.control.RankSample
+	(*NodeExit)(nil),         // 146: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 147: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 148: margay.control.NodeStage
+	(*NodePanic)(nil),        // 149: margay.control.NodePanic
+	(*NodeUp)(nil),           // 150: margay.control.NodeUp
+	(*RebootNode)(nil),       // 151: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 152: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 153: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 154: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 155: margay.control.DutiesSet
+	(*UpdateNodes)(nil),      // 156: margay.control.UpdateNodes
+	(*ReadUpdate)(nil),       // 157: margay.control.ReadUpdate
+	(*Update)(nil),           // 158: margay.control.Update
+	(*NodeUpdate)(nil),       // 159: margay.control.NodeUpdate
+	(*StageImage)(nil),       // 160: margay.control.StageImage
+	(*ImageStaged)(nil),      // 161: margay.control.ImageStaged
+	(*KeepImage)(nil),        // 162: margay.control.KeepImage
+	(*ImagePiece)(nil),       // 163: margay.control.ImagePiece
+	(*StartImage)(nil),       // 164: margay.control.StartImage
+	nil,                      // 165: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	13,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -13655,200 +13727,201 @@ var file_control_proto_depIdxs = []int32{
 	18,  // 5: margay.control.Frame.registered:type_name -> margay.control.Registered
 	21,  // 6: margay.control.Frame.heartbeat:type_name -> margay.control.Heartbeat
 	23,  // 7: margay.control.Frame.log_line:type_name -> margay.control.LogLine
-	24,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
-	41,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
-	43,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
-	46,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
-	47,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
-	48,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
-	49,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
-	44,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
-	34,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
-	42,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
-	50,  // 18: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
-	55,  // 19: margay.control.Frame.record:type_name -> margay.control.Record
-	68,  // 20: margay.control.Frame.ack:type_name -> margay.control.Ack
-	69,  // 21: margay.control.Frame.stdin:type_name -> margay.control.Stdin
-	70,  // 22: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
-	71,  // 23: margay.control.Frame.signal:type_name -> margay.control.Signal
-	51,  // 24: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
-	72,  // 25: margay.control.Frame.resize:type_name -> margay.control.Resize
-	73,  // 26: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
-	74,  // 27: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
-	75,  // 28: margay.control.Frame.attach:type_name -> margay.control.Attach
-	78,  // 29: margay.control.Frame.job_state:type_name -> margay.control.JobState
-	81,  // 30: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
-	82,  // 31: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	102, // 32: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	103, // 33: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	107, // 34: margay.control.Frame.kill:type_name -> margay.control.Kill
-	108, // 35: margay.control.Frame.noise:type_name -> margay.control.Noise
-	109, // 36: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	112, // 37: margay.control.Frame.status:type_name -> margay.control.Status
-	113, // 38: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
-	76,  // 39: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
-	77,  // 40: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	89,  // 41: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	90,  // 42: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	91,  // 43: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	92,  // 44: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
-	28,  // 45: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	123, // 46: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	124, // 47: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	126, // 48: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	132, // 49: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	128, // 50: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	129, // 51: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	133, // 52: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	134, // 53: margay.control.Frame.events:type_name -> margay.control.Events
-	138, // 54: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	139, // 55: margay.control.Frame.clock:type_name -> margay.control.Clock
-	140, // 56: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	141, // 57: margay.control.Frame.samples:type_name -> margay.control.Samples
-	61,  // 58: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
-	64,  // 59: margay.control.Frame.stacks:type_name -> margay.control.Stacks
-	62,  // 60: margay.control.Frame.debug_rank:type_name -> margay.control.DebugRank
-	135, // 61: margay.control.Frame.read_kernel_log:type_name -> margay.control.ReadKernelLog
-	136, // 62: margay.control.Frame.kernel_log:type_name -> margay.control.KernelLog
-	145, // 63: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	146, // 64: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	149, // 65: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	147, // 66: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	148, // 67: margay.control.Frame.node_panic:type_name -> margay.control.NodePanic
-	150, // 68: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	152, // 69: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	153, // 70: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	154, // 71: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	96,  // 72: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	97,  // 73: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	98,  // 74: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	99,  // 75: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	94,  // 76: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	95,  // 77: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	100, // 78: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	101, // 79: margay.control.Frame.roster:type_name -> margay.control.Roster
-	93,  // 80: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	151, // 81: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
-	83,  // 82: margay.control.Frame.guests:type_name -> margay.control.Guests
-	85,  // 83: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
-	30,  // 84: margay.control.Frame.leave:type_name -> margay.control.Leave
-	52,  // 85: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	53,  // 86: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	54,  // 87: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	114, // 88: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
-	115, // 89: margay.control.Frame.audit:type_name -> margay.control.Audit
-	29,  // 90: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
-	117, // 91: margay.control.Frame.create_token:type_name -> margay.control.CreateToken
-	119, // 92: margay.control.Frame.list_tokens:type_name -> margay.control.ListTokens
-	121, // 93: margay.control.Frame.revoke_tokens:type_name -> margay.control.RevokeTokens
-	118, // 94: margay.control.Frame.token:type_name -> margay.control.Token
-	120, // 95: margay.control.Frame.tokens:type_name -> margay.control.Tokens
-	155, // 96: margay.control.Frame.update_nodes:type_name -> margay.control.UpdateNodes
-	156, // 97: margay.control.Frame.read_update:type_name -> margay.control.ReadUpdate
-	157, // 98: margay.control.Frame.update:type_name -> margay.control.Update
-	159, // 99: margay.control.Frame.stage_image:type_name -> margay.control.StageImage
-	160, // 100: margay.control.Frame.image_staged:type_name -> margay.control.ImageStaged
-	161, // 101: margay.control.Frame.keep_image:type_name -> margay.control.KeepImage
-	162, // 102: margay.control.Frame.image_piece:type_name -> margay.control.ImagePiece
-	163, // 103: margay.control.Frame.start_image:type_name -> margay.control.StartImage
-	0,   // 104: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 105: margay.control.Error.code:type_name -> margay.control.Code
-	19,  // 106: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	20,  // 107: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	22,  // 108: margay.control.Register.vitals:type_name -> margay.control.Vitals
-	2,   // 109: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	19,  // 110: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	22,  // 111: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	25,  // 112: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	36,  // 113: margay.control.Prepare.layout:type_name -> margay.control.Layout
-	36,  // 114: margay.control.Prepare.network:type_name -> margay.control.Layout
-	32,  // 115: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 116: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 117: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	31,  // 118: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	27,  // 119: margay.control.JobSpec.task:type_name -> margay.control.Task
-	26,  // 120: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	57,  // 121: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
-	33,  // 122: margay.control.Exec.parts:type_name -> margay.control.Part
-	37,  // 123: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
-	38,  // 124: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
-	39,  // 125: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
-	45,  // 126: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	15,  // 127: margay.control.Loaded.error:type_name -> margay.control.Error
-	15,  // 128: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 129: margay.control.Record.stream:type_name -> margay.control.Stream
-	57,  // 130: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	45,  // 131: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	56,  // 132: margay.control.Record.more:type_name -> margay.control.RankEnd
-	57,  // 133: margay.control.RankEnd.exit:type_name -> margay.control.ExitStatus
-	67,  // 134: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	58,  // 135: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	59,  // 136: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	60,  // 137: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	63,  // 138: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	59,  // 139: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	59,  // 140: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	65,  // 141: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	66,  // 142: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	60,  // 143: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	31,  // 144: margay.control.Resize.size:type_name -> margay.control.Terminal
-	25,  // 145: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	32,  // 146: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	35,  // 147: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 148: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	15,  // 149: margay.control.JobState.error:type_name -> margay.control.Error
-	80,  // 150: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	45,  // 151: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	79,  // 152: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 153: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	57,  // 154: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	86,  // 155: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	83,  // 156: margay.control.Nodes.guests:type_name -> margay.control.Guests
-	84,  // 157: margay.control.Guests.guests:type_name -> margay.control.Guest
-	8,   // 158: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	19,  // 159: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	88,  // 160: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	87,  // 161: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	22,  // 162: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 163: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 164: margay.control.Drain.state:type_name -> margay.control.DrainState
-	105, // 165: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	104, // 166: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 167: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	80,  // 168: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	45,  // 169: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	27,  // 170: margay.control.JobSummary.task:type_name -> margay.control.Task
-	25,  // 171: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	35,  // 172: margay.control.StoredJob.places:type_name -> margay.control.Place
-	40,  // 173: margay.control.StoredJob.members:type_name -> margay.control.Member
-	105, // 174: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	78,  // 175: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	110, // 176: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	111, // 177: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	116, // 178: margay.control.Audit.lines:type_name -> margay.control.AuditLine
-	118, // 179: margay.control.Tokens.tokens:type_name -> margay.control.Token
-	118, // 180: margay.control.StoredToken.token:type_name -> margay.control.Token
-	125, // 181: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	127, // 182: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	164, // 183: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	130, // 184: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	126, // 185: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	125, // 186: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	137, // 187: margay.control.KernelLog.records:type_name -> margay.control.KernelRecord
-	142, // 188: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	143, // 189: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	144, // 190: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	125, // 191: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 192: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 193: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	19,  // 194: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	158, // 195: margay.control.Update.nodes:type_name -> margay.control.NodeUpdate
-	11,  // 196: margay.control.NodeUpdate.stage:type_name -> margay.control.UpdateStage
-	197, // [197:197] is the sub-list for method output_type
-	197, // [197:197] is the sub-list for method input_type
-	197, // [197:197] is the sub-list for extension type_name
-	197, // [197:197] is the sub-list for extension extendee
-	0,   // [0:197] is the sub-list for field type_name
+	25,  // 8: margay.control.Frame.prepare:type_name -> margay.control.Prepare
+	42,  // 9: margay.control.Frame.start:type_name -> margay.control.Start
+	44,  // 10: margay.control.Frame.forget:type_name -> margay.control.Forget
+	47,  // 11: margay.control.Frame.loaded:type_name -> margay.control.Loaded
+	48,  // 12: margay.control.Frame.job_fault:type_name -> margay.control.JobFault
+	49,  // 13: margay.control.Frame.rewind:type_name -> margay.control.Rewind
+	50,  // 14: margay.control.Frame.finish:type_name -> margay.control.Finish
+	45,  // 15: margay.control.Frame.forgotten:type_name -> margay.control.Forgotten
+	35,  // 16: margay.control.Frame.prepared:type_name -> margay.control.Prepared
+	43,  // 17: margay.control.Frame.started:type_name -> margay.control.Started
+	24,  // 18: margay.control.Frame.firmware_log:type_name -> margay.control.FirmwareLog
+	51,  // 19: margay.control.Frame.file_chunk:type_name -> margay.control.FileChunk
+	56,  // 20: margay.control.Frame.record:type_name -> margay.control.Record
+	69,  // 21: margay.control.Frame.ack:type_name -> margay.control.Ack
+	70,  // 22: margay.control.Frame.stdin:type_name -> margay.control.Stdin
+	71,  // 23: margay.control.Frame.stdin_taken:type_name -> margay.control.StdinTaken
+	72,  // 24: margay.control.Frame.signal:type_name -> margay.control.Signal
+	52,  // 25: margay.control.Frame.file_taken:type_name -> margay.control.FileTaken
+	73,  // 26: margay.control.Frame.resize:type_name -> margay.control.Resize
+	74,  // 27: margay.control.Frame.run_request:type_name -> margay.control.RunRequest
+	75,  // 28: margay.control.Frame.run_reply:type_name -> margay.control.RunReply
+	76,  // 29: margay.control.Frame.attach:type_name -> margay.control.Attach
+	79,  // 30: margay.control.Frame.job_state:type_name -> margay.control.JobState
+	82,  // 31: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
+	83,  // 32: margay.control.Frame.nodes:type_name -> margay.control.Nodes
+	103, // 33: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	104, // 34: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	108, // 35: margay.control.Frame.kill:type_name -> margay.control.Kill
+	109, // 36: margay.control.Frame.noise:type_name -> margay.control.Noise
+	110, // 37: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	113, // 38: margay.control.Frame.status:type_name -> margay.control.Status
+	114, // 39: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	77,  // 40: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
+	78,  // 41: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
+	90,  // 42: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	91,  // 43: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	92,  // 44: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	93,  // 45: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	29,  // 46: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
+	124, // 47: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	125, // 48: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	127, // 49: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	133, // 50: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	129, // 51: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	130, // 52: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	134, // 53: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	135, // 54: margay.control.Frame.events:type_name -> margay.control.Events
+	139, // 55: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	140, // 56: margay.control.Frame.clock:type_name -> margay.control.Clock
+	141, // 57: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	142, // 58: margay.control.Frame.samples:type_name -> margay.control.Samples
+	62,  // 59: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
+	65,  // 60: margay.control.Frame.stacks:type_name -> margay.control.Stacks
+	63,  // 61: margay.control.Frame.debug_rank:type_name -> margay.control.DebugRank
+	136, // 62: margay.control.Frame.read_kernel_log:type_name -> margay.control.ReadKernelLog
+	137, // 63: margay.control.Frame.kernel_log:type_name -> margay.control.KernelLog
+	146, // 64: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	147, // 65: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	150, // 66: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	148, // 67: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	149, // 68: margay.control.Frame.node_panic:type_name -> margay.control.NodePanic
+	151, // 69: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	153, // 70: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	154, // 71: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	155, // 72: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	97,  // 73: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	98,  // 74: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	99,  // 75: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	100, // 76: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	95,  // 77: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	96,  // 78: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	101, // 79: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	102, // 80: margay.control.Frame.roster:type_name -> margay.control.Roster
+	94,  // 81: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
+	152, // 82: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	84,  // 83: margay.control.Frame.guests:type_name -> margay.control.Guests
+	86,  // 84: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
+	31,  // 85: margay.control.Frame.leave:type_name -> margay.control.Leave
+	53,  // 86: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	54,  // 87: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	55,  // 88: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	115, // 89: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
+	116, // 90: margay.control.Frame.audit:type_name -> margay.control.Audit
+	30,  // 91: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
+	118, // 92: margay.control.Frame.create_token:type_name -> margay.control.CreateToken
+	120, // 93: margay.control.Frame.list_tokens:type_name -> margay.control.ListTokens
+	122, // 94: margay.control.Frame.revoke_tokens:type_name -> margay.control.RevokeTokens
+	119, // 95: margay.control.Frame.token:type_name -> margay.control.Token
+	121, // 96: margay.control.Frame.tokens:type_name -> margay.control.Tokens
+	156, // 97: margay.control.Frame.update_nodes:type_name -> margay.control.UpdateNodes
+	157, // 98: margay.control.Frame.read_update:type_name -> margay.control.ReadUpdate
+	158, // 99: margay.control.Frame.update:type_name -> margay.control.Update
+	160, // 100: margay.control.Frame.stage_image:type_name -> margay.control.StageImage
+	161, // 101: margay.control.Frame.image_staged:type_name -> margay.control.ImageStaged
+	162, // 102: margay.control.Frame.keep_image:type_name -> margay.control.KeepImage
+	163, // 103: margay.control.Frame.image_piece:type_name -> margay.control.ImagePiece
+	164, // 104: margay.control.Frame.start_image:type_name -> margay.control.StartImage
+	0,   // 105: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 106: margay.control.Error.code:type_name -> margay.control.Code
+	19,  // 107: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	20,  // 108: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	22,  // 109: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 110: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	19,  // 111: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	22,  // 112: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	26,  // 113: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	37,  // 114: margay.control.Prepare.layout:type_name -> margay.control.Layout
+	37,  // 115: margay.control.Prepare.network:type_name -> margay.control.Layout
+	33,  // 116: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 117: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 118: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	32,  // 119: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	28,  // 120: margay.control.JobSpec.task:type_name -> margay.control.Task
+	27,  // 121: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	58,  // 122: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
+	34,  // 123: margay.control.Exec.parts:type_name -> margay.control.Part
+	38,  // 124: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
+	39,  // 125: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
+	40,  // 126: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
+	46,  // 127: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	15,  // 128: margay.control.Loaded.error:type_name -> margay.control.Error
+	15,  // 129: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 130: margay.control.Record.stream:type_name -> margay.control.Stream
+	58,  // 131: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	46,  // 132: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	57,  // 133: margay.control.Record.more:type_name -> margay.control.RankEnd
+	58,  // 134: margay.control.RankEnd.exit:type_name -> margay.control.ExitStatus
+	68,  // 135: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	59,  // 136: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	60,  // 137: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	61,  // 138: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	64,  // 139: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	60,  // 140: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	60,  // 141: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	66,  // 142: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	67,  // 143: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	61,  // 144: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	32,  // 145: margay.control.Resize.size:type_name -> margay.control.Terminal
+	26,  // 146: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	33,  // 147: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	36,  // 148: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 149: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	15,  // 150: margay.control.JobState.error:type_name -> margay.control.Error
+	81,  // 151: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	46,  // 152: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	80,  // 153: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 154: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	58,  // 155: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	87,  // 156: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	84,  // 157: margay.control.Nodes.guests:type_name -> margay.control.Guests
+	85,  // 158: margay.control.Guests.guests:type_name -> margay.control.Guest
+	8,   // 159: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	19,  // 160: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	89,  // 161: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	88,  // 162: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	22,  // 163: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 164: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 165: margay.control.Drain.state:type_name -> margay.control.DrainState
+	106, // 166: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	105, // 167: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 168: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	81,  // 169: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	46,  // 170: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	28,  // 171: margay.control.JobSummary.task:type_name -> margay.control.Task
+	26,  // 172: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	36,  // 173: margay.control.StoredJob.places:type_name -> margay.control.Place
+	41,  // 174: margay.control.StoredJob.members:type_name -> margay.control.Member
+	106, // 175: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	79,  // 176: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	111, // 177: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	112, // 178: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	117, // 179: margay.control.Audit.lines:type_name -> margay.control.AuditLine
+	119, // 180: margay.control.Tokens.tokens:type_name -> margay.control.Token
+	119, // 181: margay.control.StoredToken.token:type_name -> margay.control.Token
+	126, // 182: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	128, // 183: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	165, // 184: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	131, // 185: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	127, // 186: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	126, // 187: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	138, // 188: margay.control.KernelLog.records:type_name -> margay.control.KernelRecord
+	143, // 189: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	144, // 190: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	145, // 191: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	126, // 192: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 193: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 194: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	19,  // 195: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	159, // 196: margay.control.Update.nodes:type_name -> margay.control.NodeUpdate
+	11,  // 197: margay.control.NodeUpdate.stage:type_name -> margay.control.UpdateStage
+	198, // [198:198] is the sub-list for method output_type
+	198, // [198:198] is the sub-list for method input_type
+	198, // [198:198] is the sub-list for extension type_name
+	198, // [198:198] is the sub-list for extension extendee
+	0,   // [0:198] is the sub-list for field type_name
 }
 
 var file_control_proto_init_once sync.Once
@@ -13874,6 +13947,7 @@ func file_control_proto_init_tables() {
 		(*Frame_Forgotten)(nil),
 		(*Frame_Prepared)(nil),
 		(*Frame_Started)(nil),
+		(*Frame_FirmwareLog)(nil),
 		(*Frame_FileChunk)(nil),
 		(*Frame_Record)(nil),
 		(*Frame_Ack)(nil),
@@ -13967,7 +14041,7 @@ func file_control_proto_init_tables() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      12,
-			NumMessages:   153,
+			NumMessages:   154,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -48,6 +48,10 @@ func (d Dir) PreviousConsole(node id.Node) (parts [2]string) {
 	return [2]string{previous + console.OldSuffix, previous}
 }
 
+// FirmwareLog is where serve keeps what the firmware of a node has kept of the logs of its earlier
+// boots.
+func (d Dir) FirmwareLog(node id.Node) string { return d.ConsoleLog(node) + ".firmware" }
+
 // Log is where the holder or serve keeps its log.
 func (d Dir) Log(who string) string { return d.file("log", who+".log") }
 

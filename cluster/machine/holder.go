@@ -255,6 +255,9 @@ func (h *holder) keep(served context.Context, number id.Node, term uint32) {
 		h.keepNode(ctx, n)
 		if served.Err() == nil { // otherwise the machine ends
 			h.substrate.remove(number)
+			if err := h.dir.removeFirmwareLog(number); err != nil {
+				h.log("%v", err)
+			}
 			h.log("node%d has left the machine", number)
 		}
 	})

@@ -196,6 +196,7 @@ type metalNodes struct {
 	wire    *metal.Wire
 	boot    *bootServices
 	power   *file.Machine // nil: no node can be switched
+	turns   *power.Turns  // of nodes to be switched on; nil with it
 	running sync.WaitGroup
 	attends sync.WaitGroup // the goroutine that uses the interface
 	end     context.CancelFunc
@@ -265,6 +266,7 @@ func newMetal(s Spec, d Dir, a *trust.Authority, events metalEvents) (m *metalNo
 		if m.power, err = file.Read(s.Metal.File); err != nil {
 			return m, err
 		}
+		m.turns = power.NewTurns(m.power.Pace())
 	}
 	all, err := readCards(s.Metal.Cards)
 	if err != nil {
@@ -513,8 +515,12 @@ func (m *metalNodes) findDriver(number id.Node, n *metalNode) (err error) {
 	return err
 }
 
-// switchOn switches a node on, or resets it if it is on: something else may run there.
+// switchOn switches a node on when it is its turn, or resets it if it is on: something else may run
+// there.
 func (m *metalNodes) switchOn(number id.Node, n *metalNode, ended chan exit) {
+	if m.turns.Wait(m.ctx, func() { m.events.stage(number, boot.Status{Stage: boot.Unpowered}) }) != nil {
+		return // the machine ends, and the node with it
+	}
 	err := m.switched(n, func(ctx context.Context) error {
 		m.mu.Lock()
 		over := n.ended != ended || n.phase == stopped

@@ -36,12 +36,12 @@ type playedMetal struct {
 
 func cardOf(n int) boot.MAC { return boot.MAC{0x52, 0x54, 0, 0, 1, byte(n)} }
 
-func playMetal(t *testing.T, power *file.Machine, known ...metal.Card) *playedMetal {
+func playMetal(t *testing.T, rack *file.Machine, known ...metal.Card) *playedMetal {
 	t.Helper()
-	return playMetalWith(t, false, power, known...)
+	return playMetalWith(t, false, rack, known...)
 }
 
-func playMetalWith(t *testing.T, proxy bool, power *file.Machine, known ...metal.Card) *playedMetal {
+func playMetalWith(t *testing.T, proxy bool, rack *file.Machine, known ...metal.Card) *playedMetal {
 	t.Helper()
 	p := &playedMetal{t: t, woke: make(chan id.Node, 10), met: make(chan boot.MAC, 10)}
 	spec := Spec{Name: "m", Substrate: node.Metal, Profile: node.Isolated, Secret: "secret", Metal: MetalSpec{
@@ -57,12 +57,15 @@ func playMetalWith(t *testing.T, proxy bool, power *file.Machine, known ...metal
 		t.Fatal(err)
 	}
 	p.metalNodes = &metalNodes{
-		spec: spec, dir: dir, cert: []byte{1}, cards: cards, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices), power: power, ownCard: cardOf(255),
+		spec: spec, dir: dir, cert: []byte{1}, cards: cards, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices), power: rack, ownCard: cardOf(255),
 		alive: func(a netip.Addr) bool { return a.String() == "10.8.0.5" && p.alive.Load() },
 		events: metalEvents{
 			stage: func(id.Node, boot.Status) {}, woke: func(n id.Node) { p.woke <- n }, met: func(m boot.MAC) { p.met <- m },
 			changed: func() {}, log: t.Logf, panicked: func(n id.Node, why string) { p.panics = append(p.panics, fmt.Sprint(n, " ", why)) },
 		},
+	}
+	if rack != nil {
+		p.turns = power.NewTurns(rack.Pace())
 	}
 	p.ctx, p.end = context.WithCancel(context.Background())
 	if err := p.makeServices(); err != nil {
@@ -350,6 +353,62 @@ esac
 	}
 	if e := within(t, ended); !e.Off || !strings.Contains(e.Reason, "switch it on: ") {
 		t.Errorf("with a program that fails: %+v", e)
+	}
+}
+
+// Nodes are switched on by turns. One that waits for its turn says so, and can be stopped. The end
+// of the machine waits for no turn.
+func TestMetalPace(t *testing.T) {
+	dir := t.TempDir()
+	program := filepath.Join(dir, "power")
+	script := `#!/bin/sh
+echo "$1 $2" >>"` + dir + `/did"
+test "$1" != status || echo off
+test "$1" != on || sleep 60 # it is on its way
+`
+	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var cards []metal.Card
+	for i := range 3 {
+		cards = append(cards, metal.Card{Node: id.Node(i), MAC: cardOf(i + 1).String()})
+	}
+	f, err := file.Parse([]byte("power: [{nodes: 0..2, driver: command, command: [" + program + "]}]\npace: {nodes: 1, gap: 10m}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := playMetal(t, f, cards...)
+	waits := make(chan id.Node, 10)
+	p.events.stage = func(number id.Node, s boot.Status) {
+		if s.String() == "it waits for its turn to be switched on" {
+			waits <- number
+		}
+	}
+	did := func() string {
+		text, _ := os.ReadFile(filepath.Join(dir, "did"))
+		return string(text)
+	}
+	if _, _, err := p.start(0, 1); err != nil {
+		t.Fatal(err)
+	}
+	check.AwaitFor(t, time.Minute, "first node that is switched on", func() bool { return strings.Contains(did(), "on node0\n") })
+	_, ended, err := p.start(1, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := within(t, waits); n != 1 {
+		t.Errorf("node%d waits", n)
+	}
+	p.stop(1)
+	if e := within(t, ended); !strings.Contains(e.Reason, "switched off") {
+		t.Errorf("the node that has waited has ended: %+v", e)
+	}
+	if _, _, err := p.start(2, 1); err != nil {
+		t.Fatal(err)
+	}
+	within(t, waits)
+	if text := did(); strings.Contains(text, "on node1") || strings.Contains(text, "on node2") {
+		t.Errorf("nodes were switched on before their turns: %s", text)
 	}
 }
 

@@ -86,6 +86,8 @@ func Serve(ctx context.Context, d Dir, in Inherited, e engine.Engine, log func(f
 		Address: spec.addresses(), Engine: e,
 		Console: func(node id.Node, lines int) []string { return tail(d.ConsoleLog(node), lines) },
 		Remote:  users,
+
+		KeepFirmwareLog: d.keepFirmwareLog,
 	})
 	if err != nil {
 		return err

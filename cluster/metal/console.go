@@ -8,6 +8,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"margay/internal/printable"
+	"margay/kernel/klog"
 )
 
 // ConsolePort is the UDP port for the consoles of nodes. It is the one that netconsole has for a
@@ -85,34 +86,10 @@ func (c *Console) report(now time.Time, datagram []byte) string {
 	if c.within {
 		_, text, _ = strings.Cut(text, "\n")
 	}
-	reason := panicReason(text)
+	reason := printable.Short(klog.Panic(text), maxReason)
 	if reason == "" || reason == c.reason || !c.reports.AllowN(now, 1) {
 		return ""
 	}
 	c.reason = reason
 	return reason
-}
-
-// panicReason returns the reason of the panic that a piece of a console reports, as something
-// printable; empty: it reports none.
-func panicReason(text string) string {
-	for line := range strings.Lines(text) {
-		if reason, found := strings.CutPrefix(message(line), "Kernel panic - not syncing: "); found {
-			return printable.Short(strings.TrimSpace(reason), maxReason)
-		}
-	}
-	return ""
-}
-
-// message returns a line of a console without what Linux puts before it in brackets: the time, and
-// perhaps the thread.
-func message(line string) string {
-	for strings.HasPrefix(line, "[") {
-		_, rest, found := strings.Cut(line, "]")
-		if !found {
-			break
-		}
-		line = strings.TrimPrefix(rest, " ")
-	}
-	return line
 }

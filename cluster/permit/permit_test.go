@@ -16,7 +16,7 @@ import (
 // answers, and what nodes, the holder and serve say.
 var others = strings.Fields(`
 	Hello Welcome Error Done
-	Register Registered Heartbeat LogLine Prepare Start Forget Loaded JobFault Rewind Finish Forgotten Prepared Started
+	Register Registered Heartbeat LogLine FirmwareLog Prepare Start Forget Loaded JobFault Rewind Finish Forgotten Prepared Started
 	Record StdinTaken FileTaken RunReply JobState Nodes Jobs NoiseReport MachineStatus OutputRemoved NodesDrained
 	Extensions ExtensionNotes Events Clock Samples Stacks KernelLog DutiesSet FilesPiece
 	NodeExit NodeBoot NodeUp NodeStage NodePanic RebootNode SwitchNode NodesAdded NodesLeaving NodesEvicted RemoveNode Roster Audit Guests Token Tokens

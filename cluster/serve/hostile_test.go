@@ -19,7 +19,7 @@ import (
 // FuzzFrames: serve survives any frame from a registered node or a client.
 func FuzzFrames(f *testing.F) {
 	seeds := []proto.Message{
-		&control.JobFault{Job: 1}, &control.Loaded{Job: 1, Error: new(control.Error)}, &control.LogLine{Text: "x"},
+		&control.JobFault{Job: 1}, &control.Loaded{Job: 1, Error: new(control.Error)}, &control.LogLine{Text: "x"}, &control.FirmwareLog{Text: []byte("<0>[x] Kernel panic - not syncing: \x1b")},
 		&control.Record{Job: 1, Seq: 1, Rank: 1, Stream: control.Stream_STREAM_EXIT, Exit: &control.ExitStatus{Code: 1}},
 		&control.Record{Job: 1, Seq: 1, Rank: 7, Stream: control.Stream_STREAM_EXIT}, &control.Heartbeat{FreeMemory: -1},
 		&control.Ack{Job: 1, Node: 7, Seq: 1 << 63}, &control.Ack{Job: 1, Seq: 1 << 63}, &control.Stdin{Job: 1, Rank: 9}, &control.FileChunk{Job: 1},

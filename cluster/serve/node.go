@@ -45,16 +45,17 @@ type node struct {
 	power    control.NodePower  // whether its substrate runs
 	stage    *control.NodeStage // progress of its boot over the network; nil if it is up, or boots in another way
 	panicked string             // why its console says that its Linux has panicked since its start; empty: it does not
-	uses     map[uint32]use     // cores in use
-	drain    *control.Drain     // why it gets no jobs; nil if it is in service
-	retiring bool               // the holder has been asked to end it for good
-	kept     time.Time          // when the holder could not
-	vitals   *control.Vitals    // from its last heartbeat
-	fit      fitness.State      // whether it is well enough for jobs
-	strays   []uint32           // jobs in its last heartbeat that serve does not have there
-	owes     int                // actions that it must complete before it can get jobs
-	log      *gate.Log          // takes the lines of its own log
-	deeds    *gate.Log          // takes its actions that deserve a line
+	firmware keptLogs
+	uses     map[uint32]use  // cores in use
+	drain    *control.Drain  // why it gets no jobs; nil if it is in service
+	retiring bool            // the holder has been asked to end it for good
+	kept     time.Time       // when the holder could not
+	vitals   *control.Vitals // from its last heartbeat
+	fit      fitness.State   // whether it is well enough for jobs
+	strays   []uint32        // jobs in its last heartbeat that serve does not have there
+	owes     int             // actions that it must complete before it can get jobs
+	log      *gate.Log       // takes the lines of its own log
+	deeds    *gate.Log       // takes its actions that deserve a line
 }
 
 // Bounds on a line of a node's log and of its console, in bytes. A line of the log is bounded when
@@ -75,7 +76,7 @@ type use struct {
 }
 
 func newNode(number, term uint32, log func(format string, args ...any)) *node {
-	return &node{number: number, term: term, pace: 1, heard: time.Now(), entered: time.Now(), boots: 1, uses: make(map[uint32]use), log: gate.NewLog(log, 100, 10), deeds: gate.NewLog(log, 20, 1)}
+	return &node{number: number, term: term, pace: 1, heard: time.Now(), entered: time.Now(), boots: 1, uses: make(map[uint32]use), firmware: newKeptLogs(), log: gate.NewLog(log, 100, 10), deeds: gate.NewLog(log, 20, 1)}
 }
 
 func (n *node) closeLogs() {
@@ -301,6 +302,9 @@ func (s *Server) register(conn *control.Conn, shown uint32, f *control.Frame, m 
 	}
 	if n.boot != m.Boot {
 		n.since = time.Now()
+		if n.boot != "" { // otherwise it is restored, and of this boot
+			n.firmware.panic = ""
+		}
 	}
 	n.fresh, n.pace = nil, s.pace()
 	conn.Answer(f, &control.Registered{Certificate: s.certify(m), HeartbeatMs: uint32((n.pace * s.config.Timing.Heartbeat).Milliseconds())}, nil)
@@ -514,6 +518,8 @@ func (s *Server) fromNode(conn *control.Conn, n *node, f *control.Frame) {
 		conn.Answer(f, &control.Heartbeat{Number: m.Number, TimeNs: time.Now().UnixNano()}, nil)
 	case *control.LogLine:
 		n.log.Printf("node%d: %s: %s", n.number, printable.Short(m.Level, maxLevel), m.Text)
+	case *control.FirmwareLog:
+		s.keepFirmwareLog(conn, n, f, m)
 	default:
 		s.fromJob(n, f)
 	}
@@ -731,6 +737,9 @@ func (s *Server) nodeBoot(m *control.NodeBoot) {
 		if off {
 			s.hinder(s.queue...)
 		}
+	}
+	if m.Boots != n.boots { // the holder does not repeat itself
+		n.firmware.panic = ""
 	}
 	n.boots, n.stage, n.panicked, n.started, n.power = m.Boots, nil, "", time.Now(), control.NodePower_POWER_ON
 }

@@ -45,6 +45,7 @@ func (s *Server) restore() error {
 		if n := s.member(m.Node); n != nil {
 			control.Tame(m) // an earlier version of serve may have stored it untamed
 			n.health, n.reason, n.info, n.boots = control.NodeHealth_NODE_LATE, "it has not registered since serve was started", m.Info, m.Boots
+			n.firmware.panic = m.Panic
 			s.absent[n.number] = true
 		}
 	}

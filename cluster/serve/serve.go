@@ -53,6 +53,11 @@ type Config struct {
 	// Console returns the last lines of a node's console, for messages; nil if there is none.
 	Console func(node id.Node, lines int) []string
 
+	// KeepFirmwareLog writes a log that the firmware of a node has kept to disk, behind the logs
+	// before it, or if first is set, in their place. Calls for one node do not overlap. Nil: no log
+	// is kept.
+	KeepFirmwareLog func(node id.Node, text []byte, first bool) error
+
 	Engine engine.Engine // runs the extensions in slot place; nil: none can be inserted
 
 	History History // gets a record of each job that ends; nil: no history

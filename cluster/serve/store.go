@@ -116,7 +116,7 @@ func (s *store) nextJob() (number uint32, err error) {
 
 // saveNode records that a node is a member of the machine, so that a new serve waits for it.
 func (s *store) saveNode(n *node) error {
-	value, err := proto.Marshal(&control.NodeState{Node: n.number, Info: n.info, Boots: n.boots})
+	value, err := proto.Marshal(&control.NodeState{Node: n.number, Info: n.info, Boots: n.boots, Panic: n.firmware.panic})
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 
 	"margay/kernel/abi/node"
 	"margay/kernel/driver"
+	"margay/kernel/pstore"
 	"margay/kernel/seek"
 )
 
@@ -68,6 +69,18 @@ func dumpToJobs() error {
 	return nil
 }
 
+// mountLogs mounts the file system in which Linux shows what the firmware has kept of the logs of
+// earlier boots, unless Linux has none.
+func mountLogs() error {
+	if _, err := os.Stat(pstore.Dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := unix.Mount("pstore", pstore.Dir, "pstore", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", pstore.Dir, err)
+	}
+	return nil
+}
+
 // SetUp mounts, loads the image's modules and the drivers that its devices need, withholds from
 // jobs what they are not to have, configures the network, and begins to send the console there if
 // the configuration names a receiver. It does nothing in a root that is not of a node image.
@@ -78,7 +91,7 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 	if err := m.Mount(); err != nil {
 		return node.Config{}, err
 	}
-	if err := errors.Join(m.LoadModules(), m.LoadDrivers(log), limit(withheld), limit(ample), dumpToJobs()); err != nil {
+	if err := errors.Join(m.LoadModules(), m.LoadDrivers(log), mountLogs(), limit(withheld), limit(ample), dumpToJobs()); err != nil {
 		log("%v", err)
 	}
 	if err := findConfig(log); err != nil {

@@ -19,7 +19,8 @@ import (
 
 // A machine with the generic kernel, with a card as real machines have and with disks, loads the
 // driver of its card and no other one. It boots from its first card by that card's iPXE, and, as
-// the second one has none, with -kernel. make netboot runs this test.
+// the second one has none, with -kernel. With panic=0 a panic of its Linux is on its console. make
+// netboot runs this test.
 func TestSoakDrivers(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can give an address to a network interface and serve DHCP there")
@@ -40,7 +41,7 @@ func TestSoakDrivers(t *testing.T) {
 		m.logs()
 		m.margay("machine", "down") // it is down already, unless the test has failed
 	})
-	words := qemu.CommandLine(qemu.TCG, "")
+	words := qemu.CommandLine(qemu.TCG, "sysrq_always_enabled panic=0")
 	r = m.margay("machine", "up", "--substrate", "metal", "--interface", wire, "--range", "10.8.0.0/24", "--boot-timeout", bootsWithin.String(), "--dead-after", "2m",
 		"--kernel", provision.Generic, "--kernel-args", words)
 	if r.code != 0 {
@@ -82,9 +83,17 @@ func TestSoakDrivers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	emulate(t, card, append(disks, "-device", "igb,netdev=net,mac="+mac, "-kernel", built.Kernel.Image, "-initrd", m.file("image"), "-append", line)...)
+	monitor := filepath.Join(t.TempDir(), "monitor")
+	emulate(t, card, append(disks, "-monitor", "unix:"+monitor+",server,nowait", "-device", "igb,netdev=net,mac="+mac, "-kernel", built.Kernel.Image, "-initrd", m.file("image"), "-append", line)...)
 	check.AwaitFor(t, bootsWithin, "end of the first boot", func() bool { return !state("node0  up ")() })
 	loads("dca", "i2c_algo_bit", "igb", initramfs.ItemsModule)
+	panics(t, monitor)
+	console := func() string { return m.margay("machine", "console", "0").stdout }
+	eventually(t, "panic on the console", func() bool { return strings.Contains(console(), "] Kernel panic - not syncing: "+panicked+"\n") }, console)
+	serves := func() string { return m.margay("machine", "logs", "serve").stdout }
+	eventually(t, "panic in the log of serve", func() bool {
+		return strings.Contains(serves(), "node0: its console says that its Linux has panicked: "+panicked+"\n")
+	}, serves)
 	if r := m.margay("machine", "down"); r.code != 0 {
 		t.Error(r)
 	}

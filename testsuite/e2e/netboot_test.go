@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -28,7 +29,8 @@ import (
 // A machine of its own, played by a QEMU, boots from its network card by the boot services on
 // ordinary sockets of a network interface. It waits until it is made a node, also over a restart of
 // serve, and runs an application. It loads the driver of its card alone. Its console shows what its
-// programs write, and a panic. The machine leaves nothing on the interface.
+// programs write. Its Linux panics, and the next boot brings what the firmware (ERST) has kept of
+// that. The machine leaves nothing on the interface.
 func TestNetboot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can give an address to a network interface and serve DHCP there")
@@ -42,13 +44,14 @@ func TestNetboot(t *testing.T) {
 	})
 	// An emulated machine may be silent for long on a busy host.
 	r := m.margay("machine", "up", "--substrate", "metal", "--interface", wire, "--range", "10.8.0.0/24", "--boot-timeout", bootsWithin.String(), "--dead-after", "2m",
-		"--kernel-args", qemu.CommandLine(qemu.TCG, "sysrq_always_enabled panic=0"))
+		"--kernel-args", qemu.CommandLine(qemu.TCG, "sysrq_always_enabled"))
 	if r.code != 0 || !strings.Contains(r.stderr, "machines can boot now") {
 		t.Fatal(r)
 	}
 	const mac = "52:54:00:12:34:56"
-	monitor := filepath.Join(t.TempDir(), "monitor")
-	emulate(t, card, "-device", "virtio-net-pci,netdev=net,bootindex=0,mac="+mac, "-monitor", "unix:"+monitor+",server,nowait")
+	monitor, firmware := filepath.Join(t.TempDir(), "monitor"), filepath.Join(t.TempDir(), "erst")
+	emulate(t, card, "-device", "virtio-net-pci,netdev=net,bootindex=0,mac="+mac, "-monitor", "unix:"+monitor+",server,nowait",
+		"-object", "memory-backend-file,id=erst,share=on,size=64K,mem-path="+firmware, "-device", "acpi-erst,memdev=erst")
 	waits := func() bool {
 		return strings.Contains(m.margay("nodes").stdout, "margay node approve -m "+m.name+" "+mac)
 	}
@@ -70,7 +73,9 @@ func TestNetboot(t *testing.T) {
 	if conn, err := net.DialTimeout("tcp4", "10.8.0.2:80", time.Minute); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("a connection to the node: %v, %v", conn, err)
 	}
-	m.panics(monitor)
+	m.showsConsole()
+	panics(t, monitor)
+	m.keepsPanic(firmware)
 	if r := m.margay("machine", "down"); r.code != 0 {
 		t.Error(r)
 	}
@@ -113,30 +118,56 @@ func (m *machine) loadsItsCard(driver string) {
 	}
 }
 
-// panics presses the key by which the Linux of node0 panics, in the monitor of its QEMU. The
-// console must have one of the lines of PID 1 and the node kernel, because datagrams may be lost,
-// and the panic, which is in serve's log, too.
-func (m *machine) panics(monitor string) {
-	m.t.Helper()
+// panics presses the key by which the Linux of a node panics, in the monitor of its QEMU.
+func panics(t *testing.T, monitor string) {
+	t.Helper()
 	conn, err := net.Dial("unix", monitor)
 	if err != nil {
-		m.t.Fatal(err)
+		t.Fatal(err)
 	}
 	defer conn.Close()
 	if _, err := conn.Write([]byte("sendkey alt-sysrq-c\n")); err != nil {
-		m.t.Fatal(err)
+		t.Fatal(err)
 	}
-	const panicked = "Kernel panic - not syncing: sysrq triggered crash"
-	console := func() string { return m.margay("machine", "console", "0").stdout }
-	eventually(m.t, "panic on the console", func() bool { return strings.Contains(console(), "] "+panicked+"\n") }, console)
+}
+
+// panicked is the reason of the panic.
+const panicked = "sysrq triggered crash"
+
+// showsConsole requires one of the lines of PID 1 and the node kernel on the console of node0:
+// datagrams may be lost.
+func (m *machine) showsConsole() {
+	m.t.Helper()
 	lines := []string{"] margay: loaded ", "] margay: node0 of machine " + m.name + " is up", " registered with serve at 10.8.0.1:7117\n"}
-	if text := console(); !slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(text, line) }) {
-		m.t.Errorf("the console has none of %q:\n%s", lines, text)
+	console := func() string { return m.margay("machine", "console", "0").stdout }
+	eventually(m.t, "line on the console", func() bool {
+		text := console()
+		return slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(text, line) })
+	}, console)
+}
+
+// keepsPanic requires that node0 boots again, and that the firmware has kept its panic, which is
+// shown as a part of its console, and is not in the firmware any more.
+func (m *machine) keepsPanic(firmware string) {
+	m.t.Helper()
+	check.AwaitFor(m.t, bootsWithin, "panic that the firmware has kept", func() bool {
+		time.Sleep(250 * time.Millisecond)
+		return strings.Contains(m.margay("nodes").stdout, "node0: firmware has kept a panic: "+panicked+", of an earlier boot")
+	})
+	if r := m.margay("machine", "console", "0", "--previous"); !strings.Contains(r.stdout, "-- kept by the firmware of node0, and read on ") || !strings.Contains(r.stdout, "Kernel panic - not syncing: "+panicked+"\n") {
+		m.t.Errorf("the previous console: %v", r)
 	}
-	serves := func() string { return m.margay("machine", "logs", "serve").stdout }
-	eventually(m.t, "panic in the log of serve", func() bool {
-		return strings.Contains(serves(), "node0: its console says that its Linux has panicked: sysrq triggered crash\n")
-	}, serves)
+	if line, serve := "node0: its firmware has kept a panic: "+panicked, m.margay("machine", "logs", "serve").stdout; !strings.Contains(serve, line) {
+		m.t.Errorf("the log of serve has no %q:\n%s", line, serve)
+	}
+	records := func() string {
+		text, err := os.ReadFile(firmware)
+		if err != nil || len(text) < 24 {
+			m.t.Fatal(len(text), err)
+		}
+		return fmt.Sprint(binary.LittleEndian.Uint32(text[20:])) // record_count in hw/acpi/erst.c of QEMU
+	}
+	eventually(m.t, "end of the records in the firmware", func() bool { return records() == "0" }, records)
 }
 
 // countsWords runs the histogram.

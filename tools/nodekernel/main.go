@@ -28,6 +28,7 @@ import (
 	"margay/kernel/klog"
 	"margay/kernel/link"
 	"margay/kernel/pid1"
+	"margay/kernel/pstore"
 	schedulers "margay/kernel/sched/list"
 )
 
@@ -98,7 +99,7 @@ func runKernel() error {
 	}
 	c := agent.Config{Boot: config, Version: version, Log: logf, Restart: func() { os.Exit(0) }}
 	if config.Substrate != node.Hosted {
-		c.Linux, c.KernelLog = new(kexec.Loader), klog.Read
+		c.Linux, c.KernelLog, c.FirmwareLogs = new(kexec.Loader), klog.Read, pstore.Dir
 		if c.Image, err = kexec.Running(); err != nil {
 			return err
 		}

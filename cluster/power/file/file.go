@@ -1,5 +1,5 @@
-// Package file reads a machine file: which machines are nodes, and how their power is switched. It
-// makes the drivers for that.
+// Package file reads a machine file: which machines are nodes, how their power is switched, and how
+// their serial ports are reached. It makes the drivers of the power.
 //
 //	nodes:
 //	  - {number: 0, mac: "52:54:00:12:34:56"}    # of the network card that it boots from
@@ -10,6 +10,8 @@
 //	    user: operator
 //	    password-file: bmc.password
 //	    fingerprint: 4f1c...
+//	console:
+//	  - {nodes: 0..15, command: [./serial, "bmc{number}.example"]}
 //
 // {number} stands for the number of the node. Paths are relative to the folder of the file.
 // Passwords are not in it: an entry names a file that only its owner can read, or a variable of the
@@ -67,6 +69,9 @@ type Machine struct {
 	folder string // that relative paths start from
 	nodes  map[uint32]entry
 	cards  []Card
+
+	consoles map[uint32][]string // commands
+	pace     power.Pace
 }
 
 // Card is the network card that a node boots from.
@@ -127,7 +132,9 @@ func Parse(text []byte) (*Machine, error) {
 			Number *uint32 `yaml:"number"`
 			MAC    string  `yaml:"mac"`
 		} `yaml:"nodes"`
-		Power []entry `yaml:"power"`
+		Power   []entry   `yaml:"power"`
+		Console []console `yaml:"console"`
+		Pace    *pace     `yaml:"pace"`
 	}
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	d.KnownFields(true)
@@ -137,13 +144,17 @@ func Parse(text []byte) (*Machine, error) {
 	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
 		return nil, errors.New("it has more than one document")
 	}
-	if len(file.Power) == 0 && len(file.Nodes) == 0 {
-		return nil, errors.New("it has no entry below nodes or power")
+	if len(file.Power)+len(file.Nodes)+len(file.Console) == 0 {
+		return nil, errors.New("it has no entry below nodes, power or console")
 	}
 	if len(file.Nodes) > nodeset.Most {
 		return nil, fmt.Errorf("it has more than %d nodes", nodeset.Most)
 	}
-	m := &Machine{nodes: make(map[uint32]entry)}
+	m := &Machine{nodes: make(map[uint32]entry), consoles: make(map[uint32][]string)}
+	var err error
+	if m.pace, err = file.Pace.parse(); err != nil {
+		return nil, fmt.Errorf("pace: %w", err)
+	}
 	for i, n := range file.Nodes {
 		if n.Number == nil {
 			return nil, fmt.Errorf("entry %d of nodes: it has no number", i+1)
@@ -166,6 +177,9 @@ func Parse(text []byte) (*Machine, error) {
 		if len(m.nodes) > nodeset.Most {
 			return nil, fmt.Errorf("it has more than %d nodes", nodeset.Most)
 		}
+	}
+	if err := m.addConsoles(file.Console); err != nil {
+		return nil, err
 	}
 	return m, nil
 }
@@ -289,11 +303,19 @@ func (m *Machine) Driver(node uint32) (power.Driver, time.Duration, error) {
 		return nil, 0, fmt.Errorf("the file has no node%d: its nodes are %s", node, nodeset.Condense(m.Nodes()))
 	}
 	d, err := e.driver(node, func() (string, error) { return m.password(e) })
-	if p, ok := d.(command.Program); ok && strings.Contains(p.Args[0], "/") {
-		p.Args[0] = m.path(p.Args[0])
+	if p, ok := d.(command.Program); ok {
+		p.Args[0] = m.program(p.Args[0])
 		d = p
 	}
 	return d, e.timeout, err
+}
+
+// program returns a program of the file. A path may be relative to the file's folder.
+func (m *Machine) program(name string) string {
+	if !strings.Contains(name, "/") {
+		return name
+	}
+	return m.path(name)
 }
 
 // path returns a path of the file, which may be relative to the file's folder.
@@ -304,11 +326,14 @@ func (m *Machine) path(path string) string {
 	return filepath.Join(m.folder, path)
 }
 
+// fill returns a text of an entry with the number of a node.
+func fill(text string, node uint32) string {
+	return strings.ReplaceAll(text, number, strconv.FormatUint(uint64(node), 10))
+}
+
 // driver makes the driver of a node. It asks for the password last.
 func (e entry) driver(node uint32, password func() (string, error)) (power.Driver, error) {
-	fill := func(text string) string {
-		return strings.ReplaceAll(text, number, strconv.FormatUint(uint64(node), 10))
-	}
+	fill := func(text string) string { return fill(text, node) }
 	address := fill(e.Address)
 	switch e.Driver {
 	case "redfish":

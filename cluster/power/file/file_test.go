@@ -120,7 +120,7 @@ func TestBadFiles(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"":                                      "it is empty",
-		"power: []":                             "it has no entry below nodes or power",
+		"power: []":                             "it has no entry below nodes, power or console",
 		"nodes: [{mac: \"52:54:00:00:00:01\"}]": "entry 1 of nodes: it has no number",
 		"nodes: [{number: 1, mac: \"ff:ff:ff:ff:ff:ff\"}]":                                          "entry 1 of nodes: mac is",
 		"nodes: [{number: 1, mac: \"52:54:00:00:00:01\"}, {number: 1, mac: \"52:54:00:00:00:02\"}]": "entry 2 of nodes: node1 with 52:54:00:00:00:02: an earlier entry is node1",

@@ -10,9 +10,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"margay/cluster/machine"
 	"margay/internal/nodeset"
 	"margay/kernel/abi/id"
 	"margay/tools/margay/command"
+	"margay/tools/margay/show"
 )
 
 func (a commands) consoleCommand() *cobra.Command {
@@ -23,8 +25,11 @@ func (a commands) consoleCommand() *cobra.Command {
 		Long: `Show the console of a node: of a virtual node its serial port, of a metal node what its Linux sends over the network since it has got
 its configuration, and of a hosted node what its programs write.
 
-With --previous it is the console of a metal node's last boot before this one that has sent anything, with what its Linux has written in
-the end.`,
+On a terminal, the console of a metal node is its serial port if the machine file has a command for it below console (docs/netboot.md).
+The command gets the terminal and the keys until it ends. With --follow, or in a pipe, the text that is kept is shown instead.
+
+With --previous it is the console of a metal node's last boot before this one that has sent anything, and the end of the log of a Linux
+that has panicked, if the firmware of the node has kept it.`,
 		Example: "  margay machine console 2 --follow\n  margay machine console 2 --previous | tail -40",
 		Args:    command.Arguments(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -39,11 +44,19 @@ the end.`,
 			if err != nil {
 				return err
 			}
-			if _, err := d.ReadSpec(); err != nil {
+			s, err := d.ReadSpec()
+			if err != nil {
 				return err
 			}
+			if !follow && !previous && command.IsTerminal(a.Stdin) && show.IsTerminal(a.Stdout) {
+				if serial, err := serialCommand(s, node); err != nil {
+					return err
+				} else if serial != nil {
+					return execSerial(serial)
+				}
+			}
 			if previous {
-				return a.showPrevious(c.Context(), d.PreviousConsole(id.Node(node)), node)
+				return a.showPrevious(c.Context(), d, node)
 			}
 			f, err := os.Open(d.ConsoleLog(id.Node(node)))
 			if errors.Is(err, os.ErrNotExist) {
@@ -60,24 +73,41 @@ the end.`,
 	return c
 }
 
-// showPrevious prints the parts of the console of a node's boot before this one. Only the last must
-// be there.
-func (a commands) showPrevious(ctx context.Context, parts [2]string, node uint32) error {
-	first, err := os.Open(parts[0])
-	if err == nil {
-		err = a.show(ctx, first, false)
+// showPrevious prints the parts of the console of a node's boot before this one, and what the
+// firmware of the node has kept, the later one last.
+func (a commands) showPrevious(ctx context.Context, d machine.Dir, node uint32) error {
+	parts := d.PreviousConsole(id.Node(node))
+	paths := []string{parts[0], parts[1], d.FirmwareLog(id.Node(node))}
+	if changed(paths[2]).Before(changed(paths[1])) {
+		paths = []string{paths[2], paths[0], paths[1]}
 	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
+	shown := false
+	for _, path := range paths {
+		f, err := os.Open(path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = a.show(ctx, f, false)
+		}
+		if err != nil {
+			return err
+		}
+		shown = true
 	}
-	last, err := os.Open(parts[1])
-	if errors.Is(err, os.ErrNotExist) {
+	if !shown {
 		return fmt.Errorf("machine %s keeps nothing of an earlier boot of node%d: only metal nodes that have booted twice have that", a.Machine, node)
 	}
+	return nil
+}
+
+// changed returns when a file was changed last, or the zero time.
+func changed(path string) time.Time {
+	info, err := os.Stat(path)
 	if err != nil {
-		return err
+		return time.Time{}
 	}
-	return a.show(ctx, last, false)
+	return info.ModTime()
 }
 
 func (a commands) logsCommand() *cobra.Command {

@@ -1,5 +1,8 @@
 // Package machine has the commands that make, show, change and end machines and that take their
 // nodes out of service, and the daemons of a machine.
+//
+// Locks: kernelLogPrinter.mu guards the output of kernel logs, storm.mu the count of nodes that are
+// switched. Neither is held when the other is taken.
 package machine
 
 import (

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"margay/cluster/control"
 	"margay/tools/margay/margaytest"
@@ -45,17 +46,23 @@ func TestFollowConsoleOfMachineGoingDown(t *testing.T) {
 	}
 }
 
-// The console of the boot before is shown if there is one, and cannot be followed.
+// The console of the boot before is shown if there is one, and the log that firmware has kept, the
+// later one last. It cannot be followed.
 func TestPreviousConsole(t *testing.T) {
 	m := margaytest.Play(t, "m", func(*control.Conn, *control.Frame) {})
 	dir := filepath.Join(m.Base, m.Name, "log")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"node1.console": "now\n", "node1.console.previous": "then\n", "node2.console": "now\n", "node3.console.previous.old": "the beginning\n", "node3.console.previous": "the end\n"} {
+	for name, text := range map[string]string{"node1.console": "now\n", "node1.console.previous": "then\n", "node2.console": "now\n", "node3.console.previous.old": "the beginning\n", "node3.console.previous": "the end\n",
+		"node4.console.firmware": "a panic\n", "node5.console.firmware": "a panic\n", "node5.console.previous": "then\n", "node6.console.firmware": "a panic\n", "node6.console.previous": "then\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
+	}
+	past := time.Now().Add(-time.Minute)
+	if err := os.Chtimes(filepath.Join(dir, "node5.console.firmware"), past, past); err != nil {
+		t.Fatal(err)
 	}
 	for _, c := range []struct {
 		args           []string
@@ -66,6 +73,9 @@ func TestPreviousConsole(t *testing.T) {
 		{[]string{"1", "--previous"}, 0, "then\n", ""},
 		{[]string{"2", "--previous"}, 125, "", "margay: machine m keeps nothing of an earlier boot of node2: only metal nodes that have booted twice have that\n"},
 		{[]string{"3", "--previous"}, 0, "the beginning\nthe end\n", ""},
+		{[]string{"4", "--previous"}, 0, "a panic\n", ""},
+		{[]string{"5", "--previous"}, 0, "a panic\nthen\n", ""},
+		{[]string{"6", "--previous"}, 0, "then\na panic\n", ""},
 		{[]string{"3"}, 125, "", "margay: machine m has no node 3, or its console shows nothing yet\n"},
 		{[]string{"1", "--previous", "--follow"}, 125, "", "margay: --previous is of a boot that has ended: it cannot be followed\n"},
 	} {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -93,7 +94,7 @@ func (a commands) powerAction(action power.Action, c *cobra.Command) *cobra.Comm
 		} else {
 			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 			defer stop()
-			results, err = filePower(ctx, action, nodes, path)
+			results, err = a.filePower(ctx, action, nodes, path)
 		}
 		if results == nil {
 			return err
@@ -188,22 +189,20 @@ const atOnce = 16
 
 // filePower carries out an action with the drivers of a machine file. One node that fails does not
 // keep the others. The end of ctx ends the programs of drivers as well.
-func filePower(ctx context.Context, action power.Action, nodes []uint32, path string) ([]nodePower, error) {
+func (a commands) filePower(ctx context.Context, action power.Action, nodes []uint32, path string) ([]nodePower, error) {
 	m, err := file.Read(path)
 	if err != nil {
 		return nil, err
 	}
+	turns := power.NewTurns(m.Pace())
+	storm := &storm{report: a.Report, pace: m.Pace(), nodes: len(nodes)}
 	switches := make([]func() (power.State, error), len(nodes))
 	for i, node := range nodes {
 		d, timeout, err := m.Driver(node)
 		if err != nil {
 			return nil, fmt.Errorf("%s: node%d: %w", path, node, err)
 		}
-		switches[i] = func() (power.State, error) {
-			ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("timed out after %v", timeout))
-			defer cancel()
-			return power.Carry(ctx, d, action)
-		}
+		switches[i] = func() (power.State, error) { return turns.Carry(ctx, d, action, timeout, storm.waits) }
 	}
 	results := make([]nodePower, len(nodes))
 	errs := make([]error, len(nodes))
@@ -213,6 +212,7 @@ func filePower(ctx context.Context, action power.Action, nodes []uint32, path st
 		places <- struct{}{}
 		all.Go(func() {
 			defer func() { <-places }()
+			defer storm.ended()
 			state, err := switches[i]()
 			results[i] = nodePower{Node: fmt.Sprintf("node%d", node), Power: state.String()}
 			if err != nil {
@@ -226,4 +226,36 @@ func filePower(ctx context.Context, action power.Action, nodes []uint32, path st
 		return results, context.Cause(ctx)
 	}
 	return results, errors.Join(errs...)
+}
+
+// storm reports how far an action on many nodes is, while some of them wait for their turns.
+type storm struct {
+	pace   power.Pace
+	nodes  int
+	report func(format string, args ...any)
+
+	mu    sync.Mutex
+	done  int
+	lined time.Time // when that was reported last
+}
+
+// stormPause is the least time between two reports of a storm.
+const stormPause = time.Second
+
+// ended counts a node that is done.
+func (s *storm) ended() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.done++
+}
+
+// waits reports how many nodes are done, while others wait.
+func (s *storm) waits() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.lined) < stormPause {
+		return
+	}
+	s.lined = time.Now()
+	s.report("margay: %d of %d nodes are done, and %d are switched on every %v", s.done, s.nodes, s.pace.Nodes, s.pace.Gap)
 }

@@ -1,11 +1,13 @@
 package machine_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/client"
@@ -66,7 +68,7 @@ func TestPowerByFile(t *testing.T) {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "machine.yaml")
 	for name, text := range map[string]string{
-		path: "power: [{nodes: 0-19, driver: command, command: [./power]}, {nodes: 20, driver: wake-on-lan, mac: '52:54:00:12:34:56'}]",
+		path: "power: [{nodes: 0-19, driver: command, command: [./power]}, {nodes: 20, driver: wake-on-lan, mac: '52:54:00:12:34:56'}]\npace: {nodes: 32}\n",
 		filepath.Join(folder, "power"): `#!/bin/sh
 state=$(dirname $0)/$2
 case $1-$2 in
@@ -104,5 +106,33 @@ esac
 		if status != step.status || !strings.Contains(stdout, step.stdout) || !strings.Contains(stderr, step.stderr) {
 			t.Errorf("%s: status %d, %q, %q", step.args, status, stdout, stderr)
 		}
+	}
+}
+
+// Nodes that wait for their turns to be switched on are reported, and can be interrupted.
+func TestPowerPaced(t *testing.T) {
+	folder := t.TempDir()
+	path, said := filepath.Join(folder, "machine.yaml"), filepath.Join(folder, "said")
+	for name, text := range map[string]string{
+		path:                           "power: [{nodes: 0-2, driver: command, command: [./power]}]\npace: {nodes: 1, gap: 10m}\n",
+		filepath.Join(folder, "power"): "#!/bin/sh\nstate=$(dirname $0)/$2\ncase $1 in\non) echo on >$state;;\n*) cat $state 2>/dev/null || echo off;;\nesac\n",
+	} {
+		if err := os.WriteFile(name, []byte(text), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := margaytest.Shell(t, `exec "$0" node power on --file "$RACK" 0..2 2>"$SAID"`)
+	p.Env = append(p.Env, "RACK="+path, "SAID="+said)
+	p.Begin()
+	margaytest.AwaitText(t, func() string { text, _ := os.ReadFile(said); return string(text) }, " of 3 nodes are done, and 1 are switched on every 10m0s\n")
+	on := func() []string {
+		nodes, _ := filepath.Glob(filepath.Join(folder, "node*"))
+		return nodes
+	}
+	margaytest.AwaitText(t, func() string { return fmt.Sprint(len(on())) }, "1")
+	p.Signal(unix.SIGINT)
+	p.Ends(unix.SIGINT, true, 0)
+	if nodes := on(); len(nodes) != 1 {
+		t.Errorf("%v were switched on", nodes)
 	}
 }

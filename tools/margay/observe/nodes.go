@@ -235,6 +235,10 @@ func (l *notes) of(n *control.NodeState) {
 		text := " " + drained(n.Drain)
 		l.add(n.Node, " is"+text, " are"+text)
 	}
+	if n.Panic != "" {
+		text := ": firmware has kept " + n.Panic + ", of an earlier boot (margay machine console NODE --previous)"
+		l.add(n.Node, text, text)
+	}
 	if n.Info == nil {
 		return
 	}
