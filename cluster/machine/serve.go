@@ -35,6 +35,7 @@ type Inherited struct {
 
 // Serve is the life of a serve of the machine in the folder. Extensions in slot place run on e.
 func Serve(ctx context.Context, d Dir, in Inherited, e engine.Engine, log func(format string, args ...any)) error {
+	goFirst()
 	spec, err := d.ReadSpec()
 	if err != nil {
 		return err
@@ -82,7 +83,7 @@ func Serve(ctx context.Context, d Dir, in Inherited, e engine.Engine, log func(f
 	}
 	server, err := serve.New(serve.Config{
 		Machine: spec.Name, Substrate: spec.Substrate, Roster: nodes, Authority: authority, Secret: spec.Secret,
-		Dir: string(d), Log: log, Timing: spec.timing(), Owner: uint32(os.Getuid()), Access: spec.Access, Audit: audit, History: spec.history(), Fitness: spec.Fitness,
+		Dir: string(d), Log: log, Timing: spec.timing(), AtOnce: spec.atOnce(), Owner: uint32(os.Getuid()), Access: spec.Access, Audit: audit, History: spec.history(), Fitness: spec.Fitness,
 		Address: spec.addresses(), Engine: e,
 		Console: func(node id.Node, lines int) []string { return tail(d.ConsoleLog(node), lines) },
 		Remote:  users,

@@ -475,10 +475,10 @@ func (s *Server) owe(n *node, what string, do func(*control.Conn) error) {
 
 // startOn asks a node to start a job if an earlier serve could not. The caller holds Server.mu.
 func (s *Server) startOn(n *node, j *job) {
-	asked := []*question{s.ask(n.number, &control.Start{Job: j.number})}
+	asked := s.ask(n.number, &control.Start{Job: j.number})
 	refused := s.failIfRefused(j)
 	s.running.Go(func() {
-		s.answers(asked, startTimeout, nil, func(q *question, answer proto.Message, err error) {
+		s.await(s.context, asked, startTimeout, func(q *question, answer proto.Message, err error) {
 			refused(q, answer, err)
 			if err == nil {
 				s.mu.Lock()
