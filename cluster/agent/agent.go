@@ -34,6 +34,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -109,6 +110,7 @@ type Agent struct {
 	datagrams *net.UDPConn // nil if the fabric is TCP
 	joined    bool         // the fabric, with the first registration
 	reached   time.Time    // when it last registered; used by Run alone
+	beat      atomic.Int64 // the interval of its heartbeats, in nanoseconds
 
 	mu      sync.Mutex
 	conn    *control.Conn                // nil while there is none
@@ -340,6 +342,7 @@ func (a *Agent) session(ctx context.Context) error {
 		return err
 	}
 	a.reached = time.Now()
+	a.beat.Store(int64(beat))
 	a.connect(conn)
 	defer a.disconnect()
 	for _, j := range a.node.Jobs() {

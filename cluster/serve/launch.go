@@ -20,7 +20,7 @@ import (
 )
 
 // Bounds on requests to nodes and clients. The requests that launch a job have Timing.Each more for
-// each node that is asked at the same time.
+// each of its nodes.
 const (
 	prepareTimeout = 30 * time.Second
 	startTimeout   = 30 * time.Second
@@ -476,7 +476,7 @@ func (s *Server) runs(j *job) bool {
 // it receives each answer, and nil for a node without one.
 func (s *Server) step(j *job, timeout time.Duration, request proto.Message, answered func(*question, proto.Message)) bool {
 	refused := s.failIfRefused(j)
-	timeout += time.Duration(s.turns(j)-1) * s.config.Timing.Each
+	timeout += time.Duration(len(j.members)-1) * s.config.Timing.Each
 	s.inTurns(j, timeout, j.failed, func(node uint32) *question {
 		s.mu.Lock()
 		defer s.mu.Unlock()
