@@ -66,11 +66,22 @@ const (
 )
 
 // silence is the time after which the agent reconnects if serve answers no heartbeat, or
-// silentBeats heartbeats if that is longer: on a machine of many nodes, heartbeats are rare.
+// silentBeats heartbeats if that is longer: on a machine of many nodes, heartbeats are rare. A
+// hosted node, which notices the end of serve at once, waits for hostedBeats, as long as serve waits
+// for it: both may lack the processor, and a new connection spoils the launch of a job.
 const (
 	silence     = 5 * time.Second
 	silentBeats = 5
+	hostedBeats = 20
 )
+
+// silenceOf returns the time after which the agent reconnects, with an interval of heartbeats.
+func (a *Agent) silenceOf(every time.Duration) time.Duration {
+	if a.config.Boot.Substrate == node.Hosted {
+		return max(silence, hostedBeats*every)
+	}
+	return max(silence, silentBeats*every)
+}
 
 // Config configures an agent.
 type Config struct {
@@ -460,7 +471,7 @@ func (a *Agent) info() *control.NodeInfo {
 // while could not receive answers.
 func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Duration, sent *control.NodeInfo, clock offset) error {
 	every = max(every, 10*time.Millisecond)
-	silence := max(silence, silentBeats*every)
+	silence := a.silenceOf(every)
 	tick := time.NewTicker(1 + rand.N(every)) // all nodes may have registered at the same time
 	defer tick.Stop()
 	replies := make(chan reply, 1)

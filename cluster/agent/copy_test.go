@@ -464,22 +464,25 @@ func TestPieceRoundTrip(t *testing.T) {
 	}
 }
 
-// A request to a hosted node has more time where heartbeats are rare, because the machine has many
-// nodes.
-func TestRequestTime(t *testing.T) {
+// A hosted node waits longer, for its own work and for serve, where heartbeats are rare because the
+// machine has many nodes.
+func TestPatienceOfHosted(t *testing.T) {
 	for _, c := range []struct {
-		substrate  string
-		beat, want time.Duration
+		substrate           string
+		beat, want, silence time.Duration
 	}{
-		{node.Hosted, 0, requestTimeout},
-		{node.Hosted, 500 * time.Millisecond, requestTimeout},
-		{node.Hosted, 4 * time.Second, 8 * requestTimeout},
-		{node.Virtual, time.Second, requestTimeout},
+		{node.Hosted, 0, requestTimeout, 5 * time.Second},
+		{node.Hosted, 500 * time.Millisecond, requestTimeout, 10 * time.Second},
+		{node.Hosted, 4 * time.Second, 8 * requestTimeout, 80 * time.Second},
+		{node.Virtual, time.Second, requestTimeout, 5 * time.Second},
 	} {
 		a := new(Agent)
 		a.config.Boot.Substrate = c.substrate
 		if got := a.requestTime(c.beat); got != c.want {
 			t.Errorf("%s, a heartbeat every %v: %v, not %v", c.substrate, c.beat, got, c.want)
+		}
+		if got := a.silenceOf(c.beat); got != c.silence {
+			t.Errorf("%s, a heartbeat every %v: serve may be silent for %v, not %v", c.substrate, c.beat, got, c.silence)
 		}
 	}
 }
