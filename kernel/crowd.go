@@ -35,8 +35,9 @@ func (n *Node) crowd(s JobSpec) message.Crowd {
 	return c.of()
 }
 
-// Nodes of one host that had the same job prepare for the next one in turns of restTogether nodes for
-// each processor. restEach is the time of a processor that this takes each node, with some to spare.
+// Nodes of one host that had the same job prepare for the next one in turns of restTogether nodes
+// for each processor. restEach is the time of a processor that this takes each node, with some to
+// spare.
 const (
 	restTogether = 32
 	restEach     = 40 * time.Millisecond

@@ -92,7 +92,7 @@ func laidOutAt(t testing.TB, address func(id.Node) netip.AddrPort, places ...lay
 }
 
 // The nodes of a job on one host prepare for the next job in turns, and not while others may still
-// launch this one. Those of a job that is one turn do not wait.
+// launch this one. In a job that is one turn, no node waits.
 func TestRestOf(t *testing.T) {
 	for _, c := range []struct {
 		place, nodes, processors int

@@ -67,8 +67,8 @@ const (
 
 // silence is the time after which the agent reconnects if serve answers no heartbeat, or
 // silentBeats heartbeats if that is longer: on a machine of many nodes, heartbeats are rare. A
-// hosted node, which notices the end of serve at once, waits for hostedBeats, as long as serve waits
-// for it: both may lack the processor, and a new connection spoils the launch of a job.
+// hosted node, which notices the end of serve at once, waits for hostedBeats, as long as serve
+// waits for it: both may lack the processor, and a new connection spoils the launch of a job.
 const (
 	silence     = 5 * time.Second
 	silentBeats = 5

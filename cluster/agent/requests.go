@@ -26,8 +26,8 @@ import (
 )
 
 // requestTimeout bounds the preparation and the start of a job on this node. A hosted node has more
-// time on a machine of many nodes, as much as its heartbeats are rarer than usualBeat: it shares the
-// processors with all of them.
+// time on a machine of many nodes, as much as its heartbeats are rarer than usualBeat: it shares
+// the processors with all of them.
 const (
 	requestTimeout = 30 * time.Second
 	usualBeat      = 500 * time.Millisecond

@@ -259,9 +259,8 @@ func (s *Spec) timing() serve.Timing {
 	return t
 }
 
-// askedEach is how many hosted nodes take part in the launch of a job at a time, for each processor.
-// More of them take longer in all: each would wait for all others, and for the caches of the
-// processors.
+// askedEach is how many hosted nodes take part in the launch of a job at a time, for each
+// processor. More would be too slow to answer in time.
 const askedEach = 32
 
 // atOnce returns how many nodes serve asks at a time to launch or to end a job; 0: all.

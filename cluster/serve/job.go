@@ -716,8 +716,8 @@ func (s *Server) finish(j *job) {
 	})
 }
 
-// forget asks all nodes of a job to forget it, in turns. They receive it after all earlier requests,
-// and step sends no further ones.
+// forget asks all nodes of a job to forget it, in turns. They receive it after all earlier
+// requests, and step sends no further ones.
 func (s *Server) forget(j *job) {
 	s.inTurns(j, forgetTimeout, nil, func(node uint32) *question {
 		s.mu.Lock()

@@ -29,8 +29,8 @@ func (m *machine) asked(request proto.Message) (nodes int) {
 	return nodes
 }
 
-// No more nodes than serve asks at a time take part in a launch, or in the end of a job. A node that
-// does not answer holds up no other for long.
+// Only as many nodes as serve asks at a time take part in a launch, or in the end of a job. A mute
+// node holds up no other for long.
 func TestNodesInTurns(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 5, func(c *Config) { c.AtOnce = 2 })

@@ -80,8 +80,8 @@ func (e *Engine) newJob(c JobConfig) (*Job, error) {
 // errNoMember reports a node that is not a member of the job.
 var errNoMember = errors.New("a node is not a member of the job")
 
-// placesOf returns the place of each node among the members. Nodes that are equal follow each other,
-// in the order of the members, so it does not search all members for each.
+// placesOf returns the place of each node among the members. Nodes that are equal follow each
+// other, in the order of the members, so it does not search all members for each.
 func placesOf(nodes, members []id.Node) ([]int, error) {
 	places := make([]int, 0, len(nodes))
 	at := 0

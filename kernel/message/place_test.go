@@ -8,7 +8,7 @@ import (
 	"margay/kernel/abi/id"
 )
 
-// The places of ranks are those of their nodes. A node that is no member is refused.
+// A rank has the place of its node. A node that is not a member is refused.
 func TestPlacesOf(t *testing.T) {
 	members := []id.Node{2, 3, 7}
 	for _, c := range []struct {

@@ -34,8 +34,8 @@ import (
 // version is the version of the opening and of the framing.
 const version = "1"
 
-// openTimeout bounds the opening of a connection, handshake included, but for that of a stream, which
-// its context bounds.
+// openTimeout bounds the opening of a connection, handshake included. A context bounds the
+// handshake of a stream.
 const openTimeout = 10 * time.Second
 
 // How many connections may not have shown a node's certificate yet: in all, and from one address.
