@@ -35,10 +35,12 @@ type Inherited struct {
 
 // Serve is the life of a serve of the machine in the folder. Extensions in slot place run on e.
 func Serve(ctx context.Context, d Dir, in Inherited, e engine.Engine, log func(format string, args ...any)) error {
-	goFirst()
 	spec, err := d.ReadSpec()
 	if err != nil {
 		return err
+	}
+	if spec.goesFirst(in) {
+		goFirst()
 	}
 	nodes, err := d.ReadRoster(spec)
 	if err != nil {
