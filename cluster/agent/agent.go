@@ -66,19 +66,21 @@ const (
 )
 
 // silence is the time after which the agent reconnects if serve answers no heartbeat, or
-// silentBeats heartbeats if that is longer: on a machine of many nodes, heartbeats are rare. A
-// hosted node, which notices the end of serve at once, waits for hostedBeats, as long as serve
-// waits for it: both may lack the processor, and a new connection spoils the launch of a job.
+// silentBeats heartbeats if that is longer: on a machine of many nodes, heartbeats are rare. There, a
+// hosted node, which notices the end of serve at once, waits for hostedBeats: both may lack the
+// processor, and a new connection spoils the launch of a job. That is three quarters of the silence
+// after which serve takes the node for dead, so that a node whose connection has lost its packets is
+// back before.
 const (
 	silence     = 5 * time.Second
 	silentBeats = 5
-	hostedBeats = 20
+	hostedBeats = 15
 )
 
 // silenceOf returns the time after which the agent reconnects, with an interval of heartbeats.
 func (a *Agent) silenceOf(every time.Duration) time.Duration {
-	if a.config.Boot.Substrate == node.Hosted {
-		return max(silence, hostedBeats*every)
+	if a.config.Boot.Substrate == node.Hosted && every > usualBeat {
+		return hostedBeats * every
 	}
 	return max(silence, silentBeats*every)
 }

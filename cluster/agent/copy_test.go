@@ -472,8 +472,8 @@ func TestPatienceOfHosted(t *testing.T) {
 		beat, want, silence time.Duration
 	}{
 		{node.Hosted, 0, requestTimeout, 5 * time.Second},
-		{node.Hosted, 500 * time.Millisecond, requestTimeout, 10 * time.Second},
-		{node.Hosted, 4 * time.Second, 8 * requestTimeout, 80 * time.Second},
+		{node.Hosted, usualBeat, requestTimeout, 5 * time.Second},
+		{node.Hosted, 4 * time.Second, 8 * requestTimeout, time.Minute},
 		{node.Virtual, time.Second, requestTimeout, 5 * time.Second},
 	} {
 		a := new(Agent)
