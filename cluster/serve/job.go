@@ -28,15 +28,16 @@ type job struct {
 	spool  *spool        // gets the records instead when the job is detached
 
 	ranks     []rank
-	first     int              // the rank that failed first, with KeepGoing the lowest that failed; control.None while none has
-	failure   *control.Failure // why the job failed as a whole
-	limit     limit            // on the job's run time
-	losses    int              // how often it has had to wait for its client
-	confirmed bool             // an allocation whose client knows its number
-	failed    chan struct{}    // closed when failure is set
-	loading   map[uint32]bool  // nodes that do not have all files yet
-	present   bool             // no node needs files: loaded is closed when the client knows that
-	loaded    chan struct{}    // closed when loading is empty
+	first     int                          // the rank that failed first, with KeepGoing the lowest that failed; control.None while none has
+	failure   *control.Failure             // why the job failed as a whole
+	limit     limit                        // on the job's run time
+	losses    int                          // how often it has had to wait for its client
+	confirmed bool                         // an allocation whose client knows its number
+	failed    chan struct{}                // closed when failure is set
+	loading   map[uint32]bool              // nodes that do not have all files yet
+	present   bool                         // no node needs files: loaded is closed when the client knows that
+	loaded    chan struct{}                // closed when loading is empty
+	unstarted map[uint32][]*control.Signal // by node that has yet to start its ranks: signals for them
 	phases    phases
 	records   *records.Relay
 	told      told
@@ -78,6 +79,7 @@ func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job 
 		number: number, spec: spec, places: places, at: make(map[uint32]bool), created: time.Now(), first: control.None,
 		failed: make(chan struct{}), loaded: make(chan struct{}), done: make(chan struct{}), loading: make(map[uint32]bool),
 		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), released: make(map[uint32]uint64), behind: make(map[uint32]bool), left: make(map[uint32]bool),
+		unstarted: make(map[uint32][]*control.Signal),
 	}
 	if spec.Hold {
 		j.halt = unix.SIGSTOP

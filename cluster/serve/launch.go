@@ -377,7 +377,8 @@ func (s *Server) launch(j *job, m *control.RunRequest, request *control.Frame, c
 		if m, ok := answer.(*control.Started); ok {
 			j.phases.worked(control.Phase_PHASE_START, q.node, m.StartNs)
 		}
-		if answer != nil { // the node may have been asked to end its ranks before it had any
+		if answer != nil {
+			s.startedOn(s.nodes[q.node], j)
 			s.killOn(s.nodes[q.node], j)
 		}
 	}
@@ -466,6 +467,9 @@ func (s *Server) runs(j *job) bool {
 		return false
 	}
 	s.freeSpares(j)
+	for _, m := range j.members {
+		j.unstarted[m.Node] = nil
+	}
 	j.enter(control.Phase_PHASE_START)
 	s.keepLimit(j)
 	return true
@@ -476,8 +480,7 @@ func (s *Server) runs(j *job) bool {
 // it receives each answer, and nil for a node without one.
 func (s *Server) step(j *job, timeout time.Duration, request proto.Message, answered func(*question, proto.Message)) bool {
 	refused := s.failIfRefused(j)
-	timeout += time.Duration(len(j.members)-1) * s.config.Timing.Each
-	s.inTurns(j, timeout, j.failed, func(node uint32) *question {
+	s.inTurns(j, s.launchTime(j, timeout), j.failed, func(node uint32) *question {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if j.finishing { // a node that has forgotten the job would get it again, and keep it
@@ -493,6 +496,12 @@ func (s *Server) step(j *job, timeout time.Duration, request proto.Message, answ
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return j.failure == nil && !j.finishing
+}
+
+// launchTime returns how long a request that launches a job may take, from the time that it may take
+// in a job of one node.
+func (s *Server) launchTime(j *job, one time.Duration) time.Duration {
+	return one + time.Duration(len(j.members)-1)*s.config.Timing.Each
 }
 
 // turns returns how many nodes of a job are asked at a time.

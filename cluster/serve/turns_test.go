@@ -66,6 +66,62 @@ func TestNodesInTurns(t *testing.T) {
 	})
 }
 
+// A node gets the signals for ranks that it has yet to start when it has started them, once each.
+func TestSignalWhileStarting(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const takes = 10 * time.Second
+		m := up(t, 2, func(c *Config) { c.AtOnce = 1 })
+		for _, n := range m.played {
+			n.slow = map[string]time.Duration{"Start": takes}
+		}
+		c := m.client()
+		c.tell(&control.RunRequest{Spec: spec(4)})
+		for _, n := range m.played {
+			n.tell(&control.Loaded{Job: 1})
+		}
+		time.Sleep(takes + time.Second) // the first node has started its ranks
+		for _, sig := range []unix.Signal{unix.SIGUSR1, unix.SIGINT, unix.SIGUSR1} {
+			c.halt(1, sig)
+		}
+		must[*control.Done](c, &control.Kill{Job: 1, Rank: 2, Signal: int32(unix.SIGUSR1)})
+		synctest.Wait()
+		if got := signals(m.played[0]); !slices.Equal(got, []unix.Signal{unix.SIGUSR1, unix.SIGINT, unix.SIGUSR1}) {
+			t.Errorf("node 0, whose ranks run, gets %v", got)
+		}
+		none[*control.Signal](t, &m.played[1].recorder, "its ranks do not run")
+		time.Sleep(takes)
+		if got := signals(m.played[1]); !slices.Equal(got, []unix.Signal{unix.SIGINT, unix.SIGUSR1, unix.SIGUSR1}) {
+			t.Errorf("node 1, whose ranks run now, gets %v", got)
+		}
+		c.halt(1, unix.SIGINT)
+		synctest.Wait()
+		if got := signals(m.played[1]); !slices.Equal(got, []unix.Signal{unix.SIGINT}) {
+			t.Errorf("node 1 gets %v", got)
+		}
+	})
+}
+
+// A node that starts its ranks for a restarted serve, which ends the job, gets the signal when it
+// has them.
+func TestEndedWhileStartingAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		job := m.client().run(spec(4))
+		m.played[0].exits(job, 1, 0, 3, 0)
+		m.restart()
+		m.attach(job)
+		m.back(job, control.JobPhase_JOB_RUNNING, 0)
+		m.played[1].slow = map[string]time.Duration{"Start": 3 * time.Second}
+		m.back(job, control.JobPhase_JOB_PREPARED, 1)
+		time.Sleep(2500 * time.Millisecond)
+		signals(m.played[1])
+		time.Sleep(time.Second)
+		if got := signals(m.played[1]); !slices.Equal(got, []unix.Signal{unix.SIGKILL}) {
+			t.Errorf("when its ranks have started, it gets %v", got)
+		}
+	})
+}
+
 // A job whose ranks are ended while nodes have yet to start theirs does not fail because these have
 // not ended: a node gets the signal when it has started them.
 func TestEndedWhileStarting(t *testing.T) {
