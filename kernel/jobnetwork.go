@@ -88,16 +88,17 @@ func (s JobSpec) interfaces() []string {
 
 // hosts returns the job's /etc/hosts: its nodes, by the names of their hosts.
 func (n *Node) hosts(s JobSpec) string {
-	text := "127.0.0.1 localhost\n"
+	const localhost = "127.0.0.1 localhost\n"
 	if !s.networked() {
-		return text + fmt.Sprintf("127.0.0.1 %s\n", n.config.Boot.Hostname())
+		return localhost + fmt.Sprintf("127.0.0.1 %s\n", n.config.Boot.Hostname())
 	}
+	text := []byte(localhost)
 	_, nodes := s.network()
 	for place := range nodes.Nodes() {
 		address, _ := jobAddress(place)
-		text += fmt.Sprintf("%v %s\n", address, node.Config{Node: nodes.Node(place)}.Hostname())
+		text = fmt.Appendf(text, "%v %s\n", address, node.Config{Node: nodes.Node(place)}.Hostname())
 	}
-	return text
+	return string(text)
 }
 
 // checkJobNetwork refuses a network that the job cannot have here.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
@@ -60,6 +61,7 @@ func (n *Node) open(m Membership) fabric.Transport {
 	overTCP := func(h fabric.Handler) fabric.Transport {
 		return tcp.New(m.Listener, tcp.Config{
 			Self: boot.Node, Accept: m.Accept, Connect: m.Connect, Peer: m.Peer, Reach: n.reached, Log: n.config.Log, Handler: h,
+			Patience: n.patience(),
 		})
 	}
 	h := &network{node: n, stream: m.Stream}
@@ -70,6 +72,18 @@ func (n *Node) open(m Membership) fabric.Transport {
 		Self: boot.Node, Streams: overTCP, Datagram: max(0, boot.MTU-datagramHeaders), Trusted: boot.Fabric == node.TrustedUDP,
 		Handler: h, Log: n.config.Log,
 	})
+}
+
+// hostedPatience is how long a hosted node waits for another one that opens a connection: with a
+// thousand nodes at work on a host, each has a thousandth of its processors.
+const hostedPatience = time.Minute
+
+// patience returns how long this node waits for such a node; 0: as long as is usual.
+func (n *Node) patience() time.Duration {
+	if n.ownLinux() {
+		return 0
+	}
+	return hostedPatience
 }
 
 // meets reports whether ranks of a job on several nodes meet without the node kernels. Unlike

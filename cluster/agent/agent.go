@@ -34,6 +34,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -65,11 +66,24 @@ const (
 )
 
 // silence is the time after which the agent reconnects if serve answers no heartbeat, or
-// silentBeats heartbeats if that is longer: on a machine of many nodes, heartbeats are rare.
+// silentBeats heartbeats if that is longer: on a machine of many nodes, heartbeats are rare. There, a
+// hosted node, which notices the end of serve at once, waits for hostedBeats: both may lack the
+// processor, and a new connection spoils the launch of a job. That is three quarters of the silence
+// after which serve takes the node for dead, so that a node whose connection has lost its packets is
+// back before.
 const (
 	silence     = 5 * time.Second
 	silentBeats = 5
+	hostedBeats = 15
 )
+
+// silenceOf returns the time after which the agent reconnects, with an interval of heartbeats.
+func (a *Agent) silenceOf(every time.Duration) time.Duration {
+	if a.config.Boot.Substrate == node.Hosted && every > usualBeat {
+		return hostedBeats * every
+	}
+	return max(silence, silentBeats*every)
+}
 
 // Config configures an agent.
 type Config struct {
@@ -113,6 +127,7 @@ type Agent struct {
 	datagrams *net.UDPConn // nil if the fabric is TCP
 	joined    bool         // the fabric, with the first registration
 	reached   time.Time    // when it last registered; used by Run alone
+	beat      atomic.Int64 // the interval of its heartbeats, in nanoseconds
 
 	mu      sync.Mutex
 	conn    *control.Conn                // nil while there is none
@@ -344,6 +359,7 @@ func (a *Agent) session(ctx context.Context) error {
 		return err
 	}
 	a.reached = time.Now()
+	a.beat.Store(int64(beat))
 	a.connect(conn)
 	defer a.disconnect()
 	for _, j := range a.node.Jobs() {
@@ -462,7 +478,7 @@ func (a *Agent) info() *control.NodeInfo {
 // while could not receive answers.
 func (a *Agent) heartbeat(ctx context.Context, conn *control.Conn, every time.Duration, sent *control.NodeInfo, clock offset) error {
 	every = max(every, 10*time.Millisecond)
-	silence := max(silence, silentBeats*every)
+	silence := a.silenceOf(every)
 	tick := time.NewTicker(1 + rand.N(every)) // all nodes may have registered at the same time
 	defer tick.Stop()
 	replies := make(chan reply, 1)

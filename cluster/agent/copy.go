@@ -18,8 +18,8 @@ import (
 )
 
 // stall bounds the time without progress of a job's files, and stallLooks is the number of checks
-// in that time. On a hosted node the first piece may take one more for each nodesALook nodes of the
-// job, as serve may wait longer for the others (serve.Timing.Each).
+// in that time. On a hosted node, whose processors all nodes share, there is one more for each
+// nodesALook nodes of the job.
 const (
 	stall      = 30 * time.Second
 	stallLooks = 30
@@ -48,7 +48,7 @@ type copying struct {
 	root     bool    // the files come from serve, which receives the progress
 	parent   id.Node // the only node whose stream is accepted; unused in a root
 	children []id.Node
-	more     int             // looks for the first piece
+	more     int             // looks
 	loaded   bool            // this node has the files: pieces are for the nodes below it
 	pieces   chan []byte     // an empty one is the last
 	begun    time.Time       // the arrival of the first piece; used by run only
@@ -147,7 +147,7 @@ func (a *Agent) stream(from id.Node, service string, conn net.Conn) {
 	stop := context.AfterFunc(c.context, func() { conn.Close() })
 	defer stop()
 	for {
-		conn.SetReadDeadline(time.Now().Add(stall))
+		conn.SetReadDeadline(time.Now().Add(c.patience()))
 		p, err := readPiece(in)
 		if err != nil {
 			c.stop(&streamError{fmt.Sprintf("files from node%d", from), err})
@@ -234,7 +234,7 @@ func (c *copying) copy(w io.Writer) error {
 	var taken uint64
 	for ; err == nil; p, err = c.next() {
 		for _, out := range outs {
-			if err := out.write(p); err != nil {
+			if err := out.write(p, c.patience()); err != nil {
 				return err
 			}
 		}
@@ -258,14 +258,11 @@ func (c *copying) next() ([]byte, error) {
 	return c.nextBy(tick.C)
 }
 
-// looks is how many ticks a piece may take. The first one comes when all nodes of the job are
-// prepared.
-func (c *copying) looks() int {
-	if c.begun.IsZero() {
-		return stallLooks + c.more
-	}
-	return stallLooks
-}
+// looks is how many ticks a piece may take.
+func (c *copying) looks() int { return stallLooks + c.more }
+
+// patience is as much time.
+func (c *copying) patience() time.Duration { return time.Duration(c.looks()) * stall / stallLooks }
 
 // nextBy waits for a piece, for a number of ticks at most. It counts ticks instead of time: a node
 // that gets no CPU time for a while loses all ticks but one, and its sender may have been in the
@@ -285,7 +282,7 @@ func (c *copying) nextBy(looks <-chan time.Time) ([]byte, error) {
 	case p := <-c.pieces:
 		return p, nil
 	default:
-		return nil, &streamError{"files of the job", fmt.Errorf("no data for %v", time.Duration(most)*stall/stallLooks)}
+		return nil, &streamError{"files of the job", fmt.Errorf("no data for %v", c.patience())}
 	}
 }
 
@@ -316,7 +313,7 @@ const reasonGrace = 500 * time.Millisecond
 func (c *copying) openChildren() ([]*child, error) {
 	var outs []*child
 	for _, node := range c.children {
-		ctx, cancel := context.WithTimeout(c.context, stall)
+		ctx, cancel := context.WithTimeout(c.context, c.patience())
 		conn, err := c.agent.node.Stream(ctx, node, copyService)
 		cancel()
 		if err != nil {
@@ -330,10 +327,14 @@ func (c *copying) openChildren() ([]*child, error) {
 	return outs, nil
 }
 
-func (out *child) write(p []byte) error {
-	out.conn.SetWriteDeadline(time.Now().Add(stall))
-	packet := append(binary.BigEndian.AppendUint32(nil, uint32(len(p))), p...)
-	if _, err := out.conn.Write(packet); err != nil {
+// write sends a piece. It does not copy it: a piece is large, and each copy takes fresh memory.
+func (out *child) write(p []byte, patience time.Duration) error {
+	out.conn.SetWriteDeadline(time.Now().Add(patience))
+	_, err := out.conn.Write(binary.BigEndian.AppendUint32(nil, uint32(len(p))))
+	if err == nil && len(p) > 0 {
+		_, err = out.conn.Write(p)
+	}
+	if err != nil {
 		return toChild(out.node, err)
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -21,6 +22,7 @@ import (
 	"margay/internal/check"
 	"margay/kernel"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
 )
 
 // member is a node of a tree: its agent, its node kernel, and its messages to serve.
@@ -244,25 +246,15 @@ func TestCopyStalls(t *testing.T) {
 	})
 }
 
-// The first piece of a job's files comes when all its nodes are prepared, which takes a job of many
-// nodes longer. Others may not take longer.
-func TestFirstPieceOfMany(t *testing.T) {
+// A piece of a job's files takes longer in a job of many hosted nodes.
+func TestPieceOfMany(t *testing.T) {
 	c := &copying{more: 200, pieces: make(chan []byte, 1), context: t.Context()}
-	ticks := func(n int) <-chan time.Time {
-		looks := make(chan time.Time, n)
-		for range n {
-			looks <- time.Now()
-		}
-		return looks
+	looks := make(chan time.Time, 2*stallLooks+200)
+	for range cap(looks) {
+		looks <- time.Now()
 	}
-	looks := ticks(stallLooks + 200)
-	if p, err := c.nextBy(looks); p != nil || err == nil || err.Error() != "files of the job: no data for 3m50s" || len(looks) != 0 {
-		t.Errorf("the first piece: %q, %v, with %d ticks left", p, err, len(looks))
-	}
-	c.begun = time.Now()
-	looks = ticks(2 * stallLooks)
-	if p, err := c.nextBy(looks); p != nil || err == nil || len(looks) != stallLooks {
-		t.Errorf("another piece: %q, %v, with %d ticks left", p, err, len(looks))
+	if p, err := c.nextBy(looks); p != nil || err == nil || err.Error() != "files of the job: no data for 3m50s" || len(looks) != stallLooks {
+		t.Errorf("%q, %v, with %d ticks left", p, err, len(looks))
 	}
 }
 
@@ -391,6 +383,34 @@ func TestFilesOfOthers(t *testing.T) {
 	}
 }
 
+// A node passes a piece on without a copy of it.
+func TestPieceIsNotCopied(t *testing.T) {
+	near, far := net.Pipe()
+	defer near.Close()
+	taken := make(chan int64, 1)
+	go func() {
+		n, _ := io.Copy(io.Discard, far)
+		taken <- n
+	}()
+	out, piece := &child{conn: near}, make([]byte, maxPiece)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	const pieces = 10
+	for range pieces {
+		if err := out.write(piece, stall); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if bytes := after.TotalAlloc - before.TotalAlloc; bytes > pieces*maxPiece/10 {
+		t.Errorf("%d pieces of %d bytes took %d bytes of memory", pieces, maxPiece, bytes)
+	}
+	near.Close()
+	if n := <-taken; n != pieces*(4+maxPiece) {
+		t.Errorf("%d bytes were written", n)
+	}
+}
+
 // Input from another node is read as pieces of bounded size, or refused. readPiece reads pieces
 // from write.
 func FuzzReadPiece(f *testing.F) {
@@ -426,7 +446,7 @@ func TestPieceRoundTrip(t *testing.T) {
 	pieces := [][]byte{{1}, randomBytes(maxPiece), {}}
 	go func() {
 		for _, p := range pieces {
-			if err := out.write(p); err != nil {
+			if err := out.write(p, stall); err != nil {
 				t.Error(err)
 			}
 		}
@@ -439,7 +459,30 @@ func TestPieceRoundTrip(t *testing.T) {
 	}
 	far.Close()
 	var broken *streamError
-	if err := out.write([]byte{1}); !errors.As(err, &broken) || !strings.HasPrefix(err.Error(), "pass files on to node1: ") {
+	if err := out.write([]byte{1}, stall); !errors.As(err, &broken) || !strings.HasPrefix(err.Error(), "pass files on to node1: ") {
 		t.Errorf("a broken stream: %v", err)
+	}
+}
+
+// A hosted node waits longer, for its own work and for serve, where heartbeats are rare because the
+// machine has many nodes.
+func TestPatienceOfHosted(t *testing.T) {
+	for _, c := range []struct {
+		substrate           string
+		beat, want, silence time.Duration
+	}{
+		{node.Hosted, 0, requestTimeout, 5 * time.Second},
+		{node.Hosted, usualBeat, requestTimeout, 5 * time.Second},
+		{node.Hosted, 4 * time.Second, 8 * requestTimeout, time.Minute},
+		{node.Virtual, time.Second, requestTimeout, 5 * time.Second},
+	} {
+		a := new(Agent)
+		a.config.Boot.Substrate = c.substrate
+		if got := a.requestTime(c.beat); got != c.want {
+			t.Errorf("%s, a heartbeat every %v: %v, not %v", c.substrate, c.beat, got, c.want)
+		}
+		if got := a.silenceOf(c.beat); got != c.silence {
+			t.Errorf("%s, a heartbeat every %v: serve may be silent for %v, not %v", c.substrate, c.beat, got, c.silence)
+		}
 	}
 }

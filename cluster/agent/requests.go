@@ -18,14 +18,28 @@ import (
 	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/layout"
+	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
 	"margay/kernel/extension"
 	"margay/kernel/record"
 	"margay/kernel/task"
 )
 
-// requestTimeout bounds the preparation and the start of a job on this node.
-const requestTimeout = 30 * time.Second
+// requestTimeout bounds the preparation and the start of a job on this node. A hosted node has more
+// time on a machine of many nodes, as much as its heartbeats are rarer than usualBeat: it shares
+// the processors with all of them.
+const (
+	requestTimeout = 30 * time.Second
+	usualBeat      = 500 * time.Millisecond
+)
+
+// requestTime returns the time that a request has when heartbeats are so far apart.
+func (a *Agent) requestTime(beat time.Duration) time.Duration {
+	if a.config.Boot.Substrate != node.Hosted {
+		return requestTimeout
+	}
+	return requestTimeout * max(1, beat/usualBeat)
+}
 
 // handle handles a frame from serve. Requests that may take a while run in goroutines, where
 // requests about the life of one job run in order. Other requests whose order matters run at once.
@@ -152,7 +166,7 @@ func (a *Agent) answer(ctx context.Context, conn *control.Conn, f *control.Frame
 }
 
 func (a *Agent) answerWith(ctx context.Context, conn *control.Conn, f *control.Frame, do func(context.Context) (proto.Message, error)) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, a.requestTime(time.Duration(a.beat.Load())))
 	defer cancel()
 	answer, err := do(ctx)
 	if err != nil {

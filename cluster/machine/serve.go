@@ -39,6 +39,9 @@ func Serve(ctx context.Context, d Dir, in Inherited, e engine.Engine, log func(f
 	if err != nil {
 		return err
 	}
+	if spec.goesFirst(in) {
+		goFirst()
+	}
 	nodes, err := d.ReadRoster(spec)
 	if err != nil {
 		return err
@@ -82,7 +85,7 @@ func Serve(ctx context.Context, d Dir, in Inherited, e engine.Engine, log func(f
 	}
 	server, err := serve.New(serve.Config{
 		Machine: spec.Name, Substrate: spec.Substrate, Roster: nodes, Authority: authority, Secret: spec.Secret,
-		Dir: string(d), Log: log, Timing: spec.timing(), Owner: uint32(os.Getuid()), Access: spec.Access, Audit: audit, History: spec.history(), Fitness: spec.Fitness,
+		Dir: string(d), Log: log, Timing: spec.timing(), AtOnce: spec.atOnce(), Owner: uint32(os.Getuid()), Access: spec.Access, Audit: audit, History: spec.history(), Fitness: spec.Fitness,
 		Address: spec.addresses(), Engine: e,
 		Console: func(node id.Node, lines int) []string { return tail(d.ConsoleLog(node), lines) },
 		Remote:  users,

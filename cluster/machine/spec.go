@@ -24,6 +24,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"time"
 
@@ -256,6 +257,18 @@ func (s *Spec) timing() serve.Timing {
 		t.Space, t.Each = 4*time.Millisecond, 200*time.Millisecond
 	}
 	return t
+}
+
+// askedEach is how many hosted nodes take part in the launch of a job at a time, for each
+// processor. More would be too slow to answer in time.
+const askedEach = 32
+
+// atOnce returns how many nodes serve asks at a time to launch or to end a job; 0: all.
+func (s *Spec) atOnce() int {
+	if s.Substrate == node.Hosted {
+		return askedEach * runtime.NumCPU()
+	}
+	return 0
 }
 
 // The network inside a machine. It belongs to the machine alone, so every machine has the same.

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -145,6 +146,15 @@ func TestTiming(t *testing.T) {
 	} {
 		if got := c.spec.timing(); got != c.want {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+}
+
+// Only hosted nodes, which share the processors of one host, take part in a launch in turns.
+func TestAtOnce(t *testing.T) {
+	for substrate, want := range map[string]int{node.Hosted: askedEach * runtime.NumCPU(), node.Virtual: 0, node.Hosts: 0, node.Metal: 0} {
+		if got := (&Spec{Substrate: substrate}).atOnce(); got != want {
+			t.Errorf("%s: %d nodes at a time, not %d", substrate, got, want)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,15 +28,16 @@ type job struct {
 	spool  *spool        // gets the records instead when the job is detached
 
 	ranks     []rank
-	first     int              // the rank that failed first, with KeepGoing the lowest that failed; control.None while none has
-	failure   *control.Failure // why the job failed as a whole
-	limit     limit            // on the job's run time
-	losses    int              // how often it has had to wait for its client
-	confirmed bool             // an allocation whose client knows its number
-	failed    chan struct{}    // closed when failure is set
-	loading   map[uint32]bool  // nodes that do not have all files yet
-	present   bool             // no node needs files: loaded is closed when the client knows that
-	loaded    chan struct{}    // closed when loading is empty
+	first     int                          // the rank that failed first, with KeepGoing the lowest that failed; control.None while none has
+	failure   *control.Failure             // why the job failed as a whole
+	limit     limit                        // on the job's run time
+	losses    int                          // how often it has had to wait for its client
+	confirmed bool                         // an allocation whose client knows its number
+	failed    chan struct{}                // closed when failure is set
+	loading   map[uint32]bool              // nodes that do not have all files yet
+	present   bool                         // no node needs files: loaded is closed when the client knows that
+	loaded    chan struct{}                // closed when loading is empty
+	unstarted map[uint32][]*control.Signal // by node that has yet to start its ranks: signals for them
 	phases    phases
 	records   *records.Relay
 	told      told
@@ -77,6 +79,7 @@ func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job 
 		number: number, spec: spec, places: places, at: make(map[uint32]bool), created: time.Now(), first: control.None,
 		failed: make(chan struct{}), loaded: make(chan struct{}), done: make(chan struct{}), loading: make(map[uint32]bool),
 		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), released: make(map[uint32]uint64), behind: make(map[uint32]bool), left: make(map[uint32]bool),
+		unstarted: make(map[uint32][]*control.Signal),
 	}
 	if spec.Hold {
 		j.halt = unix.SIGSTOP
@@ -577,15 +580,18 @@ func (s *Server) laterAwake(j *job, wait time.Duration, do func()) {
 	step()
 }
 
+// starting reports whether nodes have yet to start their ranks.
+func (j *job) starting() bool { return j.phases.phase == control.Phase_PHASE_START }
+
 // awaitEnd fails a job whose ranks do not end although they were killed. It waits longer as long as
-// output that the consumer does not take holds up the ends of ranks, and for nodes that may be back
-// soon.
+// output that the consumer does not take holds up the ends of ranks, as long as nodes have yet to
+// start theirs, and for nodes that may be back soon.
 func (s *Server) awaitEnd(j *job) {
 	s.later(j, 2*s.config.Timing.Kill+time.Second, func() {
 		late := slices.ContainsFunc(j.members, func(m *control.Member) bool { return !j.endedOn(m.Node) && s.nodes[m.Node].late() })
 		switch {
 		case j.ended():
-		case j.heldUp(), j.unsaved != nil, late, time.Since(j.killed) < s.config.Timing.Kill: // saveAgain bounds the second
+		case j.heldUp(), j.unsaved != nil, late, j.starting(), time.Since(j.killed) < s.config.Timing.Kill: // saveAgain bounds the second
 			s.awaitEnd(j)
 		default:
 			s.fail(j, control.Failf(control.Code_CODE_TIMEOUT, "ranks of job %d do not end", j.number))
@@ -673,7 +679,7 @@ func (s *Server) finish(j *job) {
 	if j.finishing || s.collect(j) {
 		return
 	}
-	if j.phases.phase == control.Phase_PHASE_START { // the ranks have ended before all nodes have answered
+	if j.starting() { // the ranks have ended before all nodes have answered
 		j.enter(control.Phase_PHASE_RUN)
 	}
 	j.enter(control.Phase_PHASE_END)
@@ -683,18 +689,11 @@ func (s *Server) finish(j *job) {
 		j.phase = control.JobPhase_JOB_ENDING
 		s.save(j) // if serve is killed now, its successor must not conclude that the nodes have lost the job
 	}
-	// The nodes receive it after all earlier requests, and step sends no further ones.
-	asked := s.askAll(j, &control.Forget{Job: j.number})
 	s.running.Go(func() {
+		var forgetting sync.WaitGroup
+		forgetting.Go(func() { s.forget(j) })
 		early := s.announce(j)
-		s.answers(asked, forgetTimeout, nil, func(q *question, answer proto.Message, err error) {
-			if err != nil {
-				s.config.Log("job %d: end it on node%d: %v", j.number, q.node, err)
-				s.insist(q.node, q.conn, j.number)
-			} else if m, ok := answer.(*control.Forgotten); ok {
-				s.forgotten(j, q.node, m.Unkept)
-			}
-		})
+		forgetting.Wait()
 		var lacking error
 		if !early {
 			lacking = s.keep(j)
@@ -715,6 +714,23 @@ func (s *Server) finish(j *job) {
 		s.config.Log("job %d ended with status %d", j.number, j.exitCode())
 		if !early {
 			j.tellClient()
+		}
+	})
+}
+
+// forget asks all nodes of a job to forget it, in turns. They receive it after all earlier
+// requests, and step sends no further ones.
+func (s *Server) forget(j *job) {
+	s.inTurns(j, forgetTimeout, nil, func(node uint32) *question {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.ask(node, &control.Forget{Job: j.number})
+	}, func(q *question, answer proto.Message, err error) {
+		if err != nil {
+			s.config.Log("job %d: end it on node%d: %v", j.number, q.node, err)
+			s.insist(q.node, q.conn, j.number)
+		} else if m, ok := answer.(*control.Forgotten); ok {
+			s.forgotten(j, q.node, m.Unkept)
 		}
 	})
 }

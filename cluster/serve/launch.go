@@ -372,8 +372,14 @@ func (s *Server) launch(j *job, m *control.RunRequest, request *control.Frame, c
 		return
 	}
 	started := func(q *question, answer proto.Message) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		if m, ok := answer.(*control.Started); ok {
-			s.worked(j, control.Phase_PHASE_START, q.node, m.StartNs)
+			j.phases.worked(control.Phase_PHASE_START, q.node, m.StartNs)
+		}
+		if answer != nil {
+			s.startedOn(s.nodes[q.node], j)
+			s.killOn(s.nodes[q.node], j)
 		}
 	}
 	if !s.runs(j) || !s.step(j, startTimeout, &control.Start{Job: j.number}, started) {
@@ -444,13 +450,6 @@ func (s *Server) enterPhase(j *job, phase control.Phase) {
 	j.enter(phase)
 }
 
-// worked is phases.worked for a caller that does not hold Server.mu.
-func (s *Server) worked(j *job, phase control.Phase, node uint32, took int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	j.phases.worked(phase, node, took)
-}
-
 // runs records that a job is running before its nodes are asked to start it: ranks may produce
 // output before every node has answered. It returns false if the job has ended.
 func (s *Server) runs(j *job) bool {
@@ -468,25 +467,27 @@ func (s *Server) runs(j *job) bool {
 		return false
 	}
 	s.freeSpares(j)
+	for _, m := range j.members {
+		j.unstarted[m.Node] = nil
+	}
 	j.enter(control.Phase_PHASE_START)
 	s.keepLimit(j)
 	return true
 }
 
-// step sends a request to all nodes of a job and reports whether none has refused it. Otherwise the
-// job has failed, and step does not wait for the other nodes. If answered is not nil, it receives
-// each answer, and nil for a node without one.
+// step sends a request to all nodes of a job, in turns, and reports whether none has refused it.
+// Otherwise the job has failed, and step does not wait for the other nodes. If answered is not nil,
+// it receives each answer, and nil for a node without one.
 func (s *Server) step(j *job, timeout time.Duration, request proto.Message, answered func(*question, proto.Message)) bool {
-	s.mu.Lock()
-	if j.finishing { // a node that has forgotten the job would get it again, and keep it
-		s.mu.Unlock()
-		return false
-	}
-	asked := s.askAll(j, request)
-	s.mu.Unlock()
 	refused := s.failIfRefused(j)
-	timeout += time.Duration(len(asked)-1) * s.config.Timing.Each
-	s.answers(asked, timeout, j.failed, func(q *question, answer proto.Message, err error) {
+	s.inTurns(j, s.launchTime(j, timeout), j.failed, func(node uint32) *question {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if j.finishing { // a node that has forgotten the job would get it again, and keep it
+			return nil
+		}
+		return s.ask(node, request)
+	}, func(q *question, answer proto.Message, err error) {
 		if answered != nil {
 			answered(q, answer)
 		}
@@ -495,6 +496,20 @@ func (s *Server) step(j *job, timeout time.Duration, request proto.Message, answ
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return j.failure == nil && !j.finishing
+}
+
+// launchTime returns how long a request that launches a job may take, from the time that it may take
+// in a job of one node.
+func (s *Server) launchTime(j *job, one time.Duration) time.Duration {
+	return one + time.Duration(len(j.members)-1)*s.config.Timing.Each
+}
+
+// turns returns how many nodes of a job are asked at a time.
+func (s *Server) turns(j *job) int {
+	if most := s.config.AtOnce; most > 0 {
+		return min(len(j.members), most)
+	}
+	return len(j.members)
 }
 
 // failIfRefused returns the handler for a node's answer that a job needs. A node whose connection
@@ -511,18 +526,13 @@ func (s *Server) failIfRefused(j *job) func(*question, proto.Message, error) {
 	}
 }
 
-// askAll sends a request to all nodes of a job. The caller holds Server.mu.
-func (s *Server) askAll(j *job, request proto.Message) (asked []*question) {
-	for _, m := range j.members {
-		asked = append(asked, s.ask(m.Node, request))
-	}
-	return asked
-}
-
-// answers waits for the answers to questions in parallel, and reports each. When over is closed, it
-// waits no longer; nil never is.
-func (s *Server) answers(asked []*question, timeout time.Duration, over <-chan struct{}, answered func(q *question, answer proto.Message, err error)) {
-	ctx, cancel := context.WithTimeout(s.context, timeout)
+// inTurns asks the nodes of a job, and reports each answer. When as many as serve asks at a time
+// have not answered, the next one waits for its turn. Each node has timeout for its answer. ask
+// returns nil if no further node must be asked. When over is closed, inTurns waits no longer, and
+// asks no further node; nil never is.
+func (s *Server) inTurns(j *job, timeout time.Duration, over <-chan struct{}, ask func(node uint32) *question,
+	answered func(q *question, answer proto.Message, err error)) {
+	ctx, cancel := context.WithCancel(s.context)
 	defer cancel()
 	go func() {
 		select {
@@ -531,15 +541,33 @@ func (s *Server) answers(asked []*question, timeout time.Duration, over <-chan s
 		case <-ctx.Done():
 		}
 	}()
+	turns := make(chan struct{}, max(1, s.turns(j)))
 	var waiting sync.WaitGroup
-	for _, q := range asked {
+	defer waiting.Wait()
+	for _, m := range j.members {
+		select {
+		case turns <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		q := ask(m.Node)
+		if q == nil {
+			return
+		}
 		waiting.Go(func() {
-			if answer, err := q.answer(ctx); s.context.Err() == nil {
-				answered(q, answer, err)
-			}
+			defer func() { <-turns }()
+			s.await(ctx, q, timeout, answered)
 		})
 	}
-	waiting.Wait()
+}
+
+// await waits for the answer to a question, and reports it.
+func (s *Server) await(ctx context.Context, q *question, timeout time.Duration, answered func(q *question, answer proto.Message, err error)) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if answer, err := q.answer(ctx); s.context.Err() == nil {
+		answered(q, answer, err)
+	}
 }
 
 // nodeLoaded processes a node's report that it has a job's files, or why not. Once all nodes have

@@ -388,6 +388,7 @@ func (s *Server) reconcile(n *node, m *control.Register) {
 			s.startOn(n, j)
 		} else if j.phase == control.JobPhase_JOB_RUNNING {
 			s.inputAgain(j, n.number)
+			s.startedOn(n, j)
 		}
 		delete(j.released, n.number) // that may be lost
 		j.moved = time.Now()
@@ -479,15 +480,20 @@ func (s *Server) owe(n *node, what string, do func(*control.Conn) error) {
 
 // startOn asks a node to start a job if an earlier serve could not. The caller holds Server.mu.
 func (s *Server) startOn(n *node, j *job) {
-	asked := []*question{s.ask(n.number, &control.Start{Job: j.number})}
+	if _, ok := j.unstarted[n.number]; !ok {
+		j.unstarted[n.number] = nil
+	}
+	asked := s.ask(n.number, &control.Start{Job: j.number})
 	refused := s.failIfRefused(j)
 	s.running.Go(func() {
-		s.answers(asked, startTimeout, nil, func(q *question, answer proto.Message, err error) {
+		s.await(s.context, asked, s.launchTime(j, startTimeout), func(q *question, answer proto.Message, err error) {
 			refused(q, answer, err)
 			if err == nil {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				s.inputAgain(j, q.node) // input that arrived before its ranks were started is lost
+				s.startedOn(s.nodes[q.node], j)
+				s.killOn(s.nodes[q.node], j)
 				s.haltOn(s.nodes[q.node], j)
 			}
 		})

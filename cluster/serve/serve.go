@@ -64,6 +64,7 @@ type Config struct {
 
 	Fitness fitness.Limits // that idle nodes must keep
 	Timing  Timing
+	AtOnce  int // how many nodes of a job are asked at a time, at most, to launch or to end it; 0: all
 
 	Owner  uint32                                 // the user whose processes the machine is made of
 	Access permit.Policy                          // lets others in
@@ -83,7 +84,7 @@ type Timing struct {
 	Late      time.Duration // silence after which a node is late; default 2 s
 	Dead      time.Duration // silence after which a node is dead; default usualDead
 	Space     time.Duration // how far apart the heartbeats of different nodes are on average, at least; default 1 ms
-	Each      time.Duration // how much longer a job's launch may wait for its nodes, for each of them; default 0
+	Each      time.Duration // how much longer a job's launch may wait for a node, for each node of the job; default 0
 	Boot      time.Duration // how long a node may take to register; default 2 min
 	Orphan    time.Duration // how long a job waits for its client after serve was started again; default 4 s
 	Away      time.Duration // how long a job waits for a client on another host that has lost its connection; default 30 s

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
 )
@@ -24,10 +25,10 @@ func (s *Server) signal(j *job, rank int, sig unix.Signal) (away []uint32) {
 	if slices.Contains(endings, sig) {
 		j.asked = time.Now()
 	}
-	if sig == unix.SIGSTOP || sig == unix.SIGCONT {
+	if halts(sig) {
 		j.halt = sig
 		s.saveRunning(j)
-		return nil // haltOn sends it to nodes that are away
+		return nil
 	}
 	if j.stopped() && slices.Contains(wakening, sig) {
 		s.signal(j, rank, unix.SIGCONT)
@@ -41,14 +42,32 @@ func (s *Server) signalRanks(j *job, rank int, sig unix.Signal) (away []uint32) 
 	for i, r := range j.ranks {
 		if (rank == control.None || rank == i) && r.exit == nil && !told[r.place.Node] {
 			told[r.place.Node] = rank == control.None
-			n := s.nodes[r.place.Node]
+			n, m := s.nodes[r.place.Node], &control.Signal{Job: j.number, Rank: int32(rank), Signal: int32(sig)}
+			if waiting, ok := j.unstarted[n.number]; ok && !(rank == control.None && halts(sig)) {
+				waiting = slices.DeleteFunc(waiting, func(w *control.Signal) bool { return proto.Equal(w, m) })
+				j.unstarted[n.number] = append(waiting, m)
+				continue
+			}
 			if n.conn == nil {
 				away = append(away, n.number)
 			}
-			n.send(&control.Signal{Job: j.number, Rank: int32(rank), Signal: int32(sig)})
+			n.send(m)
 		}
 	}
 	return away
+}
+
+// halts reports whether a signal stops or continues a job. haltOn sends it to nodes that have missed
+// it.
+func halts(sig unix.Signal) bool { return sig == unix.SIGSTOP || sig == unix.SIGCONT }
+
+// startedOn sends a node whose ranks have started the signals that had to wait for that: a node
+// ignores one for ranks that it has not started. The caller holds Server.mu.
+func (s *Server) startedOn(n *node, j *job) {
+	for _, m := range j.unstarted[n.number] {
+		n.send(m)
+	}
+	delete(j.unstarted, n.number)
 }
 
 // wakening lists the signals that also continue a stopped job, as a shell's kill does: the job

@@ -48,7 +48,8 @@ type Transport interface {
 	// much is queued already; a system frame never does, so that a handler may send it. The frame
 	// is the transport's from then on.
 	Send(ctx context.Context, to id.Node, class Class, frame []byte) error
-	// Stream opens a stream to a service of another node, beside its frames.
+	// Stream opens a stream to a service of another node, beside its frames. It takes as long as
+	// ctx allows.
 	Stream(ctx context.Context, to id.Node, service string) (net.Conn, error)
 	// Close ends all connections and waits for everything the transport started.
 	Close() error

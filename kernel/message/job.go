@@ -62,13 +62,10 @@ func (e *Engine) newJob(c JobConfig) (*Job, error) {
 	j := &Job{engine: e, config: c, key: Key(c.Secret), local: make(map[id.Rank]*rank), bounds: make(map[id.Rank]uint64)}
 	j.changed.L = &j.mu
 	j.self = slices.Index(c.Members, e.config.Self)
-	for _, node := range c.Nodes {
-		j.place = append(j.place, slices.Index(c.Members, node))
-	}
-	if j.self < 0 || slices.Contains(j.place, -1) {
-		return nil, fmt.Errorf("messages of job %d: a node is not a member of the job", c.Job)
-	}
 	var err error
+	if j.place, err = placesOf(c.Nodes, c.Members); err != nil || j.self < 0 {
+		return nil, fmt.Errorf("messages of job %d: %w", c.Job, errNoMember)
+	}
 	if j.receiver.event, err = memory.Map("message", slot.PacketSize); err != nil {
 		return nil, err
 	}
@@ -78,6 +75,25 @@ func (e *Engine) newJob(c JobConfig) (*Job, error) {
 	j.context, j.cancel = context.WithCancel(e.context)
 	c.Set.KeepWith(c.Keeper)
 	return j, nil
+}
+
+// errNoMember reports a node that is not a member of the job.
+var errNoMember = errors.New("a node is not a member of the job")
+
+// placesOf returns the place of each node among the members. Nodes that are equal follow each
+// other, in the order of the members, so it does not search all members for each.
+func placesOf(nodes, members []id.Node) ([]int, error) {
+	places := make([]int, 0, len(nodes))
+	at := 0
+	for _, node := range nodes {
+		ahead := slices.Index(members[at:], node)
+		if ahead < 0 {
+			return nil, errNoMember
+		}
+		at += ahead
+		places = append(places, at)
+	}
+	return places, nil
 }
 
 // open makes the state machines of the job from its counters in m.

@@ -138,7 +138,7 @@ func (p *Pool) New(ctx context.Context, spec Spec, h Handler) (*Container, error
 		c, err = New(ctx, p.host, spec, h)
 	}
 	if err != nil {
-		p.event(func(time.Time) { p.machine.Ended(true) })
+		p.event(func(now time.Time) { p.machine.Ended(now, true, spec.Rest) })
 		return nil, err
 	}
 	c.pool = p
@@ -289,7 +289,7 @@ func (p *Pool) watch(number spare.Serial, i *initProcess) {
 // reportLaunch notifies the pool that the ranks of the job have started.
 func (c *Container) reportLaunch() {
 	if p := c.pool; p != nil && c.first(&c.launched) {
-		p.event(p.machine.Launched)
+		p.event(func(now time.Time) { p.machine.Launched(now, c.spec.Rest) })
 	}
 }
 
@@ -297,7 +297,7 @@ func (c *Container) reportLaunch() {
 func (c *Container) reportEnd() {
 	if p := c.pool; p != nil && c.first(&c.over) {
 		launching := c.first(&c.launched)
-		p.event(func(time.Time) { p.machine.Ended(launching) })
+		p.event(func(now time.Time) { p.machine.Ended(now, launching, c.spec.Rest) })
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"margay/kernel/abi/id"
 	"margay/kernel/pmi"
 	"margay/kernel/stack"
+	"margay/kernel/task/spare"
 )
 
 // Spec says what one node has to run for a job. It is plain data.
@@ -51,6 +52,8 @@ type Spec struct {
 	PMI        *pmi.Config // its ranks find each other by PMI 1, at descriptor PMIFD; nil: they do not
 	Hosts      string      // lines of the job's /etc/hosts
 	Interfaces []string    // of the job's network namespace, loopback included
+
+	Rest spare.Rest `json:"-"` // before the node starts the init of a later job ahead; no matter for this one
 
 	// Words are the node kernel's own notes about the job, given back to its successor by Adopt.
 	Words json.RawMessage

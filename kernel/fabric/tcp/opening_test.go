@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"margay/internal/check"
 	"margay/kernel/abi/id"
 	"margay/kernel/fabric"
 	"margay/kernel/fabric/fabrictest"
@@ -311,4 +312,26 @@ func FuzzReadLine(f *testing.F) {
 			t.Fatalf("%d bytes were read", read)
 		}
 	})
+}
+
+// A node that does not go on with an opening is waited for as long as the transport has patience.
+func TestPatience(t *testing.T) {
+	m := newMachine(t)
+	check.Leaks(t)
+	c := m.config(t, 1, fabrictest.NewRecorder())
+	c.Patience = 50 * time.Millisecond
+	tr := New(listen(t, "127.0.0.1:0"), c)
+	t.Cleanup(func() { tr.Close() })
+	conn, err := net.Dial("tcp", tr.listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	begun := time.Now()
+	if _, err := conn.Read(make([]byte, 1)); err == nil {
+		t.Error("it was answered")
+	}
+	if took := time.Since(begun); took >= openTimeout {
+		t.Errorf("it was waited for during %v", took)
+	}
 }

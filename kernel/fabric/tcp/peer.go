@@ -147,7 +147,9 @@ var errNotNow = errors.New("the other node is connecting to this one")
 
 // dial opens one connection and uses it, if the other side agrees and has not been faster.
 func (p *peer) dial() error {
-	conn, err := p.transport.open(p.transport.context, p, "frames", "-")
+	ctx, cancel := context.WithTimeout(p.transport.context, openTimeout)
+	defer cancel()
+	conn, err := p.transport.open(ctx, p, "frames", "-")
 	if err == nil {
 		err = p.agree(conn)
 	}

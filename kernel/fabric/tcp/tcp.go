@@ -15,6 +15,7 @@ package tcp
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -33,7 +34,8 @@ import (
 // version is the version of the opening and of the framing.
 const version = "1"
 
-// openTimeout bounds the opening of a connection, handshake included.
+// openTimeout bounds the opening of a connection, handshake included. A context bounds the
+// handshake of a stream.
 const openTimeout = 10 * time.Second
 
 // How many connections may not have shown a node's certificate yet: in all, and from one address.
@@ -58,6 +60,8 @@ type Config struct {
 	Reach   func(netip.Addr)
 	Handler fabric.Handler
 	Log     func(format string, args ...any)
+
+	Patience time.Duration // how long the opening of a connection that is accepted may take; 0: openTimeout
 }
 
 // reach calls Config.Reach.
@@ -86,7 +90,7 @@ var _ fabric.Transport = (*Transport)(nil)
 // New makes a transport that accepts connections on l, which it owns from then on.
 func New(l net.Listener, c Config) *Transport {
 	log := gate.NewLog(c.Log, 10, 1)
-	l = gate.New(gate.Config{Most: strangers, MostEach: strangersEach, Wait: 2 * openTimeout, Log: log}).Listener(l)
+	l = gate.New(gate.Config{Most: strangers, MostEach: strangersEach, Wait: 2 * cmp.Or(c.Patience, openTimeout), Log: log}).Listener(l)
 	t := &Transport{config: c, listener: l, log: log, known: gate.NewLog(c.Log, 10, 1), peers: make(map[id.Node]*peer)}
 	t.context, t.cancel = context.WithCancel(context.Background())
 	t.running.Go(t.accept)
@@ -156,7 +160,7 @@ func (t *Transport) open(ctx context.Context, p *peer, kind, service string) (ne
 	if address == "" {
 		return nil, fmt.Errorf("%w %d", fabric.ErrUnknownNode, p.node)
 	}
-	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(t.context, cancel)
 	defer stop()
@@ -218,11 +222,14 @@ func (t *Transport) accept() {
 	}
 }
 
+// patience returns how long the opening of an accepted connection may take.
+func (t *Transport) patience() time.Duration { return cmp.Or(t.config.Patience, openTimeout) }
+
 // welcome holds the accepting side of an opening and hands the connection on.
 func (t *Transport) welcome(conn *tls.Conn) error {
 	stop := context.AfterFunc(t.context, func() { conn.NetConn().Close() })
 	defer stop()
-	conn.SetDeadline(time.Now().Add(openTimeout))
+	conn.SetDeadline(time.Now().Add(t.patience()))
 	if err := conn.Handshake(); err != nil {
 		conn.Close()
 		return err

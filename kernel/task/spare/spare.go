@@ -28,6 +28,13 @@ type Limits struct {
 // Default are the times of a node.
 var Default = Limits{Start: 30 * time.Second, Settle: 50 * time.Millisecond, FirstPause: 100 * time.Millisecond, LastPause: time.Minute}
 
+// Rest is how much later than otherwise the next spare is started for the sake of other nodes of a
+// job, which share the processors.
+type Rest struct {
+	Launched time.Duration // after the start of the job's ranks, while it runs
+	Ended    time.Duration // after its end
+}
+
 type state int
 
 const (
@@ -83,18 +90,18 @@ func (m *Machine) Used(now time.Time, well bool) {
 }
 
 // Launched ends the launch of a job whose ranks have started.
-func (m *Machine) Launched(now time.Time) {
+func (m *Machine) Launched(now time.Time, r Rest) {
 	m.launching--
-	m.settled = now.Add(m.limits.Settle)
+	m.settled = now.Add(m.limits.Settle + r.Launched)
 }
 
 // Ended reports the end of a job: of one that was launched, or, if launching is true, instead of
 // Launched.
-func (m *Machine) Ended(launching bool) {
+func (m *Machine) Ended(now time.Time, launching bool, r Rest) {
 	if launching {
 		m.launching--
 	}
-	m.settled = time.Time{}
+	m.settled = now.Add(r.Ended)
 }
 
 // Ready reports that a spare waits for its job.

@@ -22,11 +22,11 @@ type world struct {
 	launches int // under way
 	running  int // jobs whose launch is over
 
-	quietSince time.Time // the last start of ranks, unless a job has ended since
-	unused     int       // spares since the last used one that could not be used
-	unusedAt   time.Time
-	closed     bool
-	wake       time.Time
+	quiet    time.Time // until when a spare would disturb the ranks of the last job that has started or ended
+	unused   int       // spares since the last used one that could not be used
+	unusedAt time.Time
+	closed   bool
+	wake     time.Time
 }
 
 var limits = Limits{Start: 30 * time.Second, Settle: 50 * time.Millisecond, FirstPause: 100 * time.Millisecond, LastPause: time.Minute}
@@ -57,7 +57,7 @@ func (w *world) step() {
 	if !w.wake.IsZero() && !w.wake.After(w.now) {
 		w.t.Errorf("wakes at %v, which is now or before", w.wake)
 	}
-	if len(w.alive) == 0 && w.launches == 0 && !w.closed && w.wake.Sub(w.now) > max(limits.Settle, pause(w.unused)) {
+	if len(w.alive) == 0 && w.launches == 0 && !w.closed && w.wake.Sub(w.now) > max(limits.Settle+mostRest, pause(w.unused)) {
 		w.t.Errorf("waits for %v after %d failures", w.wake.Sub(w.now), w.unused)
 	}
 }
@@ -72,8 +72,8 @@ func (w *world) start(s Serial) {
 		w.t.Error("starts a spare during a launch")
 	case len(w.alive) > 0:
 		w.t.Error("starts a second spare")
-	case w.now.Sub(w.quietSince) < limits.Settle:
-		w.t.Error("starts a spare when ranks have just started")
+	case w.now.Before(w.quiet):
+		w.t.Error("starts a spare when ranks have just started, or other nodes need the processor")
 	case w.unused > 0 && w.now.Sub(w.unusedAt) < pause(w.unused):
 		w.t.Errorf("starts a spare %v after the failure of %d", w.now.Sub(w.unusedAt), w.unused)
 	}
@@ -121,8 +121,9 @@ func (w *world) event() {
 	case 1: // a launch ends well
 		if w.launches > 0 {
 			w.launches--
-			w.m.Launched(w.now)
-			w.quietSince = w.now
+			r := w.rest()
+			w.m.Launched(w.now, r)
+			w.quiet = w.now.Add(limits.Settle + r.Launched)
 			w.running++
 		}
 	case 2: // a launch fails
@@ -132,8 +133,9 @@ func (w *world) event() {
 	case 3:
 		if w.running > 0 {
 			w.running--
-			w.m.Ended(false)
-			w.quietSince = time.Time{}
+			r := w.rest()
+			w.m.Ended(w.now, false, r)
+			w.quiet = w.now.Add(r.Ended)
 		}
 	case 4, 5:
 		if s != 0 {
@@ -185,8 +187,20 @@ func (w *world) launch() {
 // endLaunch ends a launch that fails.
 func (w *world) endLaunch() {
 	w.launches--
-	w.m.Ended(true)
-	w.quietSince = time.Time{}
+	r := w.rest()
+	w.m.Ended(w.now, true, r)
+	w.quiet = w.now.Add(r.Ended)
+}
+
+// mostRest bounds the rest of a job.
+const mostRest = 100 * time.Millisecond
+
+// rest chooses the rest of a job: most have none.
+func (w *world) rest() (r Rest) {
+	if w.r.IntN(3) == 0 {
+		r = Rest{Launched: time.Duration(w.r.Int64N(int64(mostRest))), Ended: time.Duration(w.r.Int64N(int64(mostRest)))}
+	}
+	return r
 }
 
 // settle lets all launches end and time pass; then a spare must be ready.
