@@ -253,6 +253,8 @@ int engine_send_now(struct engine *e, struct engine_send *s)
 	return list_empty(&p->heads) && s->memory.length <= ENGINE_SHORT && p->credits > 0 && post_short(e, p, s);
 }
 
+int engine_has_left(const struct engine *e, int rank) { return list_empty(&e->peers[rank].heads); }
+
 /* ---- Receiving ---- */
 
 /* give gives a message to a receive. */
