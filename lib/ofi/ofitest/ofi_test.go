@@ -167,8 +167,8 @@ func simulate(t *testing.T, flags []string, steps int, modes ...string) {
 // and progress; what a rank keeps for others is bounded.
 func TestEngines(t *testing.T) { simulate(t, nil, 8000, "honest") }
 
-// The same where ranks are at their limits, and messages leave as soon as they can. A rank that drops
-// its sends and receives, and goes on, sends no nonsense, and its memory is its own at once.
+// The same where ranks are at their limits, and messages leave as soon as they can. A rank that
+// drops its sends and receives, and goes on, sends no nonsense, and its memory is its own at once.
 func TestLimits(t *testing.T) { simulate(t, lower, 8000, "honest", "reopen") }
 
 // A rank that sends bytes at random disturbs neither the memory nor the messages of the others.
