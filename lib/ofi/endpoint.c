@@ -129,6 +129,15 @@ static void copy_in(struct op *op)
 	m->count = n > 0;
 }
 
+/* has_room reports whether a message to a rank may be copied: those before it have left. Copies of
+ * more would take memory without bound. */
+static int has_room(int rank)
+{
+	if (engine_has_left(&port.engine, rank))
+		return 1;
+	return port_progress() == 0 && engine_has_left(&port.engine, rank);
+}
+
 /* start_send starts to send a message that the caller describes. */
 static ssize_t start_send(struct endpoint *ep, const struct call *c, const struct engine_send *s)
 {
@@ -136,6 +145,8 @@ static ssize_t start_send(struct endpoint *ep, const struct call *c, const struc
 	int quiet = c->quiet || (ep->selective_sends && !(c->flags & FI_COMPLETION));
 	if (injected && s->memory.length > ENGINE_SHORT)
 		return -FI_EMSGSIZE;
+	if (injected && !has_room(s->rank))
+		return -FI_EAGAIN;
 	struct engine_send now = *s;
 	if (quiet && engine_send_now(&port.engine, &now))
 		return 0;
@@ -150,7 +161,7 @@ static ssize_t start_send(struct endpoint *ep, const struct call *c, const struc
 		copy_in(op);
 	ep->injected += injected;
 	engine_send(&port.engine, &op->send);
-	return 0;
+	return port.engine.failed ? -FI_EIO : 0;
 }
 
 static ssize_t send_call(struct fid_ep *fid, const struct call *c)

@@ -19,9 +19,6 @@
 
 /* ---- Numbers ---- */
 
-/* gone is in a table instead of what was dropped: another rank may still name the number. */
-static const char gone;
-
 /* table_add returns the number of a pointer, or -1 if there is no memory. */
 static int64_t table_add(struct engine_table *t, void *what)
 {
@@ -48,7 +45,7 @@ static int64_t table_add(struct engine_table *t, void *what)
 
 static void *table_get(const struct engine_table *t, uint64_t number)
 {
-	return number < t->size && t->slots[number] != &gone ? t->slots[number] : NULL;
+	return number < t->size && !((uintptr_t)t->slots[number] & 1) ? t->slots[number] : NULL;
 }
 
 static void table_remove(struct engine_table *t, uint32_t number)
@@ -57,7 +54,9 @@ static void table_remove(struct engine_table *t, uint32_t number)
 	t->unused[t->unused_count++] = number;
 }
 
-static void table_bury(struct engine_table *t, uint32_t number) { t->slots[number] = (void *)&gone; }
+/* grave_of is in a table instead of what was dropped while a rank may still name its number. It is
+ * no address. */
+static void *grave_of(int rank) { return (void *)((uintptr_t)rank << 1 | 1); }
 
 /* ---- Memory ---- */
 
@@ -254,6 +253,8 @@ int engine_send_now(struct engine *e, struct engine_send *s)
 	return list_empty(&p->heads) && s->memory.length <= ENGINE_SHORT && p->credits > 0 && post_short(e, p, s);
 }
 
+int engine_has_left(const struct engine *e, int rank) { return list_empty(&e->peers[rank].heads); }
+
 /* ---- Receiving ---- */
 
 /* give gives a message to a receive. */
@@ -412,12 +413,27 @@ static int take_head(struct engine *e, int source, const uint64_t args[2], const
 	return 1;
 }
 
+/* take_dropped takes GO of a rank for a send that was dropped, and reports whether it was. */
+static int take_dropped(struct engine *e, int source, uint32_t number)
+{
+	if (number >= e->sends.size || e->sends.slots[number] != grave_of(source))
+		return 0;
+	table_remove(&e->sends, number);
+	e->peers[source].longs--;
+	make_busy(e, &e->peers[source]);
+	return 1;
+}
+
 static int take_go(struct engine *e, int source, const uint64_t args[2], size_t length)
 {
 	struct engine_peer *p = &e->peers[source];
 	struct engine_send *s = table_get(&e->sends, (uint32_t)args[0]);
 	uint64_t wanted = args[1] & ENGINE_LONGEST;
-	if (length || args[1] >> FLAGS_SHIFT || !s || s->rank != source || s->started || !list_empty(&s->link) || wanted > s->memory.length)
+	if (length || args[1] >> FLAGS_SHIFT)
+		return 0;
+	if (take_dropped(e, source, args[0]))
+		return 1;
+	if (!s || s->rank != source || s->started || !list_empty(&s->link) || wanted > s->memory.length)
 		return 0;
 	p->longs--;
 	s->started = 1;
@@ -524,7 +540,10 @@ void engine_drop(struct engine *e)
 		if (!s)
 			continue;
 		list_remove(&s->link);
-		table_bury(&e->sends, i);
+		if (s->started)
+			table_remove(&e->sends, i);
+		else
+			e->sends.slots[i] = grave_of(s->rank);
 		e->calls->sent(e->io, s);
 	}
 	for (int tagged = 0; tagged < 2; tagged++) {

@@ -141,6 +141,10 @@ void engine_send(struct engine *e, struct engine_send *s);
  * whether it has. sent is not called. */
 int engine_send_now(struct engine *e, struct engine_send *s);
 
+/* engine_has_left reports whether all messages to a rank have left, long ones at least with their
+ * heads. */
+int engine_has_left(const struct engine *e, int rank);
+
 /* engine_receive receives a message. The receive belongs to the engine until received is called
  * with it, which may be at once, or until it is cancelled. */
 void engine_receive(struct engine *e, struct engine_receive *r);

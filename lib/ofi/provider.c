@@ -79,7 +79,8 @@ int port_join(void)
 		FI_WARN(&provider, FI_LOG_DOMAIN, "%s\n", margay_error());
 		return -FI_EBUSY;
 	}
-	if (engine_open(&port.engine, margay_size(), &calls, NULL) != 0)
+	/* A child does not inherit a lock that another thread holds. */
+	if (engine_open(&port.engine, margay_size(), &calls, NULL) != 0 || pthread_atfork(lock, unlock, unlock) != 0)
 		return -FI_ENOMEM;
 	for (int kind = 0; kind < ENGINE_KINDS; kind++)
 		margay_handle(HANDLERS + kind, arrive, NULL);
@@ -89,7 +90,9 @@ int port_join(void)
 
 int port_progress(void)
 {
-	if (margay_poll() < 0 || port.engine.failed) {
+	if (margay_poll() < 0)
+		port.engine.failed = 1;
+	if (port.engine.failed) {
 		FI_WARN_ONCE(&provider, FI_LOG_EP_DATA, "messages cannot be sent or received any more: %s\n", margay_error());
 		return -FI_EIO;
 	}

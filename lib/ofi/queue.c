@@ -28,7 +28,7 @@ static ssize_t queue_readfrom(struct fid_cq *cq, void *buffer, size_t count, fi_
 	size_t n = 0, size = entry_size(q->format);
 	ssize_t err = 0;
 	lock();
-	if (list_empty(&q->entries))
+	if (list_empty(&q->entries) || count == 0)
 		err = port_progress();
 	for (struct op *op; n < count && (op = first(q)) && !op->error; n++) {
 		/* The entry of each format is the beginning of this one. */
@@ -63,7 +63,6 @@ static ssize_t queue_readerr(struct fid_cq *cq, struct fi_cq_err_entry *entry, u
 		entry->tag = op->tag;
 		entry->olen = op->excess;
 		entry->err = entry->prov_errno = op->error;
-		entry->err_data = NULL; /* old versions have no field behind it */
 		op_free(op);
 	} else {
 		op = NULL;

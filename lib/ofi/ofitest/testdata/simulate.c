@@ -3,10 +3,11 @@
  * receive is posted, and each byte of it. At the end everything has been received, and nothing is
  * left over.
  *
- *	simulate SEED STEPS [hostile]
+ *	simulate SEED STEPS honest|hostile|reopen
  *
  * With hostile, the last rank sends bytes at random, and changed copies of what the others have sent
- * it; then the others must come to no harm. */
+ * it; then the others must come to no harm. With reopen, it ends what is under way again and again,
+ * and goes on; then all that it sends must make sense. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,8 @@
 	} while (0)
 
 static uint64_t state;
-static int hostile;
+static int hostile; /* the last rank does not keep to the reference */
+static int reopens; /* but is honest */
 static int dropping; /* engines end what is under way */
 
 static uint64_t draw(void)
@@ -153,7 +155,11 @@ static struct message *waiting_for(const struct receive *r)
 static void on_sent(void *io, struct engine_send *s)
 {
 	struct message *m = list_of(s, struct message, send);
-	(void)io;
+	if (reopens && io == &engines[RANKS - 1]) {
+		free(m->bytes);
+		free(m);
+		return;
+	}
 	CHECK(!m->sent);
 	m->sent = 1;
 	memset(m->bytes, 0xee, m->length); /* its memory may be reused */
@@ -165,7 +171,11 @@ static void on_received(void *io, struct engine_receive *e)
 {
 	struct receive *r = list_of(e, struct receive, receive);
 	const struct message *m = r->expected;
-	(void)io;
+	if (reopens && io == &engines[RANKS - 1]) {
+		free(r->bytes);
+		free(r);
+		return;
+	}
 	if (dropping)
 		return;
 	CHECK(!r->done);
@@ -293,7 +303,7 @@ static void deliver(int from, int to)
 		head_arrives(from, to);
 	char *exact = make(d->length); /* so that a reader beyond it is found */
 	memcpy(exact, d->payload, d->length);
-	if (!(hostile && to == RANKS - 1))
+	if (!hostile || reopens || to < RANKS - 1)
 		engine_arrive(&engines[to], from, d->kind, d->args, exact, d->length);
 	free(exact);
 	free(d);
@@ -359,6 +369,41 @@ static void check_bounds(void)
 	}
 }
 
+/* reopen has the last rank send or receive something, or end what is under way. */
+static void reopen(int to)
+{
+	struct engine *e = &engines[RANKS - 1];
+	struct message *m;
+	struct receive *r;
+	switch (below(8)) {
+	case 0:
+		if (below(8) == 0)
+			engine_drop(e);
+		break;
+	case 1:
+	case 2:
+		m = make(sizeof *m);
+		m->length = some_length();
+		m->bytes = make(m->length);
+		m->send = (struct engine_send){.rank = to, .tagged = 1, .tag = below(TAGS)};
+		split(&m->send.memory, m->bytes, m->length);
+		engine_send(e, &m->send);
+		break;
+	case 3:
+	case 4:
+		r = make(sizeof *r);
+		r->size = some_length();
+		r->bytes = make(r->size);
+		r->receive.tagged = 1;
+		r->receive.want = (struct match_want){.tag = below(TAGS), .source = MATCH_ANY};
+		split(&r->receive.memory, r->bytes, r->size);
+		engine_receive(e, &r->receive);
+		break;
+	default:
+		engine_progress(e);
+	}
+}
+
 static void step(void)
 {
 	int a = below(RANKS - hostile), b = below(RANKS);
@@ -376,7 +421,9 @@ static void step(void)
 			some_cancel(a);
 		break;
 	case 5:
-		if (hostile)
+		if (reopens)
+			reopen(b);
+		else if (hostile)
 			harm(a);
 		break;
 	case 6:
@@ -439,11 +486,12 @@ static void check_end(void)
 {
 	for (int i = 0; i < receive_count; i++)
 		CHECK(!receives[i]->expected || receives[i]->done);
+	for (int a = 0; a < RANKS && (!hostile || reopens); a++)
+		CHECK(engines[a].nonsense == 0 && !engines[a].failed);
 	if (hostile)
 		return;
 	for (int a = 0; a < RANKS; a++) {
 		struct engine *e = &engines[a];
-		CHECK(e->nonsense == 0 && !e->failed);
 		CHECK(e->sends.unused_count == e->sends.size && e->receives.unused_count == e->receives.size);
 		for (int b = 0; b < RANKS; b++) {
 			struct engine_peer *p = &e->peers[b], *q = &engines[b].peers[a];
@@ -454,10 +502,11 @@ static void check_end(void)
 
 int main(int argc, char **argv)
 {
-	if (argc < 3)
+	if (argc < 4)
 		return 2;
 	state = strtoull(argv[1], NULL, 10);
-	hostile = argc > 3;
+	reopens = strcmp(argv[3], "reopen") == 0;
+	hostile = reopens || strcmp(argv[3], "hostile") == 0;
 	for (int i = 0; i < RANKS; i++)
 		CHECK(engine_open(&engines[i], RANKS, &calls, &engines[i]) == 0);
 	for (int i = atoi(argv[2]); i > 0; i--) {
@@ -472,7 +521,7 @@ int main(int argc, char **argv)
 		done += receives[i]->done;
 	uint64_t nonsense = 0;
 	dropping = 1;
-	for (int i = 0; i < RANKS - hostile; i++) {
+	for (int i = 0; i < RANKS - (hostile && !reopens); i++) {
 		nonsense += engines[i].nonsense;
 		engine_drop(&engines[i]);
 		engine_close(&engines[i]);

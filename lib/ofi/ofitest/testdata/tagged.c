@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <rdma/fabric.h>
@@ -258,6 +259,39 @@ static void probes(void)
 	}
 }
 
+/* flood injects messages that no receive takes, until it must try again, and then receives those of
+ * the other rank, and a last one. */
+static void flood(void)
+{
+	const uint64_t end = -1;
+	struct result sent = {0};
+	uint64_t n = 0, value = 0;
+	ssize_t result;
+	while ((result = fi_tinject(ep, &n, sizeof n, peer, 50)) == 0)
+		CHECK(++n < 10000);
+	CHECK(result == -FI_EAGAIN);
+	DONE(fi_tsend(ep, &end, sizeof end, NULL, peer, 50, &sent));
+	for (uint64_t i = 0; value != end; i++) {
+		struct result got = {0};
+		DONE(fi_trecv(ep, &value, sizeof value, NULL, peer, 50, 0, &got));
+		await(&got);
+		CHECK(value == i || value == end);
+	}
+	await(&sent);
+}
+
+/* child_fails checks that a forked child gets errors. */
+static void child_fails(void)
+{
+	struct fi_cq_tagged_entry entry;
+	int status;
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0)
+		_exit(fi_tinject(ep, NULL, 0, self, 1) == -FI_EIO && fi_cq_read(cq, &entry, 1) == -FI_EIO ? 0 : 1);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
 /* own sends a message to this rank. */
 static void own(void)
 {
@@ -309,7 +343,9 @@ int main(int argc, char **argv)
 		truncated();
 		parts();
 		probes();
+		flood();
 	}
+	child_fails();
 	own();
 	meet();
 	DONE(fi_close(&ep->fid));
