@@ -124,10 +124,11 @@ type Agent struct {
 	peers  *gate.Log // for misbehaviour of other nodes
 
 	listener  net.Listener
-	datagrams *net.UDPConn // nil if the fabric is TCP
-	joined    bool         // the fabric, with the first registration
-	reached   time.Time    // when it last registered; used by Run alone
-	beat      atomic.Int64 // the interval of its heartbeats, in nanoseconds
+	datagrams *net.UDPConn  // nil if the fabric is TCP
+	joined    bool          // the fabric, with the first registration
+	firmware  chan struct{} // has a value while logs of firmware are moved
+	reached   time.Time     // when it last registered; used by Run alone
+	beat      atomic.Int64  // the interval of its heartbeats, in nanoseconds
 
 	mu      sync.Mutex
 	conn    *control.Conn                // nil while there is none
@@ -199,7 +200,7 @@ func New(c Config) (*Agent, error) {
 		return nil, err
 	}
 	return &Agent{
-		config: c, key: key, serve: serve, peers: gate.NewLog(c.Log, 10, 1), bootID: bootID(),
+		config: c, key: key, serve: serve, peers: gate.NewLog(c.Log, 10, 1), bootID: bootID(), firmware: make(chan struct{}, 1),
 		faults: make(map[id.Job]*control.JobFault), copies: make(map[id.Job]*copying), turns: make(map[id.Job]*turn),
 		sharing: make(map[id.Job]context.Context), ends: make(map[id.Job]*ends), pause: endsPause,
 	}, nil
@@ -368,7 +369,7 @@ func (a *Agent) session(ctx context.Context) error {
 		}
 	}
 	close(joined)
-	served.Go(func() { a.bringFirmwareLogs(ctx, conn) })
+	go a.bringFirmwareLogs(ctx, conn) // not waited for: firmware may hang
 	a.config.Log("registered with serve at %s", a.config.Boot.Serve)
 	return a.heartbeat(ctx, conn, beat, info, clock)
 }

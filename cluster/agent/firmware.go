@@ -14,6 +14,12 @@ func (a *Agent) bringFirmwareLogs(ctx context.Context, conn *control.Conn) {
 	if a.config.FirmwareLogs == "" {
 		return
 	}
+	select {
+	case a.firmware <- struct{}{}: // the last connection's call has returned from Linux
+		defer func() { <-a.firmware }()
+	case <-ctx.Done():
+		return
+	}
 	if err := a.moveFirmwareLogs(ctx, conn); err != nil && ctx.Err() == nil {
 		a.config.Log("logs that the firmware has kept stay there: %v", err)
 	}

@@ -516,16 +516,18 @@ func (m *metalNodes) findDriver(number id.Node, n *metalNode) (err error) {
 }
 
 // switchOn switches a node on when it is its turn, or resets it if it is on: something else may run
-// there.
+// there. A node that was stopped before, or is up, stays as it is.
 func (m *metalNodes) switchOn(number id.Node, n *metalNode, ended chan exit) {
-	if m.turns.Wait(m.ctx, func() { m.events.stage(number, boot.Status{Stage: boot.Unpowered}) }) != nil {
+	err := m.turns.Wait(m.ctx, func() {
+		if m.awaits(n, ended) {
+			m.events.stage(number, boot.Status{Stage: boot.Unpowered})
+		}
+	})
+	if err != nil {
 		return // the machine ends, and the node with it
 	}
-	err := m.switched(n, func(ctx context.Context) error {
-		m.mu.Lock()
-		over := n.ended != ended || n.phase == stopped
-		m.mu.Unlock()
-		if over { // it was stopped at once
+	err = m.switched(n, func(ctx context.Context) error {
+		if !m.awaits(n, ended) {
 			return nil
 		}
 		action := power.SwitchOn
@@ -540,6 +542,13 @@ func (m *metalNodes) switchOn(number id.Node, n *metalNode, ended chan exit) {
 		defer m.mu.Unlock()
 		m.over(number, n, ended, exit{Reason: fmt.Sprintf("switch it on: %v", err), Off: true})
 	}
+}
+
+// awaits reports whether a start of a node goes on, and the node has not got its configuration.
+func (m *metalNodes) awaits(n *metalNode, ended chan exit) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return n.ended == ended && n.phase == booting
 }
 
 // stop implements substrate. A node that cannot be switched off from here gets no answer any more.

@@ -356,8 +356,8 @@ esac
 	}
 }
 
-// Nodes are switched on by turns. One that waits for its turn says so, and can be stopped. The end
-// of the machine waits for no turn.
+// Nodes are switched on by turns. One that waits for its turn says so, and can be stopped. One that
+// is up before its turn is not reset. The end of the machine waits for no turn.
 func TestMetalPace(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "power")
@@ -403,10 +403,21 @@ test "$1" != on || sleep 60 # it is on its way
 	if e := within(t, ended); !strings.Contains(e.Reason, "switched off") {
 		t.Errorf("the node that has waited has ended: %+v", e)
 	}
-	if _, _, err := p.start(2, 1); err != nil {
+	if _, ended, err = p.start(2, 1); err != nil {
 		t.Fatal(err)
 	}
 	within(t, waits)
+	if _, err := p.hand(2); err != nil {
+		t.Fatal(err)
+	}
+	p.turns = power.NewTurns(power.Pace{})
+	p.switchOn(2, p.nodes[2], p.nodes[2].ended) // its turn
+	if text := did(); strings.Contains(text, "node2") {
+		t.Errorf("the power of a node that is up was touched: %s", text)
+	}
+	if len(ended) != 0 {
+		t.Errorf("it has ended: %v", <-ended)
+	}
 	if text := did(); strings.Contains(text, "on node1") || strings.Contains(text, "on node2") {
 		t.Errorf("nodes were switched on before their turns: %s", text)
 	}

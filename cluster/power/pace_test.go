@@ -45,7 +45,7 @@ func TestPacerModel(t *testing.T) {
 		p, now := NewPacer(pace), time.Now()
 		var turns []time.Time
 		for range 100 {
-			now = now.Add(time.Duration(random.Int64N(2 * int64(pace.Gap) / int64(pace.Nodes))))
+			now = now.Add(time.Duration(random.Int64N(1 + 2*int64(pace.Gap)/int64(pace.Nodes))))
 			turn := now.Add(p.Turn(now))
 			if n := len(turns); n > 0 && turn.Before(turns[n-1]) {
 				t.Fatalf("%v: a turn before an earlier one", pace)

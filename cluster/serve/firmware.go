@@ -12,10 +12,12 @@ import (
 )
 
 // Bounds on what a node can have kept of its firmware's logs, in bytes: so much at once, and so
-// much a second. A node is not trusted, and there is a disk behind it.
+// much a second. A node is not trusted, and there is a disk behind it. Each log counts as
+// firmwareLeast at least, because all of a boot's logs are written again with each.
 const (
 	firmwareBurst = 2 << 20
 	firmwareRate  = 1 << 10
+	firmwareLeast = 64 << 10
 )
 
 // maxPanic bounds the reason of a panic, in bytes.
@@ -26,7 +28,6 @@ const maxPanic = 200
 type keptLogs struct {
 	credit *rate.Limiter // of bytes
 	busy   bool          // one is being written
-	boot   string        // that brought the last one; empty: none since serve was started
 	panic  string        // why an earlier boot has ended, from what this boot has brought; empty: nothing
 }
 
@@ -46,7 +47,7 @@ func (s *Server) keepFirmwareLog(conn *control.Conn, n *node, f *control.Frame, 
 		refused = "a log of firmware that is empty or too long"
 	case n.firmware.busy:
 		refused = "its last log of firmware is still being written"
-	case !n.firmware.credit.AllowN(time.Now(), len(m.Text)):
+	case !n.firmware.credit.AllowN(time.Now(), max(len(m.Text), firmwareLeast)):
 		refused = "logs of its firmware come too fast"
 	}
 	if refused != "" {
@@ -54,16 +55,17 @@ func (s *Server) keepFirmwareLog(conn *control.Conn, n *node, f *control.Frame, 
 		return
 	}
 	n.firmware.busy = true
-	first := n.firmware.boot != n.boot
-	boot := n.boot
+	first := n.firmware.panic == "" // it is stored, so that also a new serve knows
 	s.running.Go(func() {
 		err := s.config.KeepFirmwareLog(id.Node(n.number), m.Text, first)
 		reason := klog.Panic(string(m.Text))
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		n.firmware.busy = false
+		if s.member(n.number) != n {
+			return // it has left, with its connection: nothing of it is stored any more
+		}
 		if err == nil {
-			n.firmware.boot = boot
 			s.firmwareKept(n, reason)
 		} else {
 			n.deeds.Printf("node%d: what its firmware has kept stays there: %v", n.number, err)

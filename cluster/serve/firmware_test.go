@@ -59,6 +59,10 @@ func TestFirmwareLog(t *testing.T) {
 		h.tell(&control.NodeBoot{Node: 1, Boots: 1}) // repeated
 		m.played[1].connect()
 		shown("the end of a log")
+		bring("the rest", "<nil>") // the log before the restart is not in the firmware any more
+		if last := kept[len(kept)-1]; last != "1 false the rest" {
+			t.Errorf("kept after the restart: %q", last)
+		}
 		h.tell(&control.NodeBoot{Node: 1, Boots: 2})
 		shown("")
 		m.played[1].boot = "another boot"
@@ -77,6 +81,13 @@ func TestFirmwareLog(t *testing.T) {
 			bring(long, "<nil>")
 		}
 		bring(long, "node1: logs of its firmware come too fast")
+		m.played[0].connect()
+		for range firmwareBurst / firmwareLeast { // serve writes a file for each
+			_, _ = m.played[0].conn.Call(t.Context(), &control.FirmwareLog{Text: []byte("x")})
+		}
+		if _, err := m.played[0].conn.Call(t.Context(), &control.FirmwareLog{Text: []byte("x")}); err == nil || err.Error() != "node0: logs of its firmware come too fast" {
+			t.Errorf("many small logs: %v", err)
+		}
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"margay/cluster/permit"
 	"margay/cluster/roster"
 	"margay/cluster/trust"
+	"margay/kernel/abi/id"
 )
 
 // FuzzFrames: serve survives any frame from a registered node or a client.
@@ -66,7 +67,8 @@ func FuzzFrames(f *testing.F) {
 // connection to the node remain unanswered.
 func runningJob(t *testing.T, authority *trust.Authority) (*Server, *control.Conn) {
 	t.Helper()
-	s, err := New(Config{Machine: "m", Roster: roster.New(1), Authority: authority, Dir: t.TempDir(), Owner: uint32(os.Getuid()), Peer: asOwner, Log: func(string, ...any) {}})
+	s, err := New(Config{Machine: "m", Roster: roster.New(1), Authority: authority, Dir: t.TempDir(), Owner: uint32(os.Getuid()), Peer: asOwner, Log: func(string, ...any) {},
+		KeepFirmwareLog: func(id.Node, []byte, bool) error { return nil }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ func TestMachine(t *testing.T) {
 		"/proc/[0-9]* [/proc/1] <nil>\n",
 		"\nproc /proc proc rw,nosuid,nodev,noexec", "\nsysfs /sys sysfs rw,nosuid,nodev,noexec", "\ndev /dev devtmpfs rw,nosuid",
 		"\nrun /run tmpfs rw,nosuid,nodev", "\ntmp /tmp tmpfs rw,nosuid,nodev", "\ncgroup /sys/fs/cgroup cgroup2 rw,nosuid,nodev,noexec",
-		"\npstore /sys/fs/pstore pstore rw,nosuid,nodev,noexec",
+		" /sys/fs/pstore pstore rw,nosuid,nodev,noexec",
 	} {
 		if !strings.Contains(said, want) {
 			t.Errorf("no %q in:\n%s", want, said)

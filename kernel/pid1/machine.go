@@ -69,16 +69,29 @@ func dumpToJobs() error {
 	return nil
 }
 
+// logsPatience bounds how long the boot waits for what the firmware has kept.
+const logsPatience = 10 * time.Second
+
 // mountLogs mounts the file system in which Linux shows what the firmware has kept of the logs of
-// earlier boots, unless Linux has none.
+// earlier boots, unless Linux has none. Linux reads all of it from the firmware in that time, which
+// may be slow, or broken: then the node boots without it.
 func mountLogs() error {
 	if _, err := os.Stat(pstore.Dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err := unix.Mount("pstore", pstore.Dir, "pstore", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
-		return fmt.Errorf("mount %s: %w", pstore.Dir, err)
+	mounted := make(chan error, 1)
+	go func() {
+		mounted <- unix.Mount("pstore", pstore.Dir, "pstore", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+	}()
+	select {
+	case err := <-mounted:
+		if err != nil {
+			return fmt.Errorf("mount %s: %w", pstore.Dir, err)
+		}
+		return nil
+	case <-time.After(logsPatience):
+		return fmt.Errorf("mount %s: the firmware needs more than %v for the logs that it has kept: the node boots without them", pstore.Dir, logsPatience)
 	}
-	return nil
 }
 
 // SetUp mounts, loads the image's modules and the drivers that its devices need, withholds from

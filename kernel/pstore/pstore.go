@@ -26,8 +26,8 @@ const Dir = "/sys/fs/pstore"
 // Bounds on one reading, in files and in bytes.
 const (
 	mostFiles = 256
-	mostPiece = 64 << 10
-	// MostText bounds the text of all pieces.
+	mostHead  = 64 // of a piece
+	// MostText bounds the text of all pieces. A piece that is larger stays where it is.
 	MostText = 256 << 10
 )
 
@@ -105,8 +105,11 @@ func readPiece(dir, name string) (p piece, err error) {
 		p.text = fmt.Appendf(nil, "-- missing: %d bytes that Linux could not decompress --\n", info.Size())
 		return p, nil
 	}
-	if p.text, err = io.ReadAll(io.LimitReader(f, mostPiece)); err != nil {
+	if p.text, err = io.ReadAll(io.LimitReader(f, MostText+1)); err != nil {
 		return p, fmt.Errorf("%s: %w", name, err)
+	}
+	if len(p.text) > MostText {
+		return p, fmt.Errorf("%s has more than %d bytes, and stays where it is", name, MostText)
 	}
 	p.head, p.part, p.text = cutHead(p.text)
 	return p, nil
@@ -116,7 +119,7 @@ func readPiece(dir, name string) (p piece, err error) {
 func cutHead(text []byte) (head string, part int, rest []byte) {
 	line, rest, _ := bytes.Cut(text, []byte("\n"))
 	head, number, found := strings.Cut(string(line), " Part")
-	if n, err := fmt.Sscanf(number, "%d", &part); !found || n != 1 || err != nil || part < 1 {
+	if n, err := fmt.Sscanf(number, "%d", &part); !found || n != 1 || err != nil || part < 1 || len(line) > mostHead {
 		return "", 0, text
 	}
 	return head, part, rest

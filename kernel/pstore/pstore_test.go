@@ -74,13 +74,14 @@ func TestRead(t *testing.T) {
 // More than the bounds comes in several readings.
 func TestReadIsBounded(t *testing.T) {
 	dir := t.TempDir()
-	text := strings.Repeat("x", 2*mostPiece)
-	for i := range 2 * MostText / mostPiece {
+	text := strings.Repeat("x", MostText/4)
+	for i := range 8 {
 		leave(t, dir, fmt.Sprintf("dmesg-erst-%d", i), text, time.Now())
 	}
+	leave(t, dir, "dmesg-erst-0-large", strings.Repeat("x", MostText+1), time.Now())
 	for reading := 0; ; reading++ {
 		r, err := Read(dir)
-		if err != nil || len(r.Text) > MostText+mostFiles*100 {
+		if err == nil || !strings.Contains(err.Error(), "dmesg-erst-0-large has more than 262144 bytes") || len(r.Text) > MostText+mostFiles*100 {
 			t.Fatalf("%d bytes, %v", len(r.Text), err)
 		}
 		if len(r.Files) == 0 {
@@ -92,6 +93,14 @@ func TestReadIsBounded(t *testing.T) {
 		if err := Remove(dir, r.Files); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A long first line is not a head: heads do not count as text.
+func TestLongHead(t *testing.T) {
+	long := []byte(strings.Repeat("x", mostHead) + " Part1\ny\n")
+	if head, part, rest := cutHead(long); head != "" || part != 0 || !bytes.Equal(rest, long) {
+		t.Errorf("%q, %d, %q", head, part, rest)
 	}
 }
 

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -28,6 +29,9 @@ func serialCommand(s machine.Spec, node uint32) ([]string, error) {
 // itself: its keys and signals need no copying.
 func execSerial(args []string) error {
 	path, err := exec.LookPath(args[0])
+	if wrong := (*exec.Error)(nil); errors.As(err, &wrong) {
+		err = wrong.Err // args[0] is said below
+	}
 	if err == nil {
 		err = unix.Exec(path, args, os.Environ())
 	}
