@@ -57,8 +57,8 @@ func (s *Server) signalRanks(j *job, rank int, sig unix.Signal) (away []uint32) 
 	return away
 }
 
-// halts reports whether a signal stops or continues a job. haltOn sends it to nodes that have missed
-// it.
+// halts reports whether a signal stops or continues a job. haltOn sends it to nodes that have
+// missed it.
 func halts(sig unix.Signal) bool { return sig == unix.SIGSTOP || sig == unix.SIGCONT }
 
 // startedOn sends a node whose ranks have started the signals that had to wait for that: a node
