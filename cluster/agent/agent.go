@@ -66,11 +66,11 @@ const (
 )
 
 // silence is the time after which the agent reconnects if serve answers no heartbeat, or
-// silentBeats heartbeats if that is longer: on a machine of many nodes, heartbeats are rare. There, a
-// hosted node, which notices the end of serve at once, waits for hostedBeats: both may lack the
+// silentBeats heartbeats if that is longer: on a machine of many nodes, heartbeats are rare. There,
+// a hosted node, which notices the end of serve at once, waits for hostedBeats: both may lack the
 // processor, and a new connection spoils the launch of a job. That is three quarters of the silence
-// after which serve takes the node for dead, so that a node whose connection has lost its packets is
-// back before.
+// after which serve takes the node for dead, so that a node whose connection has lost its packets
+// is back before.
 const (
 	silence     = 5 * time.Second
 	silentBeats = 5

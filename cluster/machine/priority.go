@@ -14,8 +14,8 @@ import (
 const serveNice = -10
 
 // goesFirst reports whether serve goes before nodes and jobs. Its session is the one of the holder,
-// in which virtual machines are as well. Without a holder it is the one of a shell, which would keep
-// the nice value after serve.
+// in which virtual machines are as well. Without a holder it is the one of a shell, which would
+// keep the nice value after serve.
 func (s *Spec) goesFirst(in Inherited) bool {
 	return s.Substrate == node.Hosted && in.Lifeline != nil
 }

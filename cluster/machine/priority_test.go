@@ -7,8 +7,8 @@ import (
 	"margay/kernel/abi/node"
 )
 
-// Only the serve of hosted nodes goes first, and only in a session that is the machine's own and has
-// no virtual machines.
+// Only the serve of hosted nodes goes first, and only in a session that is the machine's own and
+// has no virtual machines.
 func TestGoesFirst(t *testing.T) {
 	held := Inherited{Lifeline: os.Stdin}
 	for _, c := range []struct {

@@ -252,7 +252,7 @@ func (s *Server) setDuties(m *control.SetDuties) error {
 }
 
 // awaitForgotten waits until nodes have forgotten the jobs that have ended for their clients. A
-// node has forgetTimeout for that.
+// node has forgetTime for that.
 func (s *Server) awaitForgotten(nodes []uint32) {
 	s.mu.Lock()
 	var ending []*job

@@ -721,7 +721,10 @@ func (s *Server) finish(j *job) {
 // forget asks all nodes of a job to forget it, in turns. They receive it after all earlier
 // requests, and step sends no further ones.
 func (s *Server) forget(j *job) {
-	s.inTurns(j, forgetTimeout, nil, func(node uint32) *question {
+	s.mu.Lock()
+	timeout := s.forgetTime()
+	s.mu.Unlock()
+	s.inTurns(j, timeout, nil, func(node uint32) *question {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.ask(node, &control.Forget{Job: j.number})

@@ -422,6 +422,21 @@ func TestRefusedJobHasNoCores(t *testing.T) {
 	})
 }
 
+// On a machine of many nodes, a node has longer to end a job before it is asked again.
+func TestForgetOfMany(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2, func(c *Config) { c.Timing.Space = 500 * time.Millisecond }) // heartbeats are half as frequent
+		m.played[0].slow = map[string]time.Duration{"Forget": 2*forgetTimeout - time.Second}
+		c := m.client()
+		job := c.run(spec(4))
+		must[*control.Done](c, &control.Kill{Job: job, Force: true})
+		time.Sleep(2 * forgetTimeout)
+		if got := take[*control.Forget](&m.played[0].recorder); len(got) != 1 || c.freeCores() != 4 {
+			t.Errorf("the node was asked %d times, and %d cores are free", len(got), c.freeCores())
+		}
+	})
+}
+
 // A node that does not confirm the end of a job may still have processes of it, and gets no other
 // job until then.
 func TestCoresOfUnendedJob(t *testing.T) {

@@ -28,13 +28,18 @@ const (
 	clientTimeout  = 30 * time.Second // for the client's confirmation that it knows the job
 )
 
+// forgetTime returns how long a node may take to end a job. It grows as the silence does after
+// which a node is dead: on a machine of many nodes, an answer takes longer. The caller holds
+// Server.mu.
+func (s *Server) forgetTime() time.Duration { return s.pace() * forgetTimeout }
+
 // admit creates a job. If there is no room for it, but late nodes or ending jobs would make room,
 // it waits for them, and reports that to the client if it takes a while.
 func (s *Server) admit(spec *control.JobSpec, client *control.Conn) (*job, error) {
 	s.mu.Lock()
-	dead := s.config.Timing.deadAfter(s.pace())
+	most := s.config.Timing.deadAfter(s.pace()) + s.forgetTime()
 	s.mu.Unlock()
-	patience, silent := time.NewTimer(dead+forgetTimeout), time.NewTimer(s.config.Timing.Late)
+	patience, silent := time.NewTimer(most), time.NewTimer(s.config.Timing.Late)
 	defer patience.Stop()
 	defer silent.Stop()
 	for {
@@ -498,8 +503,8 @@ func (s *Server) step(j *job, timeout time.Duration, request proto.Message, answ
 	return j.failure == nil && !j.finishing
 }
 
-// launchTime returns how long a request that launches a job may take, from the time that it may take
-// in a job of one node.
+// launchTime returns how long a request that launches a job may take, from the time that it may
+// take in a job of one node.
 func (s *Server) launchTime(j *job, one time.Duration) time.Duration {
 	return one + time.Duration(len(j.members)-1)*s.config.Timing.Each
 }

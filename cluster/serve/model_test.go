@@ -85,6 +85,7 @@ func TestModel(t *testing.T) {
 			h.config = Config{
 				Machine: "m", Substrate: "played", Roster: roster.New(2), Authority: authority, Secret: "secret", Owner: uint32(os.Getuid()), Peer: asOwner,
 				Timing: Timing{Late: 20 * time.Second, Dead: time.Minute, Kill: 20 * time.Second}.withDefaults(),
+				AtOnce: int((seed + i) % 2), // all at the same time, or in turns
 			}
 			h.startServe(empty)
 			defer h.stopServe()

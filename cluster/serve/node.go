@@ -416,8 +416,9 @@ func (s *Server) reconcile(n *node, m *control.Register) {
 
 // forgetOn asks a node to end a job that no longer exists. The caller holds Server.mu.
 func (s *Server) forgetOn(n *node, job uint32) {
+	timeout := s.forgetTime()
 	s.owe(n, fmt.Sprintf("end job %d", job), func(conn *control.Conn) error {
-		ctx, cancel := context.WithTimeout(s.context, forgetTimeout)
+		ctx, cancel := context.WithTimeout(s.context, timeout)
 		defer cancel()
 		_, err := conn.Call(ctx, &control.Forget{Job: job})
 		return err

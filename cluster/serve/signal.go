@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
 )
@@ -44,8 +43,8 @@ func (s *Server) signalRanks(j *job, rank int, sig unix.Signal) (away []uint32) 
 			told[r.place.Node] = rank == control.None
 			n, m := s.nodes[r.place.Node], &control.Signal{Job: j.number, Rank: int32(rank), Signal: int32(sig)}
 			if waiting, ok := j.unstarted[n.number]; ok && !(rank == control.None && halts(sig)) {
-				waiting = slices.DeleteFunc(waiting, func(w *control.Signal) bool { return proto.Equal(w, m) })
-				j.unstarted[n.number] = append(waiting, m)
+				waiting = slices.DeleteFunc(waiting, func(w *control.Signal) bool { return w.Rank == m.Rank && w.Signal == m.Signal })
+				j.unstarted[n.number] = append(waiting[max(0, len(waiting)+1-mostWaiting):], m)
 				continue
 			}
 			if n.conn == nil {
@@ -57,8 +56,12 @@ func (s *Server) signalRanks(j *job, rank int, sig unix.Signal) (away []uint32) 
 	return away
 }
 
-// halts reports whether a signal stops or continues a job. haltOn sends it to nodes that have missed
-// it.
+// mostWaiting bounds the signals that wait for a node to start its ranks. Older ones are dropped:
+// Linux has 64 signals, but a client may send any numbers.
+const mostWaiting = 64
+
+// halts reports whether a signal stops or continues a job. haltOn sends it to nodes that have
+// missed it.
 func halts(sig unix.Signal) bool { return sig == unix.SIGSTOP || sig == unix.SIGCONT }
 
 // startedOn sends a node whose ranks have started the signals that had to wait for that: a node

@@ -101,6 +101,24 @@ func TestSignalWhileStarting(t *testing.T) {
 	})
 }
 
+// A client cannot make serve keep any number of signals.
+func TestSignalsWhileStartingAreBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		m.played[0].slow = map[string]time.Duration{"Start": time.Second}
+		c := m.client()
+		c.tell(&control.RunRequest{Spec: spec(1)})
+		m.played[0].tell(&control.Loaded{Job: 1})
+		for i := range int32(3 * mostWaiting) {
+			c.tell(&control.Signal{Job: 1, Rank: control.None, Signal: 100 + i})
+		}
+		time.Sleep(time.Second)
+		if got := signals(m.played[0]); len(got) != mostWaiting || got[0] != 100+2*mostWaiting {
+			t.Errorf("it gets %d signals, the first is %d", len(got), got[0])
+		}
+	})
+}
+
 // A node that starts its ranks for a restarted serve, which ends the job, gets the signal when it
 // has them.
 func TestEndedWhileStartingAgain(t *testing.T) {
