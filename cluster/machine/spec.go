@@ -266,7 +266,7 @@ const askedEach = 32
 // atOnce returns how many nodes serve asks at a time to launch or to end a job; 0: all.
 func (s *Spec) atOnce() int {
 	if s.Substrate == node.Hosted {
-		return askedEach * runtime.NumCPU()
+		return askedEach * runtime.GOMAXPROCS(0)
 	}
 	return 0
 }

@@ -152,7 +152,7 @@ func TestTiming(t *testing.T) {
 
 // Only hosted nodes, which share the processors of one host, take part in a launch in turns.
 func TestAtOnce(t *testing.T) {
-	for substrate, want := range map[string]int{node.Hosted: askedEach * runtime.NumCPU(), node.Virtual: 0, node.Hosts: 0, node.Metal: 0} {
+	for substrate, want := range map[string]int{node.Hosted: askedEach * runtime.GOMAXPROCS(0), node.Virtual: 0, node.Hosts: 0, node.Metal: 0} {
 		if got := (&Spec{Substrate: substrate}).atOnce(); got != want {
 			t.Errorf("%s: %d nodes at a time, not %d", substrate, got, want)
 		}
