@@ -130,6 +130,15 @@ static void open_all(void)
 	}
 }
 
+static void close_all(void)
+{
+	CHECK(fi_close(&cq->fid) == -FI_EBUSY && fi_close(&av->fid) == -FI_EBUSY);
+	DONE(fi_close(&ep->fid));
+	DONE(fi_close(&cq->fid));
+	DONE(fi_close(&av->fid));
+	DONE(fi_close(&domain->fid));
+}
+
 /* peer is the rank with which this one exchanges messages. */
 static uint32_t peer;
 
@@ -348,10 +357,10 @@ int main(int argc, char **argv)
 	child_fails();
 	own();
 	meet();
-	DONE(fi_close(&ep->fid));
-	DONE(fi_close(&cq->fid));
-	DONE(fi_close(&av->fid));
-	DONE(fi_close(&domain->fid));
+	close_all();
+	open_all();
+	own();
+	close_all();
 	if (self == 0)
 		puts("tagged: ok");
 	return 0;
