@@ -61,8 +61,10 @@ func TestPreviousConsole(t *testing.T) {
 		}
 	}
 	past := time.Now().Add(-time.Minute)
-	if err := os.Chtimes(filepath.Join(dir, "node5.console.firmware"), past, past); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"node5.console.firmware", "node6.console.previous"} {
+		if err := os.Chtimes(filepath.Join(dir, name), past, past); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, c := range []struct {
 		args           []string
