@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
-	"os/exec"
-	"strings"
 	"testing"
 	"time"
 
@@ -67,16 +65,5 @@ func TestPace(t *testing.T) {
 		}
 		fmt.Fprintf(&want, "%d\n", action)
 	}
-	cmd := exec.Command(build(t, paceProgram))
-	cmd.Stdin = &input
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	theirs, ours := strings.Split(string(out), "\n"), strings.Split(want.String(), "\n")
-	for i := range ours {
-		if i >= len(theirs) || theirs[i] != ours[i] {
-			t.Fatalf("line %d: Go says %q, C says %q", i+1, ours[i], theirs[min(i, len(theirs)-1)])
-		}
-	}
+	agree(t, build(t, paceProgram), &input, want.String())
 }

@@ -5,8 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
-	"os/exec"
-	"strings"
 	"testing"
 
 	"margay/internal/check"
@@ -133,18 +131,6 @@ func TestServe(t *testing.T) {
 	if refused < 1000 || next < 1000 {
 		t.Errorf("%d datagrams were refused, and %d requests carried out", refused, next-1)
 	}
-	cmd := exec.Command(build(t, serveProgram, fmt.Sprintf("-DWINDOW=%d", serveWindow), "-fsanitize=address,undefined", "-fno-sanitize-recover=all"))
-	cmd.Stdin = &input
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, stderr.Bytes())
-	}
-	theirs, ours := strings.Split(string(out), "\n"), strings.Split(want.String(), "\n")
-	for i := range ours {
-		if i >= len(theirs) || theirs[i] != ours[i] {
-			t.Fatalf("line %d: Go says %q, C says %q", i+1, ours[i], theirs[min(i, len(theirs)-1)])
-		}
-	}
+	program := build(t, serveProgram, fmt.Sprintf("-DWINDOW=%d", serveWindow), "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+	agree(t, program, &input, want.String())
 }

@@ -11,6 +11,7 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -217,6 +218,25 @@ func run(t *testing.T, program string, input []byte) map[string]string {
 		values[name] = value
 	}
 	return values
+}
+
+// agree runs a program with some input and fails if it does not print the lines that Go says.
+func agree(t *testing.T, program string, input io.Reader, want string) {
+	t.Helper()
+	cmd := exec.Command(program)
+	cmd.Stdin = input
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, stderr.Bytes())
+	}
+	theirs, ours := strings.Split(string(out), "\n"), strings.Split(want, "\n")
+	for i := range ours {
+		if i >= len(theirs) || theirs[i] != ours[i] {
+			t.Fatalf("line %d: Go says %q, C says %q", i+1, ours[i], theirs[min(i, len(theirs)-1)])
+		}
+	}
 }
 
 // Every number of the interface is the same in Go and in C, and none is on one side only.
