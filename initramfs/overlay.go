@@ -9,6 +9,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+
+	"github.com/klauspost/compress/zstd"
 )
 
 // align divides the offset of every archive in an image, in bytes.
@@ -59,6 +61,39 @@ func WriteNodeImage(imagePath string, files []File, dst string) error {
 	})
 	if err != nil {
 		return fmt.Errorf("make node image %s: %w", dst, err)
+	}
+	return nil
+}
+
+// zstdWindow is how far back a compressed image refers, in bytes. Linux takes that much memory to unpack it.
+const zstdWindow = 1 << 20
+
+// Compress replaces a plain image, with what has been added to it, by the same in one .zst stream, which Linux unpacks since version
+// 5.9 (CONFIG_RD_ZSTD). An image that does not begin as a plain one stays as it is.
+func Compress(path string) error {
+	plain, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer plain.Close()
+	magic := make([]byte, len(newcMagic))
+	if _, err := io.ReadFull(plain, magic); err != nil || string(magic) != newcMagic {
+		return nil
+	}
+	info, err := plain.Stat()
+	if err != nil {
+		return err
+	}
+	err = Replace(path, info.Mode().Perm(), func(f *os.File) error {
+		z, err := zstd.NewWriter(f, zstd.WithWindowSize(zstdWindow), zstd.WithEncoderConcurrency(1))
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(z, io.NewSectionReader(plain, 0, info.Size()))
+		return errors.Join(err, z.Close())
+	})
+	if err != nil {
+		return fmt.Errorf("compress image %s: %w", path, err)
 	}
 	return nil
 }

@@ -3,12 +3,14 @@ package initramfs
 import (
 	"bytes"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 )
 
@@ -76,6 +78,50 @@ func TestWriteNodeImage(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 2 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// A plain image and its overlay become one stream, which nobody else can read, and Linux needs little memory to unpack. Others are left
+// alone.
+func TestCompress(t *testing.T) {
+	dir := t.TempDir()
+	s := testSpec(t)
+	s.Plain = true
+	whole, _ := build(t, s)
+	dst := filepath.Join(dir, "node.img")
+	if err := WriteNodeImage(write(t, filepath.Join(dir, "image"), whole), []File{{Path: "/margay/node.json", Mode: 0o600, Data: []byte("{}")}}, dst); err != nil {
+		t.Fatal(err)
+	}
+	plain, err := os.ReadFile(dst)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Compress(dst); err != nil {
+		t.Fatal(err)
+	}
+	compressed, err := os.ReadFile(dst)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := zstd.NewReader(bytes.NewReader(compressed), zstd.WithDecoderMaxWindow(zstdWindow), zstd.WithDecoderConcurrency(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if got, err := io.ReadAll(d); err != nil || !bytes.Equal(got, plain) {
+		t.Errorf("%d bytes unpacked, %v; want %d", len(got), err, len(plain))
+	}
+	if info, err := os.Stat(dst); err != nil || info.Mode() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	for _, text := range []string{"", "0707", "another", string(compressed)} {
+		other := write(t, filepath.Join(dir, "other"), []byte(text))
+		if err := Compress(other); err != nil {
+			t.Errorf("%d bytes: %v", len(text), err)
+		}
+		if got, err := os.ReadFile(other); err != nil || string(got) != text {
+			t.Errorf("%d bytes were changed, %v", len(text), err)
+		}
 	}
 }
 

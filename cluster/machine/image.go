@@ -337,6 +337,10 @@ func (v *virtual) stage(number id.Node, term uint32, name string) (*control.Imag
 	if err := v.writeImage(b, number, term, path); err != nil {
 		return nil, err
 	}
+	// The node has it twice in memory, and Linux a third time.
+	if err := initramfs.Compress(path); err != nil {
+		return nil, err
+	}
 	staged := &control.ImageStaged{
 		Kernel: b.Kernel, Initramfs: path,
 		Cmdline: qemu.CommandLine(qemu.Accel(v.spec.Accel), b.Cmdline),

@@ -8,9 +8,11 @@ package kexec
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 	"sync"
@@ -18,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/abi/node"
+	"margay/kernel/hardware"
 )
 
 // Part is a file of an image.
@@ -39,6 +42,7 @@ func (p Part) String() string { return [...]string{"kernel", "node image"}[p] }
 var (
 	ErrPiece = errors.New("a piece is missing")
 	ErrHash  = errors.New("its content is not the expected one")
+	ErrRoom  = errors.New("there is not enough free memory")
 )
 
 // A Loader collects the pieces of one image at a time. The zero value is ready. It is safe for
@@ -97,7 +101,7 @@ func (l *Loader) discardAll() {
 }
 
 // Load checks the hashes of the parts (SHA-256), hands them to Linux with the command line of the
-// new kernel, and discards them. It leaves nothing of an image that it refuses.
+// new kernel, and discards them. It leaves nothing of an image that it refuses, also for lack of memory (ErrRoom).
 func (l *Loader) Load(hashes Hashes, cmdline string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -109,6 +113,9 @@ func (l *Loader) Load(hashes Hashes, cmdline string) error {
 		if err := l.seal(p); err != nil {
 			return err
 		}
+	}
+	if err := l.checkRoom(hardware.FreeMemory); err != nil {
+		return err
 	}
 	if err := unix.KexecFileLoad(int(l.files[Kernel].Fd()), int(l.files[Initramfs].Fd()), cmdline, 0); err != nil {
 		return fmt.Errorf("load the kernel: %w", err)
@@ -129,6 +136,43 @@ func (l *Loader) check(p Part, hash []byte) error {
 		return fmt.Errorf("%v: %w", p, ErrHash)
 	}
 	return nil
+}
+
+// checkRoom compares the memory that Linux takes to load the image with what is free, in bytes: Linux without free pages kills the
+// node kernel, again and again. The caller holds l.mu.
+func (l *Loader) checkRoom(free func() (int64, error)) error {
+	head := make([]byte, headerSize)
+	n, err := l.files[Kernel].ReadAt(head, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%v: %w", Kernel, err)
+	}
+	head = head[:n]
+	// Linux has a copy of each part while it moves them to where they will run.
+	needed := 2*l.sizes[Initramfs] + l.sizes[Kernel] + max(runSize(head), l.sizes[Kernel])
+	have, err := free()
+	if err != nil {
+		return err
+	}
+	if have < needed {
+		return fmt.Errorf("load the kernel: %w: %d MiB; it takes %d MiB", ErrRoom, have>>20, (needed+1<<20-1)>>20)
+	}
+	return nil
+}
+
+// headerSize is how much of a kernel runSize reads, in bytes.
+const headerSize = 0x264
+
+// runSize returns the memory that a kernel takes where it runs, in bytes, before it can allocate any:
+// init_size of the header of amd64 (Documentation/arch/x86/boot.rst), or image_size of arm64's
+// (Documentation/arch/arm64/booting.rst). 0: the file does not say.
+func runSize(head []byte) int64 {
+	if len(head) == headerSize && string(head[0x202:0x206]) == "HdrS" {
+		return int64(binary.LittleEndian.Uint32(head[0x260:]))
+	}
+	if len(head) >= 0x3c && string(head[0x38:0x3c]) == "ARM\x64" {
+		return int64(min(binary.LittleEndian.Uint64(head[0x10:]), math.MaxInt32))
+	}
+	return 0
 }
 
 // seal opens a part for reading alone: Linux loads no file that can be written. The caller holds

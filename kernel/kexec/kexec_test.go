@@ -1,8 +1,11 @@
 package kexec
 
 import (
+	"bytes"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
+	"math"
 	"os"
 	"strings"
 	"testing"
@@ -41,6 +44,46 @@ func TestRefused(t *testing.T) {
 		if l.files != [parts]*os.File{} || l.sizes != [parts]int64{} {
 			t.Errorf("%s: something is left", name)
 		}
+	}
+}
+
+// Linux takes a copy of each part beside what will run. An image that has no room for them is refused
+// before Linux kills for it.
+func TestRoom(t *testing.T) {
+	amd64 := make([]byte, 0x300)
+	copy(amd64[0x202:], "HdrS")
+	binary.LittleEndian.PutUint32(amd64[0x260:], 60<<20)
+	arm64 := make([]byte, 0x264)
+	copy(arm64[0x38:], "ARM\x64")
+	binary.LittleEndian.PutUint64(arm64[0x10:], 60<<20)
+	huge := bytes.Clone(arm64)
+	binary.LittleEndian.PutUint64(huge[0x10:], math.MaxUint64)
+	const initramfs = 10 << 20
+	for name, c := range map[string]struct {
+		kernel []byte
+		runs   int64
+	}{
+		"amd64":     {amd64, 60 << 20},
+		"arm64":     {arm64, 60 << 20},
+		"huge":      {huge, math.MaxInt32},
+		"too short": {amd64[:0x263], 0x263},
+		"unknown":   {make([]byte, 1<<20), 1 << 20},
+		"empty":     {nil, 0},
+	} {
+		l := new(Loader)
+		for part, text := range map[Part][]byte{Kernel: c.kernel, Initramfs: make([]byte, initramfs)} {
+			if err := l.Write(part, 0, text); err != nil {
+				t.Fatal(err)
+			}
+		}
+		needed := int64(len(c.kernel)) + c.runs + 2*initramfs
+		if err := l.checkRoom(func() (int64, error) { return needed, nil }); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := l.checkRoom(func() (int64, error) { return needed - 1, nil }); !errors.Is(err, ErrRoom) {
+			t.Errorf("%s with a byte less: %v", name, err)
+		}
+		l.discardAll()
 	}
 }
 
