@@ -65,11 +65,12 @@ func WriteNodeImage(imagePath string, files []File, dst string) error {
 	return nil
 }
 
-// zstdWindow is how far back a compressed image refers, in bytes. Linux takes that much memory to unpack it.
+// zstdWindow is how far back a compressed image refers, in bytes. Linux takes that much memory to
+// unpack it.
 const zstdWindow = 1 << 20
 
-// Compress replaces a plain image, with what has been added to it, by the same in one .zst stream, which Linux unpacks since version
-// 5.9 (CONFIG_RD_ZSTD). An image that does not begin as a plain one stays as it is.
+// Compress replaces a plain image and its overlay by one .zst stream, which Linux unpacks since
+// version 5.9 (CONFIG_RD_ZSTD). An image that does not begin as a plain one stays as it is.
 func Compress(path string) error {
 	plain, err := os.Open(path)
 	if err != nil {

@@ -81,8 +81,8 @@ func TestWriteNodeImage(t *testing.T) {
 	}
 }
 
-// A plain image and its overlay become one stream, which nobody else can read, and Linux needs little memory to unpack. Others are left
-// alone.
+// A plain image and its overlay become one stream, readable by its owner alone. Linux needs little
+// memory to unpack it. Other files stay as they are.
 func TestCompress(t *testing.T) {
 	dir := t.TempDir()
 	s := testSpec(t)

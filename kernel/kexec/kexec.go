@@ -101,7 +101,8 @@ func (l *Loader) discardAll() {
 }
 
 // Load checks the hashes of the parts (SHA-256), hands them to Linux with the command line of the
-// new kernel, and discards them. It leaves nothing of an image that it refuses, also for lack of memory (ErrRoom).
+// new kernel, and discards them. It leaves nothing of an image that it refuses, also for lack of
+// memory (ErrRoom).
 func (l *Loader) Load(hashes Hashes, cmdline string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,8 +139,9 @@ func (l *Loader) check(p Part, hash []byte) error {
 	return nil
 }
 
-// checkRoom compares the memory that Linux takes to load the image with what is free, in bytes: Linux without free pages kills the
-// node kernel, again and again. The caller holds l.mu.
+// checkRoom refuses an image that Linux has no memory to load. The function free returns the bytes
+// that are free. Without free pages, Linux would kill the node kernel, again and again. The caller
+// holds l.mu.
 func (l *Loader) checkRoom(free func() (int64, error)) error {
 	head := make([]byte, headerSize)
 	n, err := l.files[Kernel].ReadAt(head, 0)
@@ -162,8 +164,8 @@ func (l *Loader) checkRoom(free func() (int64, error)) error {
 // headerSize is how much of a kernel runSize reads, in bytes.
 const headerSize = 0x264
 
-// runSize returns the memory that a kernel takes where it runs, in bytes, before it can allocate any:
-// init_size of the header of amd64 (Documentation/arch/x86/boot.rst), or image_size of arm64's
+// runSize returns the memory that a kernel takes where it runs, in bytes, before it can allocate
+// any: init_size of the header of amd64 (Documentation/arch/x86/boot.rst), or image_size of arm64's
 // (Documentation/arch/arm64/booting.rst). 0: the file does not say.
 func runSize(head []byte) int64 {
 	if len(head) == headerSize && string(head[0x202:0x206]) == "HdrS" {

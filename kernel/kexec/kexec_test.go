@@ -47,8 +47,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Linux takes a copy of each part beside what will run. An image that has no room for them is refused
-// before Linux kills for it.
+// Linux takes a copy of each part beside what will run. An image that has no room for them is
+// refused before Linux kills for it.
 func TestRoom(t *testing.T) {
 	amd64 := make([]byte, 0x300)
 	copy(amd64[0x202:], "HdrS")
