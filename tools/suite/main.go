@@ -4,9 +4,9 @@
 //
 // The arguments are the packages that are tested for arm64, too. Tests that boot machines and
 // guests mostly wait, so they run in parallel with the tests that compute. The tests that passed
-// are listed in bin/passed.txt, a package and a test per line. With CI=true in the environment, a
-// skipped test is a failure. A test that docs/features.txt names and that did not run is always a
-// failure.
+// are listed in bin/passed.txt, a package and a test per line; bin/times.txt has the times of all
+// tests, the longest first. With CI=true in the environment, a skipped test is a failure. A test
+// that docs/features.txt names and that did not run is always a failure.
 package main
 
 import (
@@ -168,8 +168,10 @@ func run(ctx context.Context, arm64 []string, out io.Writer) error {
 	close(steps)
 	lanes.Wait()
 	good := suite.Summary(out, os.Getenv("CI") == "true")
-	if err := os.WriteFile(filepath.Join("bin", "passed.txt"), []byte(strings.Join(suite.Passed(), "\n")+"\n"), 0o644); err != nil {
-		return fmt.Errorf("write the list of tests that passed: %w", err)
+	for name, lines := range map[string][]string{"passed.txt": suite.Passed(), "times.txt": suite.Times()} {
+		if err := os.WriteFile(filepath.Join("bin", name), []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
+			return fmt.Errorf("write a list of the tests: %w", err)
+		}
 	}
 	features, err := unproved(suite)
 	if err != nil {

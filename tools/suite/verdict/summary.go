@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -89,6 +90,13 @@ func (s *Suite) longest(n int, of func(*pkg) []span) (lines []string) {
 		lines = append(lines, fmt.Sprintf("%7.1f s  %s", x.seconds, x.what))
 	}
 	return lines
+}
+
+// Times returns the tests of this run with their times, as in the summary, the longest first.
+func (s *Suite) Times() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.longest(math.MaxInt, testTimes)
 }
 
 func (s *Suite) seeds() (lines []string) {

@@ -171,3 +171,16 @@ func TestPassed(t *testing.T) {
 		t.Errorf("skipped: %q", got)
 	}
 }
+
+// All tests are listed by their times, without the time that they waited and without those that
+// only have subtests.
+func TestTimes(t *testing.T) {
+	s := New(&strings.Builder{})
+	s.Read("run", strings.NewReader(events(start, `{"Action":"run","Test":"TestA"}`, `{"Action":"pass","Test":"TestA","Elapsed":1}`,
+		`{"Action":"run","Test":"TestB"}`, `{"Action":"run","Test":"TestB/x"}`, `{"Action":"fail","Test":"TestB/x","Elapsed":2.5}`,
+		`{"Action":"fail","Test":"TestB","Elapsed":2.5}`, `{"Action":"fail"}`)))
+	want := []string{"    2.5 s  run: p TestB/x", "    1.0 s  run: p TestA"}
+	if got := s.Times(); !slices.Equal(got, want) {
+		t.Errorf("times: %q, want %q", got, want)
+	}
+}
