@@ -4,12 +4,19 @@ package e2e
 
 import (
 	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"margay/internal/check"
+	"margay/qemu/ether"
 )
 
 // The examples for newcomers succeed, however often they run.
@@ -133,11 +140,95 @@ func TestSoakLossyWire(t *testing.T) {
 			operations{m, inC, inGo, seed}.check(60, 200)
 			before := m.heldMemory()
 			for range 2 {
-				m.storm(w, inGo, seed, 20)
+				m.storm(&w.weather, inGo, seed, 20)
 			}
 			m.sameMemory(before)
 			m.usable()
 		})
+	}
+}
+
+// Operations and messages between virtual nodes survive what a bad switch does to datagrams.
+func TestSoakLossyWireVirtual(t *testing.T) {
+	inC, inGo := operationPrograms(t)
+	for _, fabric := range []string{"tcp-trusted", "udp"} {
+		t.Run(fabric, func(t *testing.T) {
+			seed := check.Seed(t)
+			m := up(t, "qemu", 2, 2, append([]string{"--fabric", fabric}, patient...)...)
+			w := m.badCables(seed)
+			operations{m, inC, inGo, seed}.check(10, 30)
+			for range 2 {
+				m.storm(w, inGo, seed, 20)
+			}
+			m.usable()
+		})
+	}
+}
+
+// badCables puts a cable between each virtual node and its port of the switch until the test ends.
+// It carries all frames, and those with UDP in bad weather. The nodes are rebooted to be plugged
+// in.
+func (m *machine) badCables(seed uint64) *weather {
+	m.t.Helper()
+	w := &weather{random: rand.New(rand.NewPCG(seed, 1))}
+	for node := range m.nodes {
+		name := m.file("ports", fmt.Sprintf("node%d", node))
+		if err := os.Rename(name, name+".switch"); err != nil {
+			m.t.Fatal(err)
+		}
+		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		m.t.Cleanup(func() { listener.Close() })
+		w.running.Go(func() {
+			for {
+				conn, err := listener.AcceptUnix()
+				if err != nil {
+					return
+				}
+				w.running.Go(func() { w.cable(m.t, conn, name+".switch") })
+			}
+		})
+		if r := m.margay("node", "reboot", fmt.Sprint(node)); r.code != 0 {
+			m.t.Fatal(r)
+		}
+	}
+	m.t.Cleanup(func() { w.report(m.t) })
+	m.awaitUp()
+	return w
+}
+
+// cable carries frames between a virtual node and its port until one of them has ended.
+func (w *weather) cable(t testing.TB, node *net.UnixConn, port string) {
+	defer node.Close()
+	sw, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: port, Net: "unix"})
+	if err != nil {
+		t.Errorf("plug in a node: %v", err)
+		return
+	}
+	defer sw.Close()
+	w.running.Go(func() {
+		defer node.Close()
+		_, _ = io.Copy(node, sw) // the cables of other nodes have decided about it
+	})
+	var sending sync.Mutex
+	for frames := ether.NewReader(node); ; {
+		frame, err := frames.Next()
+		if err != nil {
+			return
+		}
+		prefixed := ether.Append(nil, frame)
+		pass := func() {
+			sending.Lock()
+			defer sending.Unlock()
+			_, _ = sw.Write(prefixed)
+		}
+		if isUDP := len(frame) > 14+9 && frame[12] == 8 && frame[13] == 0 && frame[14+9] == unix.IPPROTO_UDP; isUDP {
+			w.decideFor(pass)
+		} else {
+			pass()
+		}
 	}
 }
 

@@ -19,22 +19,27 @@ import (
 	"margay/internal/check"
 )
 
-// badWire is the network between the nodes of a hosted machine while a test has it: it loses,
-// repeats, delays and so reorders datagrams. It carries all UDP that nodes send to each other
-// instead of the bridge, in the network namespace of the holder. Everything else passes the bridge
-// as before.
-type badWire struct {
-	t       testing.TB
-	holder  int
-	ports   []*port
-	cut     atomic.Bool // a partition: everything is lost
-	running sync.WaitGroup
+// weather decides what happens to the datagrams on a wire: it loses, repeats, delays and so
+// reorders them.
+type weather struct {
+	cut     atomic.Bool    // a partition: everything is lost
+	running sync.WaitGroup // of what passes datagrams
 
 	came, lost, twice, late atomic.Int64 // datagrams
 
 	mu     sync.Mutex
 	random *rand.Rand
-	places map[[6]byte]*port // by the address of a node's card
+}
+
+// badWire is the network between the nodes of a hosted machine while a test has it. It carries all
+// UDP that nodes send to each other instead of the bridge, in the network namespace of the holder,
+// in bad weather. Everything else passes the bridge as before.
+type badWire struct {
+	weather
+	t      testing.TB
+	holder int
+	ports  []*port
+	places map[[6]byte]*port // by the address of a node's card; guarded by mu
 }
 
 // port is the holder's end of the link to a node.
@@ -55,7 +60,8 @@ const (
 func (m *machine) hostileWire() *badWire {
 	m.t.Helper()
 	holder, _ := m.status()
-	w := &badWire{t: m.t, holder: holder, random: rand.New(rand.NewPCG(check.Seed(m.t), 1)), places: make(map[[6]byte]*port)}
+	w := &badWire{t: m.t, holder: holder, places: make(map[[6]byte]*port)}
+	w.random = rand.New(rand.NewPCG(check.Seed(m.t), 1))
 	opened := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocks: the thread ends in the other namespace
@@ -163,7 +169,7 @@ func (w *badWire) close() {
 		p.file.Close()
 	}
 	w.running.Wait()
-	w.t.Logf("of %d datagrams, %d were lost, %d repeated, %d delayed", w.came.Load(), w.lost.Load(), w.twice.Load(), w.late.Load())
+	w.report(w.t)
 }
 
 // carry takes the frames that come from a node.
@@ -225,15 +231,23 @@ func checksum(b []byte) uint16 {
 // decide decides the fate of a frame. One to an address that is not known yet goes to all other
 // nodes, as on a bridge.
 func (w *badWire) decide(from *port, frame []byte) {
-	w.came.Add(1)
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	target, source := [6]byte(frame[vnetHeader:]), [6]byte(frame[vnetHeader+6:])
+	w.mu.Lock()
 	w.places[source] = from
 	to := w.ports
 	if p := w.places[target]; p != nil {
 		to = []*port{p}
 	}
+	w.mu.Unlock()
+	w.decideFor(func() { pass(from, to, frame) })
+}
+
+// decideFor decides the fate of a datagram, which the function passes: not at all, now, or soon.
+// One that is repeated has two fates.
+func (w *weather) decideFor(pass func()) {
+	w.came.Add(1)
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	copies := 1
 	if w.random.IntN(100) < wireRepeats {
 		copies = 2
@@ -248,12 +262,16 @@ func (w *badWire) decide(from *port, frame []byte) {
 			w.running.Add(1)
 			time.AfterFunc(time.Duration(w.random.Int64N(int64(wireDelay))), func() {
 				defer w.running.Done()
-				pass(from, to, frame)
+				pass()
 			})
 		default:
-			pass(from, to, frame)
+			pass()
 		}
 	}
+}
+
+func (w *weather) report(t testing.TB) {
+	t.Logf("of %d datagrams, %d were lost, %d repeated, %d delayed", w.came.Load(), w.lost.Load(), w.twice.Load(), w.late.Load())
 }
 
 // pass sends a frame to nodes. Without room it is lost.
