@@ -8,6 +8,8 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/iana"
+
+	"margay/internal/uuid"
 )
 
 // maxDatagram bounds a DHCP message, in bytes. Clients send no longer ones unless a server allows
@@ -159,6 +161,10 @@ func parse(datagram []byte) (*dhcpv4.DHCPv4, Question, error) {
 	}
 	machine := in.Options.Get(dhcpv4.OptionClientMachineIdentifier)
 	q.Machine = string(machine[:min(len(machine), maxMachine)])
+	if q.UUID = uuid.FromOption(machine); q.UUID != (uuid.ID{}) { // firmware and its boot program may differ in the order
+		key := q.UUID.Key()
+		q.Machine = string(key[:])
+	}
 	q.Server, _ = netip.AddrFromSlice(in.ServerIdentifier().To4())
 	if q.Wants, _ = netip.AddrFromSlice(in.RequestedIPAddress().To4()); !q.Wants.IsValid() {
 		q.Wants, _ = netip.AddrFromSlice(in.ClientIPAddr.To4())

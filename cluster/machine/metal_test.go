@@ -19,6 +19,7 @@ import (
 	"margay/cluster/power"
 	"margay/cluster/power/file"
 	"margay/internal/check"
+	"margay/internal/uuid"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 )
@@ -199,6 +200,65 @@ func TestMetalLeaves(t *testing.T) {
 	}
 	if busy := p.busy(); len(busy) != 0 {
 		t.Errorf("numbers %v are in use after a boot", busy)
+	}
+}
+
+// A node that is known by its machine has its number at the first question of any network card. It
+// can boot from another one next time, and not at the same time.
+func TestMetalByMachine(t *testing.T) {
+	machine := uuid.ID{0x4c, 15: 1}
+	for _, proxy := range []bool{false, true} {
+		p := playMetalWith(t, proxy, nil, metal.Card{Node: 3, UUID: machine.String()})
+		at := time.Now()
+		ask := func(card int) (refusal string) {
+			return p.asks(at, boot.Question{Kind: boot.Discover, MAC: cardOf(card), UUID: machine, Means: boot.ByScript})
+		}
+		begin := func(card int) <-chan exit {
+			t.Helper()
+			ask(card)
+			if n := within(t, p.woke); n != 3 {
+				t.Fatalf("node%d has begun", n)
+			}
+			_, ended, err := p.start(3, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if why := ask(card); why != "" {
+				t.Fatalf("proxy %t: it gets no answer on card %d: %s", proxy, card, why)
+			}
+			return ended
+		}
+		if _, _, err := p.start(3, 1); !errors.Is(err, errAsleep) {
+			t.Fatalf("start: %v", err)
+		}
+		ended := begin(1)
+		if why := ask(2); why == "" {
+			t.Errorf("proxy %t: its second card gets an answer at the same time", proxy)
+		}
+		text, err := p.hand(3)
+		if err != nil || !strings.Contains(string(text), cardOf(1).String()) || !strings.Contains(string(text), "10.8.0.5/24") {
+			t.Fatalf("proxy %t: %v: configuration %s", proxy, err, text)
+		}
+		at = at.Add(time.Hour)
+		if why := ask(2); why == "" {
+			t.Error("its second card gets an answer before its boot has ended")
+		}
+		within(t, ended)
+		if _, _, err := p.start(3, 1); err != nil {
+			t.Fatal(err)
+		}
+		if why := ask(2); why != "" {
+			t.Errorf("proxy %t: its second card gets no answer in the next boot: %s", proxy, why)
+		}
+		if text, err := p.hand(3); err != nil || !strings.Contains(string(text), cardOf(2).String()) {
+			t.Errorf("proxy %t: %v: configuration %s", proxy, err, text)
+		}
+		if why := p.asks(at, boot.Question{Kind: boot.Discover, MAC: cardOf(2), UUID: uuid.ID{1, 15: 9}, Means: boot.ByScript}); !strings.Contains(why, machine.String()) {
+			t.Errorf("proxy %t: another machine with its card: %q", proxy, why)
+		}
+		if why := ask(1); !strings.Contains(why, "may still be up") {
+			t.Errorf("proxy %t: its first card: %q", proxy, why)
+		}
 	}
 }
 
