@@ -84,9 +84,6 @@ func (s *Services) answer(at time.Time, datagram []byte, pxe bool) ([]byte, net.
 	if q.Means != Nothing && s.locations[q.Means] == "" {
 		q.Means, q.Why = Nothing, "this machine has no iPXE for its firmware"
 	}
-	if s.config.Proxy && q.Means == ByItself {
-		q.Means, q.Why = Nothing, "it has booted from a disk, and a proxy has no address for it"
-	}
 	if s.config.Asks != nil {
 		if refusal := s.config.Asks(at, q); refusal != "" {
 			s.log.Printf("boot: DHCP: %v: %s", q.MAC, refusal)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
+	"margay/internal/uuid"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/kernel/seek"
@@ -133,7 +134,7 @@ func TestSeeker(t *testing.T) {
 		c.Pack = pack
 	})
 	mac := host(1).MAC
-	q := seek.NewQuestion(mac[:], [4]byte{1, 2, 3, 4})
+	q := seek.NewQuestion(mac[:], [4]byte{1, 2, 3, 4}, uuid.ID{})
 	for range 2 {
 		datagram, err := q.Next()
 		if err != nil {

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/printable"
+	"margay/internal/uuid"
 	"margay/kernel/abi/node"
 )
 
@@ -103,7 +104,23 @@ func ask(ctx context.Context, c Card) (Lease, error) {
 	if _, err := rand.Read(id[:]); err != nil {
 		return Lease{}, err
 	}
-	return exchange(conn, NewQuestion(c.MAC, id))
+	return exchange(conn, NewQuestion(c.MAC, id, machine()))
+}
+
+// machinePath is the file in which Linux has the UUID that firmware has given this machine.
+const machinePath = "/sys/class/dmi/id/product_uuid"
+
+// machine returns the UUID of this machine; zero: it has none.
+func machine() uuid.ID {
+	text, err := os.ReadFile(machinePath)
+	if err != nil {
+		return uuid.ID{}
+	}
+	id, err := uuid.Parse(strings.TrimSpace(string(text)))
+	if err != nil {
+		return uuid.ID{}
+	}
+	return id
 }
 
 // exchange sends the datagrams of a question, also again, until there is a lease.
@@ -131,7 +148,7 @@ func exchange(conn net.PacketConn, q *Question) (Lease, error) {
 			}
 		}
 	}
-	return Lease{}, errors.New("no boot services of a machine answer there")
+	return Lease{}, q.Missing()
 }
 
 // receive receives datagrams until the question has got further or the time is over.

@@ -3,7 +3,7 @@
 // does for a node that boots over the network (cluster/boot).
 //
 //	-> DHCP  discover, request, of user class node.UserClass   on all network cards at once
-//	-> HTTP  GET node.FetchPath                               from the host that the lease names
+//	-> HTTP  GET node.FetchPath                               from the host of the script that an answer names
 //
 // A machine that is not a node is refused its configuration, and asks again until it is one. The
 // command line of the kernel says that a node seeks, and may name the key of its machine: then the
