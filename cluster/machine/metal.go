@@ -189,6 +189,7 @@ type metalEvents struct {
 	stage    func(id.Node, boot.Status)
 	woke     func(id.Node)                       // a node that was waited for has begun to boot
 	met      func(boot.MAC)                      // a guest has come
+	admitted func(id.Node, boot.MAC)             // a guest has brought the token of a node
 	changed  func()                              // what guests returns has changed
 	panicked func(number id.Node, reason string) // the console of a node says that its Linux has panicked
 	log      func(format string, args ...any)
@@ -306,7 +307,7 @@ func newMetal(s Spec, d Dir, a *trust.Authority, events metalEvents) (m *metalNo
 func (m *metalNodes) makeServices() error {
 	config := boot.Config{
 		Server: m.spec.Metal.Plan.Server, Cmdline: m.spec.Cmdline, Report: m.reached, Log: m.events.log,
-		Broadcast: true, Proxy: m.spec.Metal.Proxy, Node: m.hand, Pack: pack, Asks: m.asks, Met: m.met,
+		Broadcast: true, Proxy: m.spec.Metal.Proxy, Node: m.hand, Pack: pack, Asks: m.asks, Met: m.met, Token: m.token,
 	}
 	if m.wire != nil {
 		config.MAC, config.Send = m.wire.MAC(), m.wire.Send

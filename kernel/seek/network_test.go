@@ -126,7 +126,7 @@ func services(t *testing.T, name, text string, beside bool) {
 	})
 	all.Go(func() {
 		_ = http.Serve(files, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // it ends with its listener
-			if r.URL.Path != node.FetchPath {
+			if r.URL.Path != node.FetchPath || r.Header.Get(node.TokenHeader) != token {
 				http.NotFound(w, r)
 				return
 			}
@@ -134,6 +134,9 @@ func services(t *testing.T, name, text string, beside bool) {
 		}))
 	})
 }
+
+// token is what the machine presents.
+const token = "3-0a"
 
 // A network card without an address gets a lease and the configuration, and has no address
 // afterwards.
@@ -151,7 +154,7 @@ func asksOnCard(t *testing.T, beside bool) {
 		t.Fatalf("cards %v, %v", cards, err)
 	}
 	check.AwaitFor(t, 2*time.Minute, "configuration", func() bool {
-		text, err := Cards{}.Ask(t.Context(), cards[0])
+		text, err := Cards{Token: token}.Ask(t.Context(), cards[0])
 		if err != nil {
 			t.Log(err) // a busy host may be too slow
 		} else if string(text) != want {

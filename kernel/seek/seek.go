@@ -44,6 +44,24 @@ func Sought(cmdline string) (m Machine, ok bool, err error) {
 	return m, ok, nil
 }
 
+// Token returns the token that a kernel command line has; empty: it has none.
+func Token(cmdline string) (token string, err error) {
+	for word := range strings.FieldsSeq(cmdline) {
+		value, found := strings.CutPrefix(word, node.TokenWord+"=")
+		if !found {
+			continue
+		}
+		if value == "" || len(value) > maxToken || strings.Trim(value, "0123456789abcdef-") != "" {
+			return "", fmt.Errorf("kernel command line: the word %s has no token that margay node token has printed", node.TokenWord)
+		}
+		token = value
+	}
+	return token, nil
+}
+
+// maxToken bounds the length of a token.
+const maxToken = 128
+
 // Card is a network card of Ethernet.
 type Card struct {
 	Name string
