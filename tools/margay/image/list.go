@@ -67,8 +67,8 @@ func read(path string) ([]byte, error) {
 
 // listing is what an image consists of.
 type listing struct {
-	Program     string            `json:"program,omitempty"` // path in the EFI system partition of a disk
-	Image       *uki.Image        `json:"unified,omitempty"` // nil: a node image alone
+	Program     string            `json:"program,omitempty"`      // path in the EFI system partition of a disk
+	Image       *uki.Image        `json:"unified,omitempty"`      // nil: a node image alone
 	CommandLine string            `json:"command_line,omitempty"` // without the token
 	Token       bool              `json:"token,omitempty"`        // it has the token of a node
 	Entries     []initramfs.Entry `json:"entries"`
