@@ -124,7 +124,9 @@ func (s *Services) present(h Host, token string) (says string, admitted bool) {
 		err = s.config.Token(h, token)
 	}
 	if err != nil {
-		s.log.Printf("boot: %v has brought a token: %v", h, err)
+		if h.Guest { // a node brings its token at each boot
+			s.log.Printf("boot: %v has brought a token: %v", h, err)
+		}
 		return fmt.Sprintf("%s. Its token is refused: %v", waiting(h), err), false
 	}
 	return "This machine becomes a node", true
