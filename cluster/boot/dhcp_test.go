@@ -97,8 +97,8 @@ func request(t testing.TB, n int, modifiers ...dhcpv4.Modifier) []byte {
 	}, modifiers...)...)
 }
 
-// Firmware and the iPXE that it starts are one machine, also if they send its UUID in different byte
-// orders.
+// Firmware and the iPXE that it starts are one machine, also if they send its UUID in different
+// byte orders.
 func TestMachineIdentifier(t *testing.T) {
 	machine := uuid.ID{0x4c, 0x4c, 0x45, 0x44, 15: 1}
 	identified := func(option []byte) dhcpv4.Modifier {

@@ -69,8 +69,8 @@ func TestGuest(t *testing.T) {
 	}
 }
 
-// A guest that brings a token that admits it is not reported as one that waits. Otherwise it is, and
-// is shown why. A node gets its configuration with a token as without.
+// A guest that brings a token that admits it is not reported as one that waits. Otherwise it is,
+// and is shown why. A node gets its configuration with a token as without.
 func TestToken(t *testing.T) {
 	var met, brought atomic.Int64
 	guest := Host{Guest: true, MAC: host(9).MAC, Address: netip.MustParseAddr("127.0.0.1")}

@@ -112,7 +112,7 @@ func (d Dir) RevokeNodeToken(number uint32) error {
 	return err
 }
 
-// errToken reports a text that is not the token of a node. It says no more, since any station can
+// errToken reports a text that is not the token of a node, and gives no reason: any station can
 // ask.
 var errToken = errors.New("it is not a token of this machine, or was used before")
 

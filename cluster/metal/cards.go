@@ -117,8 +117,8 @@ func (c *Cards) free(n id.Node) error {
 }
 
 // Find returns the node that a question comes from: the one with the card, or else with the
-// machine, which is zero if the question does not say it. A question that contradicts what is known
-// of the node is an error.
+// machine, which is zero if the question has no UUID. A known card in another machine is an error,
+// and so is a known machine with another card than the one that was given for it.
 func (c *Cards) Find(mac boot.MAC, machine uuid.ID) (n id.Node, known bool, err error) {
 	if n, known = c.nodes[mac]; known {
 		if own, named := c.uuids[n]; named && machine != (uuid.ID{}) && own.Key() != machine.Key() {

@@ -15,8 +15,8 @@ import (
 // ID is an identifier, as its text has it. The zero value is none.
 type ID [16]byte
 
-// Parse reads the text of an identifier, such as 4c4c4544-0042-3510-8051-b4c04f4a4e32. Identifiers
-// that many machines have, because nobody has set them, are errors.
+// Parse reads the text of an identifier, such as 4c4c4544-0042-3510-8051-b4c04f4a4e32. One that
+// firmware has not set, whose bits are all equal, is an error.
 func Parse(text string) (ID, error) {
 	digits := strings.ReplaceAll(text, "-", "")
 	b, err := hex.DecodeString(digits)

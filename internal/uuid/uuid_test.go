@@ -53,7 +53,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// FuzzParse: what is read has a text that is read again, and an option that is the same machine.
+// FuzzParse: an identifier is read again from its text and from its option.
 func FuzzParse(f *testing.F) {
 	f.Add(text)
 	f.Add(strings.ToUpper(text))

@@ -193,8 +193,8 @@ func TestMissing(t *testing.T) {
 }
 
 // Whatever servers answer in whatever order, there is a lease exactly after an acknowledgement by
-// the server whose offer was accepted: the first whole one, or that of the site's server as soon as
-// boot services have named their script as well.
+// the server whose offer was accepted: the first whole one, or the site's as soon as boot services
+// have named their script as well.
 func TestProxyModel(t *testing.T) {
 	random := rand.New(rand.NewPCG(check.Seed(t), 1))
 	kinds := []dhcpv4.MessageType{dhcpv4.MessageTypeOffer, dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak}

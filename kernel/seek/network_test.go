@@ -23,8 +23,8 @@ import (
 )
 
 // ownCable moves the rest of the test into a network namespace with a network card. Its cable leads
-// to another namespace with boot services, which give text. Beside a server of a site, that one gives
-// the addresses.
+// to another namespace with boot services, which give text. Beside a server of a site, that one
+// gives the addresses.
 func ownCable(t *testing.T, text string, beside bool) (card string) {
 	t.Helper()
 	if os.Getuid() != 0 {

@@ -21,10 +21,9 @@ import (
 )
 
 // A machine of its own boots from a disk image under UEFI firmware, waits until it is made a node,
-// and runs an application. It boots the same node image with -kernel, and joins again by its card. One
-// with a token needs no approval.
-// Machines that boot over the network get the same image, too (TestNetboot boots one). make netboot
-// runs this test.
+// and runs an application. It boots the same node image with -kernel, and joins again by its card.
+// Another one needs no approval, because its disk has a token. Machines that boot over the network
+// get the same image, too (TestNetboot boots one). make netboot runs this test.
 func TestSoakDisk(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can give an address to a network interface and serve DHCP there")

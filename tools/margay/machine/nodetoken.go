@@ -22,7 +22,7 @@ the machine keeps a hash of it until then. A new token of a node replaces its la
 when the machine goes down.
 
 The owner of the machine makes tokens, on the service host.`,
-		Example: `  margay node token 3 >node3.token
+		Example: `  margay node token 3
   margay node token 3 --expires 7d | margay image build --format disk --token - -o node3.disk
   margay node token 3 --revoke`,
 		Args: command.Arguments(1, 1),
