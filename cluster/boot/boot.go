@@ -13,7 +13,7 @@
 // A node that has booted from a disk needs only its configuration (kernel/seek):
 //
 //	PID 1    -> DHCP  discover, request              as iPXE
-//	PID 1    -> HTTP  GET /node.json                 of a node: once for each lease
+//	PID 1    -> HTTP  GET /node.json                 of a node: once for each lease; a guest may bring a token
 //
 // Only clients of known MAC addresses get an answer. A guest, which is a machine that is not a node
 // yet, gets an address, an iPXE and a script that asks again.
