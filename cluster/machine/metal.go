@@ -380,7 +380,8 @@ func (m *metalNodes) bind(now time.Time, number id.Node, n *metalNode, mac boot.
 	m.boot.services.Forget(was)
 	m.events.log("node%d boots from the network card %v", number, mac)
 	if n.phase != booting {
-		return nil // its start makes it known to the services
+		m.boot.services.Forget(mac) // a guest's place is free from now on; its start makes the node known
+		return nil
 	}
 	_, address, _ := m.place(number)
 	return m.boot.services.Settle(boot.Host{Node: number, MAC: mac, Address: address.Addr()})
@@ -461,8 +462,13 @@ func (m *metalNodes) met(mac boot.MAC) {
 	})
 }
 
-// reached passes on how far a node has got.
-func (m *metalNodes) reached(number id.Node, s boot.Status) { m.events.stage(number, s) }
+// reached passes on how far a node has got. While it gets further, no other card can have its place.
+func (m *metalNodes) reached(number id.Node, s boot.Status) {
+	m.mu.Lock()
+	m.cards.Uses(time.Now(), number)
+	m.mu.Unlock()
+	m.events.stage(number, s)
+}
 
 // hand returns the configuration of a node that boots. It is given once for each boot: from then
 // on, the card of the node gets no answer while the node is up.

@@ -262,6 +262,41 @@ func TestMetalByMachine(t *testing.T) {
 	}
 }
 
+// A node that fetches keeps its card, however long it asks for no address: another machine may have
+// the same UUID.
+func TestMetalMachineFetches(t *testing.T) {
+	machine := uuid.ID{0x4c, 15: 1}
+	p := playMetal(t, nil, metal.Card{Node: 3, UUID: machine.String()})
+	if _, _, err := p.start(3, 1); !errors.Is(err, errAsleep) {
+		t.Fatalf("start: %v", err)
+	}
+	ask := func(at time.Time, card int) (refusal string) {
+		return p.asks(at, boot.Question{Kind: boot.Discover, MAC: cardOf(card), UUID: machine, Means: boot.ByScript})
+	}
+	if why := p.ask(1); why != "" { // as a guest: its firmware says no UUID
+		t.Fatal(why)
+	}
+	earlier := time.Now().Add(-time.Hour)
+	ask(earlier, 1)
+	if why := p.ask(2); why != "" {
+		t.Errorf("a guest does not get the place of one that is a node: %s", why)
+	}
+	within(t, p.woke)
+	if _, _, err := p.start(3, 1); err != nil {
+		t.Fatal(err)
+	}
+	if why := ask(earlier, 1); why != "" {
+		t.Error(why)
+	}
+	p.reached(3, boot.Status{Stage: boot.Image, Percent: 10})
+	if why := ask(time.Now(), 4); !strings.Contains(why, "boots from another network card") {
+		t.Errorf("another card of the machine gets an answer: %q", why)
+	}
+	if why := ask(time.Now().Add(2*time.Minute), 4); why != "" {
+		t.Errorf("its other card, after a silence: %s", why)
+	}
+}
+
 // Beside the DHCP server of a site, a node that is waited for gets a script that waits at once.
 // Another server is reported if it names something to boot, otherwise it is the site's.
 func TestMetalProxy(t *testing.T) {

@@ -36,7 +36,7 @@ type Cards struct {
 	macs     map[id.Node]boot.MAC
 	machines map[uuid.ID]id.Node // by the key of the UUID
 	uuids    map[id.Node]uuid.ID
-	bound    map[id.Node]time.Time // nodes that have their card by Bind: the last time of it
+	bound    map[id.Node]time.Time // nodes that have their card by Bind: when they have used it last
 	guests   map[boot.MAC]*guest
 	taken    []bool // the places of guests
 }
@@ -153,6 +153,13 @@ func (c *Cards) Bind(now time.Time, mac boot.MAC, n id.Node) (was boot.MAC, chan
 	delete(c.nodes, was)
 	c.nodes[mac], c.macs[n], c.bound[n] = n, mac, now
 	return was, true, nil
+}
+
+// Uses notes that a node uses its card, which its machine keeps from then on for bindTime.
+func (c *Cards) Uses(now time.Time, n id.Node) {
+	if _, byMachine := c.bound[n]; byMachine {
+		c.bound[n] = now
+	}
 }
 
 // Named reports whether a node is known by its machine, so that it may have no card yet.
