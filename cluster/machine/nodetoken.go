@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"margay/cluster/boot"
 	"margay/cluster/control"
 	"margay/cluster/folder"
@@ -25,7 +27,7 @@ import (
 // approval. The owner makes it and brings it on the disk; the machine presents it when it asks for
 // its configuration. The folder of the machine has the hash of each token that was not presented
 // yet, in a file by the number of the node. Presenting a token removes the file, whatever comes of
-// it, so a token is good for one attempt.
+// it, so a token is good for one attempt. Whoever changes the folder of the tokens has it locked.
 
 // NodeToken is the token of a node.
 type NodeToken struct {
@@ -65,6 +67,27 @@ func (d Dir) tokenFile(number id.Node) string {
 	return d.file(tokensName, strconv.FormatUint(uint64(number), 10))
 }
 
+// lockWait bounds how long a process waits for the folder with the tokens.
+const lockWait = 10 * time.Second
+
+// lockTokens locks the folder with the tokens, until the returned file is closed. The error is
+// fs.ErrNotExist if there was no token yet.
+func (d Dir) lockTokens() (*os.File, error) {
+	f, err := os.OpenFile(d.file(tokensName), os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	for deadline := time.Now().Add(lockWait); ; time.Sleep(10 * time.Millisecond) {
+		switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+		case err == nil:
+			return f, nil
+		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(deadline):
+			f.Close()
+			return nil, &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
+		}
+	}
+}
+
 // MakeNodeToken makes the token of a node that the machine, of the substrate metal, does not have
 // yet. It replaces an earlier one of that node.
 func (d Dir) MakeNodeToken(number uint32, expires time.Time) (NodeToken, error) {
@@ -88,6 +111,11 @@ func (d Dir) MakeNodeToken(number uint32, expires time.Time) (NodeToken, error) 
 	if err := os.Mkdir(d.file(tokensName), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return NodeToken{}, err
 	}
+	locked, err := d.lockTokens()
+	if err != nil {
+		return NodeToken{}, err
+	}
+	defer locked.Close()
 	t := NodeToken{id.Node(number), trust.NewSecret()}
 	text, err := json.Marshal(storedToken{t.Secret.Hash(), expires})
 	if err != nil {
@@ -105,11 +133,24 @@ func (d Dir) RevokeNodeToken(number uint32) error {
 	if _, err := d.ReadSpec(); err != nil {
 		return err
 	}
-	err := os.Remove(d.tokenFile(id.Node(number)))
+	locked, err := d.lockTokens()
+	if err == nil {
+		defer locked.Close()
+		err = os.Remove(d.tokenFile(id.Node(number)))
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return control.Failf(control.Code_CODE_NOT_FOUND, "machine %s has no token of node%d", d.Name(), number)
 	}
 	return err
+}
+
+// readToken reads what the folder has of a token.
+func readToken(path string) (stored storedToken, err error) {
+	record, err := folder.Read(path)
+	if err == nil {
+		err = json.Unmarshal(record, &stored)
+	}
+	return stored, err
 }
 
 // errToken reports a text that is not the token of a node, and gives no reason: any station can
@@ -122,22 +163,20 @@ func (d Dir) spendNodeToken(now time.Time, text string) (id.Node, error) {
 	if err != nil {
 		return 0, errToken
 	}
+	locked, err := d.lockTokens()
 	var stored storedToken
-	record, err := folder.Read(d.tokenFile(t.Node))
-	if errors.Is(err, fs.ErrNotExist) {
+	if err == nil {
+		defer locked.Close()
+		stored, err = readToken(d.tokenFile(t.Node))
+	}
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !t.Secret.Is(stored.Hash) {
 		return 0, errToken
 	}
 	if err == nil {
-		err = json.Unmarshal(record, &stored)
+		err = os.Remove(d.tokenFile(t.Node))
 	}
 	if err != nil {
 		return 0, fmt.Errorf("it cannot be checked: %w", err)
-	}
-	if !t.Secret.Is(stored.Hash) {
-		return 0, errToken
-	}
-	if err := os.Remove(d.tokenFile(t.Node)); err != nil {
-		return 0, errToken // it was presented at the same time
 	}
 	if !now.Before(stored.Expires) {
 		return 0, fmt.Errorf("it expired at %s", stored.Expires.Format(time.DateTime))

@@ -123,6 +123,27 @@ func TestNodeTokenOnce(t *testing.T) {
 	}
 }
 
+// Tokens that are made at the same time are all valid.
+func TestNodeTokensTogether(t *testing.T) {
+	d := madeMetal(t)
+	tokens := make([]NodeToken, 6)
+	var all sync.WaitGroup
+	for i := range tokens {
+		all.Go(func() {
+			var err error
+			if tokens[i], err = d.MakeNodeToken(uint32(2+i), time.Now().Add(time.Hour)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	for i, token := range tokens {
+		if number, err := d.spendNodeToken(time.Now(), token.String()); err != nil || number != id.Node(2+i) {
+			t.Errorf("the token of node%d: node%d, %v", 2+i, number, err)
+		}
+	}
+}
+
 // A node that exists, or has no address, gets no token, and other substrates have none.
 func TestNodeTokenRefused(t *testing.T) {
 	d := madeMetal(t)
