@@ -3,6 +3,7 @@ package machine
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"margay/cluster/boot"
 	"margay/cluster/control"
@@ -24,7 +25,7 @@ func (h *holder) approve(ctx, served context.Context, m *control.ApproveGuests) 
 	if added, err := h.repeated(m.Order); added != nil || err != nil {
 		return added, err
 	}
-	grown, added, err := h.roster.Grow(len(m.Macs), nodes.busy()...)
+	grown, added, err := h.roster.Grow(len(m.Macs), append(nodes.busy(), h.dir.promised(time.Now())...)...)
 	if err != nil {
 		return nil, control.Failf(control.Code_CODE_NO_ROOM, "%v: take nodes out (margay machine shrink -m %s)", err, h.spec.Name)
 	}
@@ -77,6 +78,15 @@ func (h *holder) sendGuests() {
 
 // metalEvents are what the holder does about news of the boot network, until served ends.
 func (h *holder) metalEvents() metalEvents {
+	met := func(mac boot.MAC) {
+		served := h.keeps()
+		if served == nil || !h.spec.Metal.ApproveAll {
+			return
+		}
+		if _, err := h.approve(served, served, &control.ApproveGuests{Macs: []string{mac.String()}, Order: trust.NewToken()}); err != nil {
+			h.log("%v is not made a node: %v", mac, err)
+		}
+	}
 	return metalEvents{
 		stage: h.nodeStage, panicked: h.nodePanic, log: h.log, changed: h.sendGuests,
 		woke: func(number id.Node) {
@@ -85,15 +95,7 @@ func (h *holder) metalEvents() metalEvents {
 				_ = h.order(served, uint32(number), order{kind: switchOn, why: "it has begun to boot"})
 			}
 		},
-		met: func(mac boot.MAC) {
-			served := h.keeps()
-			if served == nil || !h.spec.Metal.ApproveAll {
-				return
-			}
-			if _, err := h.approve(served, served, &control.ApproveGuests{Macs: []string{mac.String()}, Order: trust.NewToken()}); err != nil {
-				h.log("%v is not made a node: %v", mac, err)
-			}
-		},
+		met: met,
 		admitted: func(number id.Node, mac boot.MAC) {
 			served := h.keeps()
 			if served == nil {
@@ -102,6 +104,7 @@ func (h *holder) metalEvents() metalEvents {
 			if err := h.admit(served, number, mac); err != nil {
 				h.log("%v is not made node%d, and its token is used up: %v", mac, number, err)
 				h.sendGuests() // it waits for approval
+				met(mac)
 			}
 		},
 	}

@@ -153,6 +153,22 @@ func readToken(path string) (stored storedToken, err error) {
 	return stored, err
 }
 
+// promised returns the numbers of nodes that have a token which was not presented yet and has not
+// expired. A token that cannot be read admits nothing, and keeps no number.
+func (d Dir) promised(now time.Time) (numbers []uint32) {
+	entries, _ := os.ReadDir(d.file(tokensName)) // there is none before the first token
+	for _, e := range entries {
+		n, err := strconv.ParseUint(e.Name(), 10, 32)
+		if err != nil {
+			continue // the next one, which is being written
+		}
+		if stored, err := readToken(d.file(tokensName, e.Name())); err == nil && now.Before(stored.Expires) {
+			numbers = append(numbers, uint32(n))
+		}
+	}
+	return numbers
+}
+
 // errToken reports a text that is not the token of a node, and gives no reason: any station can
 // ask.
 var errToken = errors.New("it is not a token of this machine, or was used before")

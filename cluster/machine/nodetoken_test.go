@@ -223,6 +223,42 @@ func TestMetalToken(t *testing.T) {
 	}
 }
 
+// The number of a token is kept for its machine until the token is used up or has expired. A machine
+// whose token admits nothing is approved where all are.
+func TestMetalPromised(t *testing.T) {
+	d := madeMetal(t)
+	p := playMetal(t, nil, metal.Card{Node: 0, MAC: cardOf(1).String()})
+	p.dir = d
+	if err := os.MkdirAll(d.file("log"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	served, end := context.WithCancel(t.Context())
+	h := &holder{dir: d, spec: p.spec, roster: roster.New(1), substrate: p.metalNodes, log: t.Logf, nodes: make(map[id.Node]*heldNode), served: served}
+	t.Cleanup(func() {
+		end()
+		h.keeping.Wait()
+	})
+	h.spec.Nodes, h.spec.Metal.ApproveAll = 1, true
+	if err := d.writeSpec(h.spec); err != nil {
+		t.Fatal(err)
+	}
+	for number, life := range map[uint32]time.Duration{1: time.Hour, 2: -time.Second} {
+		if _, err := d.MakeNodeToken(number, time.Now().Add(life)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	events := h.metalEvents()
+	events.met(cardOf(2))
+	events.met(cardOf(3))
+	if h.roster.String() != "node0,2-3" {
+		t.Errorf("roster %v: node1 is promised", h.roster)
+	}
+	events.admitted(3, cardOf(4))
+	if h.roster.String() != "node0,2-4" {
+		t.Errorf("roster %v after a token of a node that exists", h.roster)
+	}
+}
+
 // phaseOf returns the phase of a node.
 func (p *playedMetal) phaseOf(number id.Node) metalPhase {
 	p.mu.Lock()

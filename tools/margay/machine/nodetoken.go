@@ -18,7 +18,7 @@ func (a commands) nodeTokenCommand() *cobra.Command {
 		Short: "Make the token by which a machine becomes a node without approval",
 		Long: `Make the token of a node of the substrate metal that does not exist yet, and print it. A machine that boots a disk image with the
 token (margay image build --token) becomes this node without margay node approve. The first machine that presents it uses it up, and
-the machine keeps a hash of it until then. A new token of a node replaces its last one. The token cannot be printed again, and is forgotten
+the machine keeps a hash of it, and the number of the node, until then. A new token of a node replaces its last one. The token cannot be printed again, and is forgotten
 when the machine goes down.
 
 The owner of the machine makes tokens, on the service host.`,
