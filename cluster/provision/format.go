@@ -108,11 +108,14 @@ const (
 )
 
 // WithoutToken returns a kernel command line without the token of a node, and reports whether it
-// has one.
+// has one. Any white space separates words, as where a node looks for its token (kernel/seek).
 func WithoutToken(cmdline string) (without string, secret bool) {
-	words := strings.Split(cmdline, " ")
-	rest := slices.DeleteFunc(slices.Clone(words), func(word string) bool { return strings.HasPrefix(strings.TrimSpace(word), node.TokenWord+"=") })
-	return strings.Join(rest, " "), len(rest) < len(words)
+	words := strings.Fields(cmdline)
+	rest := slices.DeleteFunc(slices.Clone(words), func(word string) bool { return strings.HasPrefix(word, node.TokenWord+"=") })
+	if len(rest) == len(words) {
+		return cmdline, false
+	}
+	return strings.Join(rest, " "), true
 }
 
 // write writes a program for an architecture, by Go's name, in the format of b, and completes b.

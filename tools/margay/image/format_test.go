@@ -68,10 +68,10 @@ func TestListFormats(t *testing.T) {
 
 // The token of a node is in no listing.
 func TestListToken(t *testing.T) {
-	program := unified(t, "margay.token=3-0a")
+	program := unified(t, "margay.machine=any\tmargay.token=3-0a")
 	for _, args := range []string{"", "--json"} {
 		status, stdout, stderr := margaytest.Margay("", append([]string{"image", "list", program}, strings.Fields(args)...)...)
-		if status != 0 || strings.Contains(stdout+stderr, "3-0a") || !strings.Contains(stdout, map[string]string{"": "command line quiet?[A\nwith the token of a node\n", "--json": `"token": true`}[args]) {
+		if status != 0 || strings.Contains(stdout+stderr, "3-0a") || !strings.Contains(stdout, map[string]string{"": "command line quiet?[A margay.machine=any\nwith the token of a node\n", "--json": `"token": true`}[args]) {
 			t.Errorf("%s: status %d, %s%s", args, status, stdout, stderr)
 		}
 	}
