@@ -36,7 +36,7 @@ func TestGrowAndShrink(t *testing.T) {
 	}
 }
 
-// No two nodes have had the same number and term, and the numbers are as few as they can be.
+// A node can get a number beyond the lowest free ones, which others get afterwards.
 func TestWith(t *testing.T) {
 	r, err := New(2).With(4)
 	if err != nil || r.String() != "node0-1,4" || r.Term(4) != 1 || r.Term(3) != 0 || r.Check() != nil {
@@ -60,6 +60,7 @@ func TestWith(t *testing.T) {
 	}
 }
 
+// No two nodes have had the same number and term, and the numbers are as few as they can be.
 func TestNumbers(t *testing.T) {
 	rng := rand.New(rand.NewPCG(check.Seed(t), 0))
 	type seat struct{ node, term uint32 }
