@@ -119,6 +119,8 @@ func (q *Question) Lease() (l Lease, ok bool) { return q.lease, q.done }
 // Missing returns why there is no lease, for people.
 func (q *Question) Missing() error {
 	switch {
+	case q.offer != nil:
+		return fmt.Errorf("the DHCP server %v offers an address there, and does not acknowledge it", q.offer.ServerIdentifier())
 	case q.script.IsValid() && q.site == nil:
 		return fmt.Errorf("boot services answer there, at %v, and leave addresses to a DHCP server of the site, which does not answer", q.script)
 	case q.site != nil && !q.script.IsValid():

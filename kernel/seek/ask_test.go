@@ -182,7 +182,8 @@ func TestProxy(t *testing.T) {
 func TestMissing(t *testing.T) {
 	for want, change := range map[string]func(*dhcpv4.DHCPv4){
 		"a DHCP server answers there, and no boot services": ofSite, "leave addresses to a DHCP server of the site": ofProxy,
-		"no boot services of a machine answer there": func(m *dhcpv4.DHCPv4) { m.TransactionID[0]++ },
+		"the DHCP server 10.8.0.1 offers an address there, and does not acknowledge it": nil,
+		"no boot services of a machine answer there":                                    func(m *dhcpv4.DHCPv4) { m.TransactionID[0]++ },
 	} {
 		q := NewQuestion(mac, id, machine1)
 		q.Receive(answer(t, dhcpv4.MessageTypeOffer, change))
