@@ -16,7 +16,7 @@ import (
 type ID [16]byte
 
 // Parse reads the text of an identifier, such as 4c4c4544-0042-3510-8051-b4c04f4a4e32. One that
-// firmware has not set, whose bits are all equal, is an error.
+// many machines have, because their firmware has none, is an error.
 func Parse(text string) (ID, error) {
 	digits := strings.ReplaceAll(text, "-", "")
 	b, err := hex.DecodeString(digits)
@@ -24,7 +24,7 @@ func Parse(text string) (ID, error) {
 		return ID{}, fmt.Errorf("%.60q is not the UUID of a machine, such as 4c4c4544-0042-3510-8051-b4c04f4a4e32", text)
 	}
 	id := ID(b)
-	if id.empty() {
+	if id.common() {
 		return ID{}, fmt.Errorf("the UUID %v is of a machine whose firmware has none", id)
 	}
 	return id, nil
@@ -37,7 +37,7 @@ func FromOption(option []byte) ID {
 		return ID{}
 	}
 	id := ID(option[1:]).swapped()
-	if id.empty() {
+	if id.common() {
 		return ID{}
 	}
 	return id
@@ -68,7 +68,11 @@ func (id ID) swapped() ID {
 	return ID{id[3], id[2], id[1], id[0], id[5], id[4], id[7], id[6], id[8], id[9], id[10], id[11], id[12], id[13], id[14], id[15]}
 }
 
-// empty reports whether all bits are equal, which says that nothing was set.
-func (id ID) empty() bool {
-	return id == ID{} || id == ID(bytes.Repeat([]byte{0xff}, len(id)))
+// example is the identifier of boards whose maker has left the one of the firmware's template.
+var example = ID{0x03, 0x00, 0x02, 0x00, 0x04, 0x00, 0x05, 0x00, 0x00, 0x06, 0x00, 0x07, 0x00, 0x08, 0x00, 0x09}
+
+// common reports whether many machines have the identifier: all its bytes are equal, which says that
+// nothing was set, or it is an example.
+func (id ID) common() bool {
+	return id == ID(bytes.Repeat(id[:1], len(id))) || id.Key() == example.Key()
 }

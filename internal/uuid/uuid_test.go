@@ -39,6 +39,7 @@ func TestRefused(t *testing.T) {
 	for _, bad := range []string{
 		"", "4c4c4544", text[:35], text + "0", strings.ReplaceAll(text, "-", ""), "4c4c45440042-3510-8051-b4c04f4a4e32-", "g" + text[1:],
 		"00000000-0000-0000-0000-000000000000", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF",
+		"fefefefe-fefe-fefe-fefe-fefefefefefe", "03000200-0400-0500-0006-000700080009", "00020003-0004-0005-0006-000700080009",
 	} {
 		if id, err := Parse(bad); err == nil || id != (ID{}) {
 			t.Errorf("%q is %v", bad, id)
@@ -46,6 +47,7 @@ func TestRefused(t *testing.T) {
 	}
 	for _, bad := range [][]byte{
 		nil, {0}, bytes.Repeat([]byte{1}, 17), make([]byte, 17), make([]byte, 18), append([]byte{0}, bytes.Repeat([]byte{0xff}, 16)...),
+		append([]byte{0}, example[:]...),
 	} {
 		if id := FromOption(bad); id != (ID{}) {
 			t.Errorf("%x is %v", bad, id)
