@@ -337,6 +337,9 @@ func (m *metalNodes) asks(now time.Time, q boot.Question) (refusal string) {
 		m.rival(metal.Offer{Server: q.Server, Boots: true})
 	}
 	delete(m.left, q.MAC) // its Linux has ended
+	if number, known := m.cards.Node(q.MAC); known && m.node(number).phase != handed && m.cards.Release(now, q.MAC, q.UUID) {
+		m.boot.services.Forget(q.MAC)
+	}
 	number, known, err := m.cards.Find(q.MAC, q.UUID)
 	if err != nil {
 		return err.Error()

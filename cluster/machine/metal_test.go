@@ -262,6 +262,38 @@ func TestMetalByMachine(t *testing.T) {
 	}
 }
 
+// Machines can swap their cards while they are off, and have their numbers afterwards.
+func TestMetalCardsSwap(t *testing.T) {
+	machines := []uuid.ID{{0x4c, 15: 1}, {0x4c, 15: 2}}
+	p := playMetal(t, nil, metal.Card{Node: 0, UUID: machines[0].String()}, metal.Card{Node: 1, UUID: machines[1].String()})
+	ask := func(at time.Time, machine, card int) (refusal string) {
+		return p.asks(at, boot.Question{Kind: boot.Discover, MAC: cardOf(card), UUID: machines[machine], Means: boot.ByScript})
+	}
+	at := time.Now()
+	for n := range 2 {
+		if _, _, err := p.start(id.Node(n), 1); !errors.Is(err, errAsleep) {
+			t.Fatal(err)
+		}
+		ask(at, n, n)
+		within(t, p.woke)
+		if _, _, err := p.start(id.Node(n), 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if why := ask(at, 0, 1); !strings.Contains(why, "has the network card of node1") {
+		t.Errorf("at the same time: %q", why)
+	}
+	at = at.Add(time.Hour)
+	for n := range 2 {
+		if why := ask(at, n, 1-n); why != "" {
+			t.Errorf("node%d with the card of the other one: %s", n, why)
+		}
+		if mac, address, ok := p.place(id.Node(n)); !ok || mac != cardOf(1-n) || address.Addr() != netip.AddrFrom4([4]byte{10, 8, 0, byte(2 + n)}) {
+			t.Errorf("node%d has %v and %v", n, mac, address)
+		}
+	}
+}
+
 // A node that fetches keeps its card, however long it asks for no address: another machine may have
 // the same UUID.
 func TestMetalMachineFetches(t *testing.T) {

@@ -155,6 +155,21 @@ func (c *Cards) Bind(now time.Time, mac boot.MAC, n id.Node) (was boot.MAC, chan
 	return was, true, nil
 }
 
+// Release takes a card that a node has by Bind away from it, and reports that, if another machine asks
+// with it now and it was silent for bindTime: it was moved. A known card in another machine is then no
+// error for Find.
+func (c *Cards) Release(now time.Time, mac boot.MAC, machine uuid.ID) bool {
+	n, known := c.nodes[mac]
+	last, byMachine := c.bound[n]
+	if !known || !byMachine || machine == (uuid.ID{}) || machine.Key() == c.uuids[n].Key() || now.Sub(last) < bindTime {
+		return false
+	}
+	delete(c.nodes, mac)
+	delete(c.macs, n)
+	delete(c.bound, n)
+	return true
+}
+
 // Uses notes that a node uses its card, which its machine keeps from then on for bindTime.
 func (c *Cards) Uses(now time.Time, n id.Node) {
 	if _, byMachine := c.bound[n]; byMachine {

@@ -189,6 +189,28 @@ func TestFind(t *testing.T) {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}
 	}
+	for _, c := range []struct {
+		name string
+		at   time.Duration
+		card int
+		from uuid.ID
+		want bool
+	}{
+		{"of a card that was written down", time.Hour, 2, machine(9), false},
+		{"of a stranger", time.Hour, 9, machine(9), false},
+		{"too early", 4*time.Minute + 50*time.Second, 1, machine(9), false},
+		{"in its own machine", time.Hour, 1, machine(1), false},
+		{"in a machine without a UUID", time.Hour, 1, uuid.ID{}, false},
+		{"in another machine", time.Hour, 1, machine(9), true},
+		{"once more", time.Hour, 1, machine(9), false},
+	} {
+		if got := cards.Release(now.Add(c.at), mac(c.card), c.from); got != c.want {
+			t.Errorf("release %s: %t", c.name, got)
+		}
+	}
+	if got := find(time.Hour, 1, machine(9)); got != "guest" {
+		t.Errorf("another machine with a card that was released: %s", got)
+	}
 	if list := cards.List(); len(list) != 3 || list[1].MAC != "" || list[1].UUID != machine(1).String() {
 		t.Errorf("%v: a card that a machine has asked with is recorded", list)
 	}
