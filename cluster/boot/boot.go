@@ -13,7 +13,7 @@
 // A node that has booted from a disk needs only its configuration (kernel/seek):
 //
 //	PID 1    -> DHCP  discover, request              as iPXE
-//	PID 1    -> HTTP  GET /node.json                 of a node: once for each lease
+//	PID 1    -> HTTP  GET /node.json                 of a node: once for each lease; a guest may bring a token
 //
 // Only clients of known MAC addresses get an answer. A guest, which is a machine that is not a node
 // yet, gets an address, an iPXE and a script that asks again.
@@ -109,6 +109,9 @@ type Config struct {
 	// Met is called with a guest that fetches the script, or asks for its configuration. It may be
 	// nil.
 	Met func(MAC)
+	// Token is called with the token that a host brings when it asks for its configuration, and
+	// returns an error if that admits nothing. Nil: no host can bring one.
+	Token func(Host, string) error
 	// Proxy leaves addresses to another server.
 	Proxy bool
 	// Turns bounds how many nodes fetch the kernel and the image at the same time. 0: defaultTurns.

@@ -8,6 +8,8 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/iana"
+
+	"margay/internal/uuid"
 )
 
 // maxDatagram bounds a DHCP message, in bytes. Clients send no longer ones unless a server allows
@@ -81,9 +83,6 @@ func (s *Services) answer(at time.Time, datagram []byte, pxe bool) ([]byte, net.
 	}
 	if q.Means != Nothing && s.locations[q.Means] == "" {
 		q.Means, q.Why = Nothing, "this machine has no iPXE for its firmware"
-	}
-	if s.config.Proxy && q.Means == ByItself {
-		q.Means, q.Why = Nothing, "it has booted from a disk, and a proxy has no address for it"
 	}
 	if s.config.Asks != nil {
 		if refusal := s.config.Asks(at, q); refusal != "" {
@@ -159,6 +158,10 @@ func parse(datagram []byte) (*dhcpv4.DHCPv4, Question, error) {
 	}
 	machine := in.Options.Get(dhcpv4.OptionClientMachineIdentifier)
 	q.Machine = string(machine[:min(len(machine), maxMachine)])
+	if q.UUID = uuid.FromOption(machine); q.UUID != (uuid.ID{}) { // firmware and its boot program may differ in the order
+		key := q.UUID.Key()
+		q.Machine = string(key[:])
+	}
 	q.Server, _ = netip.AddrFromSlice(in.ServerIdentifier().To4())
 	if q.Wants, _ = netip.AddrFromSlice(in.RequestedIPAddress().To4()); !q.Wants.IsValid() {
 		q.Wants, _ = netip.AddrFromSlice(in.ClientIPAddr.To4())

@@ -15,6 +15,7 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
 	"margay/internal/check"
+	"margay/internal/uuid"
 	"margay/kernel/abi/id"
 )
 
@@ -94,6 +95,40 @@ func request(t testing.TB, n int, modifiers ...dhcpv4.Modifier) []byte {
 		dhcpv4.WithMessageType(dhcpv4.MessageTypeRequest), dhcpv4.WithOption(dhcpv4.OptRequestedIPAddress(host(n).Address.AsSlice())),
 		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(server.AsSlice())),
 	}, modifiers...)...)
+}
+
+// Firmware and the iPXE that it starts are one machine, also if they send its UUID in different
+// byte orders.
+func TestMachineIdentifier(t *testing.T) {
+	machine := uuid.ID{0x4c, 0x4c, 0x45, 0x44, 15: 1}
+	identified := func(option []byte) dhcpv4.Modifier {
+		return dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionClientMachineIdentifier, option))
+	}
+	other := machine
+	other[15]++
+	var asked []uuid.ID
+	s, r := services(t, func(c *Config) {
+		c.Asks = func(_ time.Time, q Question) string {
+			asked = append(asked, q.UUID)
+			return ""
+		}
+	})
+	for _, c := range []struct {
+		name   string
+		option []byte
+		answer bool
+	}{
+		{"firmware", machine.Option(), true},
+		{"a boot program with the other byte order", append([]byte{0}, machine[:]...), true},
+		{"another machine", other.Option(), false},
+	} {
+		if answer, _ := s.answer(start, question(t, 1, identified(c.option)), false); (answer != nil) != c.answer {
+			t.Errorf("%s: answer %x; %s", c.name, answer, r.all())
+		}
+	}
+	if len(asked) != 3 || asked[0] != machine || asked[1].Key() != machine.Key() || asked[2] != other {
+		t.Errorf("asked as %v", asked)
+	}
 }
 
 func TestAnswers(t *testing.T) {

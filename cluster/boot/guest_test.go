@@ -2,6 +2,8 @@ package boot
 
 import (
 	"errors"
+	"io"
+	"net/http"
 	"net/netip"
 	"strings"
 	"sync/atomic"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
+	"margay/internal/uuid"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/kernel/seek"
@@ -63,6 +66,71 @@ func TestGuest(t *testing.T) {
 	status, body = fetch(t, "GET", url+ScriptPath, "")
 	if status != 200 || !strings.Contains(body, "initrd --name config http://127.0.0.2/config || goto failed\nkernel --name linux.efi http://127.0.0.2/kernel initrd=config initrd=image ") {
 		t.Errorf("status %d, script %q", status, body)
+	}
+}
+
+// A guest that brings a token that admits it is not reported as one that waits. Otherwise it is,
+// and is shown why. A node gets its configuration with a token as without.
+func TestToken(t *testing.T) {
+	var met, brought atomic.Int64
+	guest := Host{Guest: true, MAC: host(9).MAC, Address: netip.MustParseAddr("127.0.0.1")}
+	s, r := services(t, func(c *Config) {
+		local(c)
+		c.Hosts = []Host{guest}
+		c.Node = func(id.Node) ([]byte, error) { return []byte("secret"), nil }
+		c.Pack = pack
+		c.Met = func(MAC) { met.Add(1) }
+		c.Token = func(h Host, token string) error {
+			brought.Add(1)
+			if h.MAC != guest.MAC || token != "3-0a" {
+				return errors.New("it has expired")
+			}
+			return nil
+		}
+	})
+	_, _, url := serve(t, s)
+	bring := func(path, token string) (status int, body string) {
+		t.Helper()
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set(node.TokenHeader, token)
+		answer, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer.StatusCode, string(text)
+	}
+	if status, body := bring(node.FetchPath, "3-0a"); status != 403 || !strings.Contains(body, "becomes a node") || met.Load() != 0 {
+		t.Errorf("status %d, %q, %d calls about the guest", status, body, met.Load())
+	}
+	if status, body := bring(node.FetchPath, "3-0b"); status != 403 || !strings.Contains(body, "node approve") || !strings.Contains(body, "it has expired") || met.Load() != 1 {
+		t.Errorf("status %d, %q, %d calls about the guest", status, body, met.Load())
+	}
+	if text := r.all(); !strings.Contains(text, "has brought a token: it has expired") || strings.Contains(text, "3-0b") {
+		t.Errorf("reports %q", text)
+	}
+	if bring(ScriptPath, "3-0a"); brought.Load() != 2 {
+		t.Errorf("%d tokens, and one of them with a script", brought.Load())
+	}
+	s.Forget(guest.MAC)
+	if bring(node.FetchPath, "3-0a"); brought.Load() != 2 {
+		t.Error("a stranger has brought a token")
+	}
+	if err := s.Add(Host{Node: 3, MAC: guest.MAC, Address: guest.Address}); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	s.grants.Arm(time.Now(), Host{Node: 3, MAC: guest.MAC})
+	s.mu.Unlock()
+	if status, body := bring(node.FetchPath, "3-0a"); status != 200 || body != "secret" || brought.Load() != 3 {
+		t.Errorf("a node: status %d, %q, %d tokens", status, body, brought.Load())
 	}
 }
 
@@ -133,7 +201,7 @@ func TestSeeker(t *testing.T) {
 		c.Pack = pack
 	})
 	mac := host(1).MAC
-	q := seek.NewQuestion(mac[:], [4]byte{1, 2, 3, 4})
+	q := seek.NewQuestion(mac[:], [4]byte{1, 2, 3, 4}, uuid.ID{})
 	for range 2 {
 		datagram, err := q.Next()
 		if err != nil {

@@ -3,6 +3,7 @@ package boot
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"math"
@@ -70,11 +71,16 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
+	says := waiting(host)
+	var admitted bool
+	if token := r.Header.Get(node.TokenHeader); token != "" && r.URL.Path == node.FetchPath {
+		says, admitted = s.present(host, token)
+	}
 	if host.Guest && file.stage != Script && file.stage != Loader {
-		if r.URL.Path == node.FetchPath {
+		if r.URL.Path == node.FetchPath && !admitted {
 			s.met(host)
 		}
-		http.Error(w, waiting(host), http.StatusForbidden)
+		http.Error(w, says, http.StatusForbidden)
 		return
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -109,6 +115,21 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 			s.sent(host, Status{Stage: file.stage, Percent: int(content.at.Load() * 100 / file.Size)}, n)
 		}
 	}}, r, "", time.Time{}, content)
+}
+
+// present passes on the token that a host brings, and returns what a guest that brings it is shown.
+func (s *Services) present(h Host, token string) (says string, admitted bool) {
+	err := errors.New("this machine takes none")
+	if s.config.Token != nil {
+		err = s.config.Token(h, token)
+	}
+	if err != nil {
+		if h.Guest { // a node brings its token at each boot
+			s.log.Printf("boot: %v has brought a token: %v", h, err)
+		}
+		return fmt.Sprintf("%s. Its token is refused: %v", waiting(h), err), false
+	}
+	return "This machine becomes a node", true
 }
 
 // met reports a guest that waits.

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"margay/internal/uuid"
 	"margay/kernel/abi/id"
 )
 
@@ -61,7 +62,8 @@ const (
 type Question struct {
 	Kind    Kind
 	MAC     MAC
-	Machine string     // identifies the client's machine (RFC 4578, option 97); may be empty
+	Machine string     // identifies the client's machine (RFC 4578, option 97), in one byte order; may be empty
+	UUID    uuid.ID    // the same, if it is a UUID
 	Wants   netip.Addr // the address that it asks for, or has; may be invalid
 	Server  netip.Addr // the server that it has chosen; may be invalid
 	Boots   bool       // it boots over the network, from something

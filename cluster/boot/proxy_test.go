@@ -16,8 +16,9 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
 	"margay/internal/check"
+	"margay/internal/uuid"
 	"margay/kernel/abi/id"
-	"margay/kernel/abi/node"
+	"margay/kernel/seek"
 )
 
 // site is the DHCP server of the site, and given an address from it.
@@ -216,12 +217,56 @@ func TestProxyDetained(t *testing.T) {
 	}
 }
 
-// A machine that has booted from a disk needs an address, which a proxy does not have.
+// ofSite is the answer of the site's server to a question, with an address and nothing to boot.
+func ofSite(t testing.TB, datagram []byte) []byte {
+	t.Helper()
+	in, err := dhcpv4.FromBytes(datagram)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kind := dhcpv4.MessageTypeOffer
+	if in.MessageType() == dhcpv4.MessageTypeRequest {
+		kind = dhcpv4.MessageTypeAck
+	}
+	out, err := dhcpv4.NewReplyFromRequest(in, dhcpv4.WithMessageType(kind), dhcpv4.WithYourIP(given.AsSlice()),
+		dhcpv4.WithNetmask(net.CIDRMask(16, 32)), dhcpv4.WithOption(dhcpv4.OptServerIdentifier(site.AsSlice())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.ToBytes()
+}
+
+// A machine that has booted from a disk has an address of the site's server, and its configuration
+// from the services.
 func TestProxyOfDisk(t *testing.T) {
-	s, r := services(t, proxy)
-	out, _ := s.answer(start, question(t, 1, dhcpv4.WithUserClass(node.UserClass, true)), false)
-	if out != nil || !strings.Contains(r.all(), "booted from a disk") {
-		t.Errorf("answer %x, reports %q", out, r.all())
+	s, r := services(t, func(c *Config) {
+		proxy(c)
+		c.Node = func(n id.Node) ([]byte, error) { return fmt.Appendf(nil, "node%d", n), nil }
+	})
+	mac := host(1).MAC
+	q := seek.NewQuestion(mac[:], [4]byte{1, 2, 3, 4}, uuid.ID{})
+	for range 2 {
+		datagram, err := q.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Receive(ofSite(t, datagram))
+		if out, to := s.answer(start, datagram, false); out != nil {
+			if to.String() != "255.255.255.255:68" {
+				t.Errorf("an answer to %v", to)
+			}
+			q.Receive(out)
+		}
+	}
+	if lease, ok := q.Lease(); !ok || lease != (seek.Lease{Address: netip.PrefixFrom(given, 16), Server: server}) {
+		t.Fatalf("lease %v, %v; reports %q", lease, ok, r.all())
+	}
+	h, known := s.host(given)
+	if !known || h.Node != 1 {
+		t.Fatalf("%v is the address of %v, %t", given, h, known)
+	}
+	if why := s.grants.Take(start, h); why != "" {
+		t.Errorf("its configuration is refused: %s", why)
 	}
 }
 

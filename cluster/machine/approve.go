@@ -3,10 +3,12 @@ package machine
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"margay/cluster/boot"
 	"margay/cluster/control"
 	"margay/cluster/metal"
+	"margay/cluster/roster"
 	"margay/cluster/trust"
 	"margay/kernel/abi/id"
 )
@@ -23,13 +25,19 @@ func (h *holder) approve(ctx, served context.Context, m *control.ApproveGuests) 
 	if added, err := h.repeated(m.Order); added != nil || err != nil {
 		return added, err
 	}
-	grown, added, err := h.roster.Grow(len(m.Macs), nodes.busy()...)
+	grown, added, err := h.roster.Grow(len(m.Macs), append(nodes.busy(), h.dir.promised(time.Now())...)...)
 	if err != nil {
 		return nil, control.Failf(control.Code_CODE_NO_ROOM, "%v: take nodes out (margay machine shrink -m %s)", err, h.spec.Name)
 	}
-	for i, text := range m.Macs {
-		var mac boot.MAC
-		if mac, err = metal.ParseMAC(text); err == nil {
+	return h.makeNodes(ctx, served, nodes, m.Order, m.Macs, grown, added)
+}
+
+// makeNodes makes machines on the boot network nodes, with the numbers that a roster has more than
+// the last one. The caller holds h.changing.
+func (h *holder) makeNodes(ctx, served context.Context, nodes *metalNodes, order string, macs []string, grown roster.Roster, added []uint32) (*control.NodesAdded, error) {
+	for i, text := range macs {
+		mac, err := metal.ParseMAC(text)
+		if err == nil {
 			err = nodes.join(id.Node(added[i]), mac)
 		}
 		if err != nil {
@@ -45,8 +53,8 @@ func (h *holder) approve(ctx, served context.Context, m *control.ApproveGuests) 
 		}
 		return nil, err
 	}
-	h.log("machines become nodes: %v become %v", m.Macs, added)
-	answer := h.startAdded(ctx, served, m.Order, added)
+	h.log("machines become nodes: %v become %v", macs, added)
+	answer := h.startAdded(ctx, served, order, added)
 	h.sendGuests()
 	return answer, nil
 }
@@ -70,6 +78,15 @@ func (h *holder) sendGuests() {
 
 // metalEvents are what the holder does about news of the boot network, until served ends.
 func (h *holder) metalEvents() metalEvents {
+	met := func(mac boot.MAC) {
+		served := h.keeps()
+		if served == nil || !h.spec.Metal.ApproveAll {
+			return
+		}
+		if _, err := h.approve(served, served, &control.ApproveGuests{Macs: []string{mac.String()}, Order: trust.NewToken()}); err != nil {
+			h.log("%v is not made a node: %v", mac, err)
+		}
+	}
 	return metalEvents{
 		stage: h.nodeStage, panicked: h.nodePanic, log: h.log, changed: h.sendGuests,
 		woke: func(number id.Node) {
@@ -78,13 +95,16 @@ func (h *holder) metalEvents() metalEvents {
 				_ = h.order(served, uint32(number), order{kind: switchOn, why: "it has begun to boot"})
 			}
 		},
-		met: func(mac boot.MAC) {
+		met: met,
+		admitted: func(number id.Node, mac boot.MAC) {
 			served := h.keeps()
-			if served == nil || !h.spec.Metal.ApproveAll {
+			if served == nil {
 				return
 			}
-			if _, err := h.approve(served, served, &control.ApproveGuests{Macs: []string{mac.String()}, Order: trust.NewToken()}); err != nil {
-				h.log("%v is not made a node: %v", mac, err)
+			if err := h.admit(served, number, mac); err != nil {
+				h.log("%v is not made node%d, and its token is used up: %v", mac, number, err)
+				h.sendGuests() // it waits for approval
+				met(mac)
 			}
 		},
 	}

@@ -29,6 +29,7 @@ import (
 	"margay/cluster/trust"
 	"margay/cluster/way"
 	"margay/initramfs"
+	"margay/internal/uuid"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/qemu/console"
@@ -121,7 +122,11 @@ func (m *MetalSpec) firstCards(o *UpOptions) (*metal.Cards, error) {
 			return nil, err
 		}
 		for _, c := range f.Cards() {
-			all = append(all, metal.Card{Node: id.Node(c.Node), MAC: c.MAC.String()})
+			known := metal.Card{Node: id.Node(c.Node), MAC: c.MAC.String()}
+			if c.UUID != (uuid.ID{}) {
+				known.UUID = c.UUID.String()
+			}
+			all = append(all, known)
 		}
 	}
 	cards, err := metal.NewCards(m.Plan, all)
@@ -133,14 +138,17 @@ func (m *MetalSpec) firstCards(o *UpOptions) (*metal.Cards, error) {
 		return nil, err
 	}
 	for _, c := range earlier {
-		mac, err := metal.ParseMAC(c.MAC)
-		if _, known := cards.Node(mac); known {
+		if mac, err := metal.ParseMAC(c.MAC); err == nil {
+			if _, known := cards.Node(mac); known {
+				continue
+			}
+		}
+		if slices.ContainsFunc(all, func(own metal.Card) bool {
+			return own.Node == c.Node && strings.EqualFold(own.UUID, c.UUID) && c.UUID != ""
+		}) {
 			continue
 		}
-		if err == nil {
-			err = cards.Join(mac, c.Node)
-		}
-		if err != nil {
+		if err := cards.Add(c); err != nil {
 			o.Told("a network card that was approved earlier must be approved again: %v", err)
 		}
 	}
@@ -181,6 +189,7 @@ type metalEvents struct {
 	stage    func(id.Node, boot.Status)
 	woke     func(id.Node)                       // a node that was waited for has begun to boot
 	met      func(boot.MAC)                      // a guest has come
+	admitted func(id.Node, boot.MAC)             // a guest has brought the token of a node
 	changed  func()                              // what guests returns has changed
 	panicked func(number id.Node, reason string) // the console of a node says that its Linux has panicked
 	log      func(format string, args ...any)
@@ -298,7 +307,7 @@ func newMetal(s Spec, d Dir, a *trust.Authority, events metalEvents) (m *metalNo
 func (m *metalNodes) makeServices() error {
 	config := boot.Config{
 		Server: m.spec.Metal.Plan.Server, Cmdline: m.spec.Cmdline, Report: m.reached, Log: m.events.log,
-		Broadcast: true, Proxy: m.spec.Metal.Proxy, Node: m.hand, Pack: pack, Asks: m.asks, Met: m.met,
+		Broadcast: true, Proxy: m.spec.Metal.Proxy, Node: m.hand, Pack: pack, Asks: m.asks, Met: m.met, Token: m.token,
 	}
 	if m.wire != nil {
 		config.MAC, config.Send = m.wire.MAC(), m.wire.Send
@@ -328,11 +337,22 @@ func (m *metalNodes) asks(now time.Time, q boot.Question) (refusal string) {
 		m.rival(metal.Offer{Server: q.Server, Boots: true})
 	}
 	delete(m.left, q.MAC) // its Linux has ended
-	number, known := m.cards.Node(q.MAC)
+	if number, known := m.cards.Node(q.MAC); known && m.node(number).phase != handed && m.cards.Release(now, q.MAC, q.UUID) {
+		m.boot.services.Forget(q.MAC)
+	}
+	number, known, err := m.cards.Find(q.MAC, q.UUID)
+	if err != nil {
+		return err.Error()
+	}
 	if !known {
 		return m.asksGuest(now, q)
 	}
 	n := m.node(number)
+	if n.phase != stopped && n.phase != handed {
+		if err := m.bind(now, number, n, q.MAC); err != nil {
+			return err.Error()
+		}
+	}
 	switch n.phase {
 	case asleep:
 		n.phase, n.began = waking, true
@@ -353,6 +373,23 @@ func (m *metalNodes) asks(now time.Time, q boot.Question) (refusal string) {
 	return ""
 }
 
+// bind gives a node that is known by its machine the network card that the machine asks with. The
+// caller holds m.mu.
+func (m *metalNodes) bind(now time.Time, number id.Node, n *metalNode, mac boot.MAC) error {
+	was, changed, err := m.cards.Bind(now, mac, number)
+	if !changed {
+		return err
+	}
+	m.boot.services.Forget(was)
+	m.events.log("node%d boots from the network card %v", number, mac)
+	if n.phase != booting {
+		m.boot.services.Forget(mac) // a guest's place is free from now on; its start makes the node known
+		return nil
+	}
+	_, address, _ := m.place(number)
+	return m.boot.services.Settle(boot.Host{Node: number, MAC: mac, Address: address.Addr()})
+}
+
 // detain keeps a machine waiting whose node is being started. Without an answer it asks again. But
 // beside a server of the site it has an address without one, and would boot nothing: it gets the
 // script that waits. The caller holds m.mu.
@@ -369,7 +406,7 @@ func (m *metalNodes) detain(mac boot.MAC) (refusal string) {
 
 // asksGuest gives an address to a machine that is not a node. The caller holds m.mu.
 func (m *metalNodes) asksGuest(now time.Time, q boot.Question) (refusal string) {
-	address, gone, err := m.cards.Ask(now, q.MAC)
+	address, gone, err := m.cards.Ask(now, q.MAC, q.UUID)
 	for _, mac := range gone {
 		m.boot.services.Forget(mac)
 	}
@@ -412,20 +449,29 @@ const warnPause = time.Minute
 // met handles a guest that waits.
 func (m *metalNodes) met(mac boot.MAC) {
 	m.mu.Lock()
-	first := m.cards.Met(time.Now(), mac)
+	machine, first := m.cards.Met(time.Now(), mac)
 	m.mu.Unlock()
 	if !first {
 		return
 	}
-	m.events.log("a machine with the network card %v has come: margay node approve -m %s %v makes it a node", mac, m.spec.Name, mac)
+	says := ""
+	if machine != (uuid.ID{}) {
+		says = fmt.Sprintf(" and the UUID %v", machine)
+	}
+	m.events.log("a machine with the network card %v%s has come: margay node approve -m %s %[1]v makes it a node", mac, says, m.spec.Name)
 	m.running.Go(func() {
 		m.events.changed()
 		m.events.met(mac)
 	})
 }
 
-// reached passes on how far a node has got.
-func (m *metalNodes) reached(number id.Node, s boot.Status) { m.events.stage(number, s) }
+// reached passes on how far a node has got. While it gets further, no other card can have its place.
+func (m *metalNodes) reached(number id.Node, s boot.Status) {
+	m.mu.Lock()
+	m.cards.Uses(time.Now(), number)
+	m.mu.Unlock()
+	m.events.stage(number, s)
+}
 
 // hand returns the configuration of a node that boots. It is given once for each boot: from then
 // on, the card of the node gets no answer while the node is up.
@@ -491,12 +537,14 @@ func (m *metalNodes) start(number id.Node, term uint32) (int, <-chan exit, error
 		return 0, nil, errAsleep
 	}
 	mac, address, ok := m.place(number)
-	if !ok {
+	if !ok && !m.cards.Named(number) {
 		return 0, nil, errors.New("it has no network card or no address")
 	}
 	m.boot.services.Remove(number)
-	if err := m.boot.services.Settle(boot.Host{Node: number, MAC: mac, Address: address.Addr()}); err != nil {
-		return 0, nil, err
+	if ok {
+		if err := m.boot.services.Settle(boot.Host{Node: number, MAC: mac, Address: address.Addr()}); err != nil {
+			return 0, nil, err
+		}
 	}
 	m.endConsole(number, n)
 	n.phase, n.ended = booting, make(chan exit, 1)

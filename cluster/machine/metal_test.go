@@ -19,6 +19,7 @@ import (
 	"margay/cluster/power"
 	"margay/cluster/power/file"
 	"margay/internal/check"
+	"margay/internal/uuid"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 )
@@ -199,6 +200,132 @@ func TestMetalLeaves(t *testing.T) {
 	}
 	if busy := p.busy(); len(busy) != 0 {
 		t.Errorf("numbers %v are in use after a boot", busy)
+	}
+}
+
+// A node that is known by its machine has its number at the first question of any network card. It
+// can boot from another one next time, and not at the same time.
+func TestMetalByMachine(t *testing.T) {
+	machine := uuid.ID{0x4c, 15: 1}
+	for _, proxy := range []bool{false, true} {
+		p := playMetalWith(t, proxy, nil, metal.Card{Node: 3, UUID: machine.String()})
+		at := time.Now()
+		ask := func(card int) (refusal string) {
+			return p.asks(at, boot.Question{Kind: boot.Discover, MAC: cardOf(card), UUID: machine, Means: boot.ByScript})
+		}
+		begin := func(card int) <-chan exit {
+			t.Helper()
+			ask(card)
+			if n := within(t, p.woke); n != 3 {
+				t.Fatalf("node%d has begun", n)
+			}
+			_, ended, err := p.start(3, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if why := ask(card); why != "" {
+				t.Fatalf("proxy %t: it gets no answer on card %d: %s", proxy, card, why)
+			}
+			return ended
+		}
+		if _, _, err := p.start(3, 1); !errors.Is(err, errAsleep) {
+			t.Fatalf("start: %v", err)
+		}
+		ended := begin(1)
+		if why := ask(2); why == "" {
+			t.Errorf("proxy %t: its second card gets an answer at the same time", proxy)
+		}
+		text, err := p.hand(3)
+		if err != nil || !strings.Contains(string(text), cardOf(1).String()) || !strings.Contains(string(text), "10.8.0.5/24") {
+			t.Fatalf("proxy %t: %v: configuration %s", proxy, err, text)
+		}
+		at = at.Add(time.Hour)
+		if why := ask(2); why == "" {
+			t.Error("its second card gets an answer before its boot has ended")
+		}
+		within(t, ended)
+		if _, _, err := p.start(3, 1); err != nil {
+			t.Fatal(err)
+		}
+		if why := ask(2); why != "" {
+			t.Errorf("proxy %t: its second card gets no answer in the next boot: %s", proxy, why)
+		}
+		if text, err := p.hand(3); err != nil || !strings.Contains(string(text), cardOf(2).String()) {
+			t.Errorf("proxy %t: %v: configuration %s", proxy, err, text)
+		}
+		if why := p.asks(at, boot.Question{Kind: boot.Discover, MAC: cardOf(2), UUID: uuid.ID{1, 15: 9}, Means: boot.ByScript}); !strings.Contains(why, machine.String()) {
+			t.Errorf("proxy %t: another machine with its card: %q", proxy, why)
+		}
+		if why := ask(1); !strings.Contains(why, "may still be up") {
+			t.Errorf("proxy %t: its first card: %q", proxy, why)
+		}
+	}
+}
+
+// Machines can swap their cards while they are off, and have their numbers afterwards.
+func TestMetalCardsSwap(t *testing.T) {
+	machines := []uuid.ID{{0x4c, 15: 1}, {0x4c, 15: 2}}
+	p := playMetal(t, nil, metal.Card{Node: 0, UUID: machines[0].String()}, metal.Card{Node: 1, UUID: machines[1].String()})
+	ask := func(at time.Time, machine, card int) (refusal string) {
+		return p.asks(at, boot.Question{Kind: boot.Discover, MAC: cardOf(card), UUID: machines[machine], Means: boot.ByScript})
+	}
+	at := time.Now()
+	for n := range 2 {
+		if _, _, err := p.start(id.Node(n), 1); !errors.Is(err, errAsleep) {
+			t.Fatal(err)
+		}
+		ask(at, n, n)
+		within(t, p.woke)
+		if _, _, err := p.start(id.Node(n), 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if why := ask(at, 0, 1); !strings.Contains(why, "has the network card of node1") {
+		t.Errorf("at the same time: %q", why)
+	}
+	at = at.Add(time.Hour)
+	for n := range 2 {
+		if why := ask(at, n, 1-n); why != "" {
+			t.Errorf("node%d with the card of the other one: %s", n, why)
+		}
+		if mac, address, ok := p.place(id.Node(n)); !ok || mac != cardOf(1-n) || address.Addr() != netip.AddrFrom4([4]byte{10, 8, 0, byte(2 + n)}) {
+			t.Errorf("node%d has %v and %v", n, mac, address)
+		}
+	}
+}
+
+// A node that fetches keeps its card, however long it asks for no address: another machine may have
+// the same UUID.
+func TestMetalMachineFetches(t *testing.T) {
+	machine := uuid.ID{0x4c, 15: 1}
+	p := playMetal(t, nil, metal.Card{Node: 3, UUID: machine.String()})
+	if _, _, err := p.start(3, 1); !errors.Is(err, errAsleep) {
+		t.Fatalf("start: %v", err)
+	}
+	ask := func(at time.Time, card int) (refusal string) {
+		return p.asks(at, boot.Question{Kind: boot.Discover, MAC: cardOf(card), UUID: machine, Means: boot.ByScript})
+	}
+	if why := p.ask(1); why != "" { // as a guest: its firmware says no UUID
+		t.Fatal(why)
+	}
+	earlier := time.Now().Add(-time.Hour)
+	ask(earlier, 1)
+	if why := p.ask(2); why != "" {
+		t.Errorf("a guest does not get the place of one that is a node: %s", why)
+	}
+	within(t, p.woke)
+	if _, _, err := p.start(3, 1); err != nil {
+		t.Fatal(err)
+	}
+	if why := ask(earlier, 1); why != "" {
+		t.Error(why)
+	}
+	p.reached(3, boot.Status{Stage: boot.Image, Percent: 10})
+	if why := ask(time.Now(), 4); !strings.Contains(why, "boots from another network card") {
+		t.Errorf("another card of the machine gets an answer: %q", why)
+	}
+	if why := ask(time.Now().Add(2*time.Minute), 4); why != "" {
+		t.Errorf("its other card, after a silence: %s", why)
 	}
 }
 

@@ -8,12 +8,14 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"margay/cluster/boot"
 	"margay/cluster/metal"
 	"margay/internal/check"
+	"margay/internal/uuid"
 	"margay/kernel/abi/id"
 )
 
@@ -84,7 +86,7 @@ func TestStarvation(t *testing.T) {
 	}
 	now := time.Now()
 	for i := 1; i < 10000; i++ {
-		address, _, err := cards.Ask(now, mac(i))
+		address, _, err := cards.Ask(now, mac(i), uuid.ID{})
 		if i <= p.Guests() != (err == nil) || err != nil && !errors.Is(err, metal.ErrFull) {
 			t.Fatalf("guest %d gets %v, %v", i, address, err)
 		}
@@ -96,10 +98,10 @@ func TestStarvation(t *testing.T) {
 	if err := cards.Join(mac(1), 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := cards.Ask(now, mac(20000)); err != nil {
+	if _, _, err := cards.Ask(now, mac(20000), uuid.ID{}); err != nil {
 		t.Errorf("after a guest has become a node: %v", err)
 	}
-	if _, gone, err := cards.Ask(now.Add(2*time.Minute), mac(20001)); err != nil || len(gone) != p.Guests() {
+	if _, gone, err := cards.Ask(now.Add(2*time.Minute), mac(20001), uuid.ID{}); err != nil || len(gone) != p.Guests() {
 		t.Errorf("after a while: %v, %v", gone, err)
 	}
 	if _, ok := cards.Node(mac(0)); !ok {
@@ -123,11 +125,100 @@ func TestCardsRefuse(t *testing.T) {
 		"the same card": {{Node: 0, MAC: "52:54:00:00:00:01"}, {Node: 1, MAC: "52:54:00:00:00:01"}},
 		"the same node": {{Node: 0, MAC: "52:54:00:00:00:01"}, {Node: 0, MAC: "52:54:00:00:00:02"}},
 		"no address":    {{Node: 100, MAC: "52:54:00:00:00:01"}},
+		"nothing":       {{Node: 0}},
+		"not a UUID":    {{Node: 0, UUID: "4c4c4544"}},
+		"one machine":   {{Node: 0, UUID: machine(1).String()}, {Node: 1, UUID: strings.ToUpper(machine(1).String())}},
+		"two machines":  {{Node: 0, UUID: machine(1).String()}, {Node: 0, UUID: machine(2).String()}},
+		"card later":    {{Node: 0, UUID: machine(1).String()}, {Node: 0, MAC: "52:54:00:00:00:01"}},
+		"too far":       {{Node: 100, UUID: machine(1).String()}},
 	} {
 		if _, err := metal.NewCards(p, all); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
+}
+
+func machine(n int) uuid.ID { return uuid.ID{0x4c, 0x4c, 15: byte(n)} }
+
+// A node is known by its card, by its machine, or by both, which must not contradict each other.
+func TestFind(t *testing.T) {
+	cards, err := metal.NewCards(plan("10.8.0.1/28", "10.8.0.0/28"), []metal.Card{
+		{Node: 0, MAC: mac(0).String()}, {Node: 1, UUID: machine(1).String()}, {Node: 2, MAC: mac(2).String(), UUID: machine(2).String()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	find := func(at time.Duration, card int, from uuid.ID) string {
+		n, known, err := cards.Find(mac(card), from)
+		if err == nil && known {
+			_, _, err = cards.Bind(now.Add(at), mac(card), n)
+		}
+		switch {
+		case err != nil:
+			return "refused"
+		case !known:
+			return "guest"
+		}
+		return fmt.Sprint("node", n)
+	}
+	for _, c := range []struct {
+		name string
+		at   time.Duration
+		card int
+		from uuid.ID
+		want string
+	}{
+		{"known by its card", 0, 0, machine(9), "node0"},
+		{"a stranger", 0, 9, uuid.ID{}, "guest"},
+		{"a strange machine", 0, 9, machine(9), "guest"},
+		{"known by its machine", 0, 1, machine(1), "node1"},
+		{"in the other byte order", time.Second, 1, uuid.FromOption(append([]byte{0}, machineBytes(1)...)), "node1"},
+		{"without a UUID, on the same card", time.Second, 1, uuid.ID{}, "node1"},
+		{"on another card too early", 50 * time.Second, 3, machine(1), "refused"},
+		{"on another card", 2 * time.Minute, 3, machine(1), "node1"},
+		{"on the first card again", 4 * time.Minute, 1, machine(1), "node1"},
+		{"its second card is free again", 4 * time.Minute, 3, machine(9), "guest"},
+		{"another machine with its card", 4 * time.Minute, 1, machine(9), "refused"},
+		{"known by both", 0, 2, machine(2), "node2"},
+		{"known by both, without a UUID", 0, 2, uuid.ID{}, "node2"},
+		{"its card in another machine", 0, 2, machine(9), "refused"},
+		{"its machine with another card", 0, 4, machine(2), "refused"},
+	} {
+		if got := find(c.at, c.card, c.from); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+	for _, c := range []struct {
+		name string
+		at   time.Duration
+		card int
+		from uuid.ID
+		want bool
+	}{
+		{"of a card that was written down", time.Hour, 2, machine(9), false},
+		{"of a stranger", time.Hour, 9, machine(9), false},
+		{"too early", 4*time.Minute + 50*time.Second, 1, machine(9), false},
+		{"in its own machine", time.Hour, 1, machine(1), false},
+		{"in a machine without a UUID", time.Hour, 1, uuid.ID{}, false},
+		{"in another machine", time.Hour, 1, machine(9), true},
+		{"once more", time.Hour, 1, machine(9), false},
+	} {
+		if got := cards.Release(now.Add(c.at), mac(c.card), c.from); got != c.want {
+			t.Errorf("release %s: %t", c.name, got)
+		}
+	}
+	if got := find(time.Hour, 1, machine(9)); got != "guest" {
+		t.Errorf("another machine with a card that was released: %s", got)
+	}
+	if list := cards.List(); len(list) != 3 || list[1].MAC != "" || list[1].UUID != machine(1).String() {
+		t.Errorf("%v: a card that a machine has asked with is recorded", list)
+	}
+}
+
+func machineBytes(n int) []byte {
+	m := machine(n)
+	return m[:]
 }
 
 // Whatever happens, a card is of one node or of one guest, no two of them have the same address,
@@ -147,16 +238,17 @@ func TestCardsModel(t *testing.T) {
 		first, last time.Time
 	}
 	guests, nodes := map[boot.MAC]*seen{}, map[boot.MAC]id.Node{}
+	machines, bound := map[uuid.ID]id.Node{}, map[id.Node]time.Time{} // of machines; nodes that have the card of their machine
 	for step := range 1000 {
 		m, n := mac(random.IntN(12)), id.Node(random.IntN(p.Nodes()+1))
 		what := ""
-		switch random.IntN(6) {
+		switch random.IntN(8) {
 		case 0, 1:
 			if _, ok := nodes[m]; ok {
 				continue // callers ask for nodes first
 			}
 			what = fmt.Sprintf("%v asks", m)
-			address, _, err := cards.Ask(now, m)
+			address, _, err := cards.Ask(now, m, uuid.ID{})
 			switch g := guests[m]; {
 			case g != nil && (err != nil || address != g.address):
 				t.Fatalf("step %d: %s: %v, %v, it had %v", step, what, address, err, g.address)
@@ -170,7 +262,7 @@ func TestCardsModel(t *testing.T) {
 		case 2:
 			what = fmt.Sprintf("%v fetches", m)
 			g := guests[m]
-			if first := cards.Met(now, m); first != (g != nil && !g.met) {
+			if _, first := cards.Met(now, m); first != (g != nil && !g.met) {
 				t.Fatalf("step %d: %s: %v", step, what, first)
 			}
 			if g != nil {
@@ -179,7 +271,7 @@ func TestCardsModel(t *testing.T) {
 		case 3:
 			what = fmt.Sprintf("%v becomes node%d", m, n)
 			_, has := nodes[m]
-			taken := slices.Contains(slices.Collect(maps.Values(nodes)), n)
+			taken := slices.Contains(slices.Collect(maps.Values(nodes)), n) || slices.Contains(slices.Collect(maps.Values(machines)), n)
 			err := cards.Join(m, n)
 			if want := !has && !taken && int(n) < p.Nodes(); want != (err == nil) {
 				t.Fatalf("step %d: %s: %v", step, what, err)
@@ -195,6 +287,64 @@ func TestCardsModel(t *testing.T) {
 				if number == n {
 					delete(nodes, other)
 				}
+			}
+			maps.DeleteFunc(machines, func(_ uuid.ID, number id.Node) bool { return number == n })
+			delete(bound, n)
+		case 6:
+			u := machine(random.IntN(4) + 1)
+			what = fmt.Sprintf("node%d is %v", n, u)
+			_, has := machines[u]
+			taken := slices.Contains(slices.Collect(maps.Values(nodes)), n) || slices.Contains(slices.Collect(maps.Values(machines)), n)
+			err := cards.Add(metal.Card{Node: n, UUID: u.String()})
+			if want := !has && !taken && int(n) < p.Nodes(); want != (err == nil) {
+				t.Fatalf("step %d: %s: %v", step, what, err)
+			}
+			if err == nil {
+				machines[u] = n
+			}
+		case 7:
+			u := machine(random.IntN(4) + 1)
+			what = fmt.Sprintf("%v asks as %v", m, u)
+			number, known := machines[u]
+			owner, has := nodes[m]
+			byMachine := slices.Contains(slices.Collect(maps.Values(machines)), owner)
+			got, found, err := cards.Find(m, u)
+			switch {
+			case has && byMachine && owner != number, has && byMachine && !known:
+				if err == nil {
+					t.Fatalf("step %d: %s: the card of another machine is not refused", step, what)
+				}
+				continue
+			case has:
+				number, known = owner, true
+			}
+			if err != nil || found != known || known && got != number {
+				t.Fatalf("step %d: %s: node%d, %v, %v, want node%d, %v", step, what, got, found, err, number, known)
+			}
+			if !known {
+				continue
+			}
+			last, early := bound[number]
+			_, changed, err := cards.Bind(now, m, number)
+			switch {
+			case has:
+				if changed || err != nil {
+					t.Fatalf("step %d: %s: its own card: %v, %v", step, what, changed, err)
+				}
+				if early {
+					bound[number] = now
+				}
+			case early && now.Sub(last) < time.Minute:
+				if err == nil {
+					t.Fatalf("step %d: %s: it has a second card at once", step, what)
+				}
+			default:
+				if !changed || err != nil {
+					t.Fatalf("step %d: %s: %v, %v", step, what, changed, err)
+				}
+				maps.DeleteFunc(nodes, func(_ boot.MAC, other id.Node) bool { return other == number })
+				nodes[m], bound[number] = number, now
+				delete(guests, m)
 			}
 		case 5:
 			now = now.Add(time.Duration(random.IntN(90)) * time.Second)
@@ -224,7 +374,7 @@ func TestCardsModel(t *testing.T) {
 			t.Fatal(err)
 		}
 		var list []metal.Card
-		if err := json.Unmarshal(text, &list); err != nil || len(list) != len(nodes) {
+		if err := json.Unmarshal(text, &list); err != nil || len(list) != len(nodes)+len(machines)-len(bound) {
 			t.Fatalf("step %d: %s: %s, want %v: %v", step, what, text, nodes, err)
 		}
 		if again, err := metal.NewCards(p, list); err != nil || !slices.Equal(again.List(), list) {
@@ -232,7 +382,14 @@ func TestCardsModel(t *testing.T) {
 		}
 		met := 0
 		addresses := map[netip.Addr]bool{p.Server.Addr(): true}
-		for _, number := range nodes {
+		numbers := map[id.Node]bool{}
+		for number := range maps.Values(nodes) {
+			numbers[number] = true
+		}
+		for number := range maps.Values(machines) {
+			numbers[number] = true
+		}
+		for number := range numbers {
 			a, _ := p.Node(number)
 			addresses[a.Addr()] = true
 		}
@@ -242,7 +399,7 @@ func TestCardsModel(t *testing.T) {
 				met++
 			}
 		}
-		if len(addresses) != 1+len(nodes)+len(guests) {
+		if len(addresses) != 1+len(numbers)+len(guests) {
 			t.Fatalf("step %d: %s: two of them have the same address: %v %v", step, what, nodes, guests)
 		}
 		if got := cards.Guests(); len(got) != met {

@@ -102,10 +102,11 @@ func number(a netip.Addr) uint32 {
 	return binary.BigEndian.Uint32(b[:])
 }
 
-// Card is the network card that a node boots from.
+// Card says how a node is known when it boots: by its network card, by its machine, or by both.
 type Card struct {
 	Node id.Node `json:"node"`
-	MAC  string  `json:"mac"`
+	MAC  string  `json:"mac,omitempty"`  // of the card; empty: any card of the machine
+	UUID string  `json:"uuid,omitempty"` // of the machine; empty: any machine with the card
 }
 
 // ParseMAC reads the address of the network card of a station.

@@ -42,9 +42,9 @@ var Formats = []Format{Netboot, UKI, Disk}
 type Bootable struct {
 	Format  Format `json:"format"`
 	Path    string `json:"path"`
-	Size    int64  `json:"size"`   // bytes
-	SHA256  string `json:"sha256"` // of the file, in hexadecimal
-	Cmdline string `json:"command_line"`
+	Size    int64  `json:"size"`           // bytes
+	SHA256  string `json:"sha256"`         // of the file, in hexadecimal
+	Cmdline string `json:"command_line"`   // without the token
 	Stub    string `json:"stub,omitempty"` // path of the EFI stub that was used
 }
 
@@ -55,6 +55,7 @@ type BootableOptions struct {
 	Profile initramfs.Profile
 	Words   string // further ones of the kernel's command line
 	Machine string // hash of the certificate of the machine that nodes join; empty: any
+	Token   string // by which the machine that boots becomes a node; empty: none. The file is the owner's alone then
 	Stub    string // path of an EFI stub; empty: the one of the distribution
 	Told    progress.Func
 }
@@ -86,17 +87,41 @@ func writeBootable(ctx context.Context, image Image, o BootableOptions) (Bootabl
 		return Bootable{}, err
 	}
 	b.Cmdline = ScreenToo + " " + b.Cmdline
-	program, err := unified(image, b)
+	if _, secret := WithoutToken(b.Cmdline); secret {
+		return Bootable{}, fmt.Errorf("the kernel command line has the word %s: give the token with --token, which keeps it from other users", node.TokenWord)
+	}
+	whole, mode := b.Cmdline, publicMode
+	if o.Token != "" {
+		whole, mode = whole+" "+node.TokenWord+"="+o.Token, ownMode
+	}
+	program, err := unified(image, b.Stub, whole)
 	if err != nil {
 		return Bootable{}, err
 	}
-	return b, b.write(program, arch.Name)
+	return b, b.write(program, arch.Name, mode)
+}
+
+// The permissions of a file that has no secret, and of one with a token.
+const (
+	publicMode os.FileMode = 0o644
+	ownMode    os.FileMode = 0o600
+)
+
+// WithoutToken returns a kernel command line without the token of a node, and reports whether it
+// has one. Any white space separates words, as where a node looks for its token (kernel/seek).
+func WithoutToken(cmdline string) (without string, secret bool) {
+	words := strings.Fields(cmdline)
+	rest := slices.DeleteFunc(slices.Clone(words), func(word string) bool { return strings.HasPrefix(word, node.TokenWord+"=") })
+	if len(rest) == len(words) {
+		return cmdline, false
+	}
+	return strings.Join(rest, " "), true
 }
 
 // write writes a program for an architecture, by Go's name, in the format of b, and completes b.
-func (b *Bootable) write(program []byte, arch string) error {
+func (b *Bootable) write(program []byte, arch string, mode os.FileMode) error {
 	hash := sha256.New()
-	err := initramfs.Replace(b.Path, 0o644, func(f *os.File) (err error) {
+	err := initramfs.Replace(b.Path, mode, func(f *os.File) (err error) {
 		w := io.MultiWriter(f, hash)
 		if b.Format == Disk {
 			err = disk.Write(programs[arch], program, w)
@@ -127,8 +152,12 @@ func WriteDisk(unified, path string) (Bootable, error) {
 	if programs[arch] == "" {
 		return Bootable{}, fmt.Errorf("%s is for %s, which no node is", unified, arch)
 	}
-	b := Bootable{Format: Disk, Path: path, Cmdline: string(image.Part(uki.Cmdline))}
-	if err := b.write(program, arch); err != nil {
+	cmdline, secret := WithoutToken(string(image.Part(uki.Cmdline)))
+	b, mode := Bootable{Format: Disk, Path: path, Cmdline: cmdline}, publicMode
+	if secret {
+		mode = ownMode
+	}
+	if err := b.write(program, arch, mode); err != nil {
 		return Bootable{}, fmt.Errorf("image of format %s: %w", Disk, err)
 	}
 	return b, nil
@@ -157,10 +186,10 @@ func findStub(ctx context.Context, arch guestkernel.Arch, report progress.Func) 
 	return path, nil
 }
 
-// unified returns a unified kernel image.
-func unified(image Image, b Bootable) ([]byte, error) {
+// unified returns a unified kernel image with a stub and a command line.
+func unified(image Image, stubPath, cmdline string) ([]byte, error) {
 	var files [3][]byte
-	for i, path := range []string{b.Stub, image.Kernel.Image, image.Path} {
+	for i, path := range []string{stubPath, image.Kernel.Image, image.Path} {
 		var err error
 		if files[i], err = os.ReadFile(path); err != nil {
 			return nil, err
@@ -175,12 +204,12 @@ func unified(image Image, b Bootable) ([]byte, error) {
 	err := uki.Build(stub, []uki.Section{
 		{Name: uki.Release, Data: []byte(release)},
 		{Name: uki.Uname, Data: []byte(image.Kernel.Version)},
-		{Name: uki.Cmdline, Data: []byte(b.Cmdline)},
+		{Name: uki.Cmdline, Data: []byte(cmdline)},
 		{Name: uki.Initrd, Data: initrd},
 		{Name: uki.Linux, Data: kernel},
 	}, &program)
 	if errors.Is(err, uki.ErrStub) {
-		err = fmt.Errorf("%s: %w", b.Stub, err)
+		err = fmt.Errorf("%s: %w", stubPath, err)
 	}
 	return program.Bytes(), err
 }

@@ -100,6 +100,34 @@ func TestWriteBootable(t *testing.T) {
 	}
 }
 
+// A file with a token is its owner's alone, and nothing that is printed has the token. So is a disk
+// with such a program.
+func TestWriteToken(t *testing.T) {
+	p := playedParts(t)
+	o := BootableOptions{Format: UKI, Path: filepath.Join(p.dir, "out"), Stub: p.stub, Token: "3-0a", Words: "quiet"}
+	b, err := WriteBootable(t.Context(), p.image, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	onDisk, err := WriteDisk(b.Path, filepath.Join(p.dir, "disk"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, made := range []Bootable{b, onDisk} {
+		if info, err := os.Stat(made.Path); err != nil || info.Mode().Perm() != 0o600 || strings.Contains(made.Cmdline, "3-0a") || !strings.HasSuffix(made.Cmdline, " quiet") {
+			t.Errorf("%v, %v, %+v", err, info, made)
+		}
+	}
+	program, err := os.ReadFile(b.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := uki.Read(program)
+	if err != nil || string(m.Part(uki.Cmdline)) != b.Cmdline+" margay.token=3-0a" {
+		t.Errorf("%q, %v", m.Part(uki.Cmdline), err)
+	}
+}
+
 // Errors name their object, and leave no file.
 func TestWriteBootableRefused(t *testing.T) {
 	for _, c := range []struct {
@@ -113,6 +141,7 @@ func TestWriteBootableRefused(t *testing.T) {
 		}},
 		{"no stub", "image: not an EFI stub", func(p *parts, o *BootableOptions) { o.Stub = p.image.Path }},
 		{"no such stub", "no such file", func(_ *parts, o *BootableOptions) { o.Stub += "s" }},
+		{"token among the words", "give the token with --token", func(_ *parts, o *BootableOptions) { o.Words = "quiet margay.token=3-0a" }},
 		{"line break", "line break", func(_ *parts, o *BootableOptions) { o.Machine = "a\nb" }},
 		{"processor", `architecture "sparc"`, func(p *parts, _ *BootableOptions) { p.image.Kernel.Arch = "sparc" }},
 	} {

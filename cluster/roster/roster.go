@@ -113,6 +113,26 @@ func (r Roster) Grow(n int, busy ...uint32) (Roster, []uint32, error) {
 	return grown, added, nil
 }
 
+// With returns the roster with one more node, of a number.
+func (r Roster) With(node uint32) (Roster, error) {
+	switch {
+	case r.Has(node):
+		return r, fmt.Errorf("the machine has a node%d already", node)
+	case node >= Most:
+		return r, fmt.Errorf("node%d: the numbers of nodes are less than %d", node, Most)
+	}
+	grown := Roster{slices.Clone(r.Nodes), slices.Clone(r.Terms)}
+	for int(node) >= len(grown.Terms) {
+		grown.Terms = append(grown.Terms, 0)
+	}
+	if grown.Terms[node]++; grown.Terms[node] == 0 {
+		return r, fmt.Errorf("node%d: %w", node, errTerms)
+	}
+	grown.Nodes = append(grown.Nodes, node)
+	slices.Sort(grown.Nodes)
+	return grown, nil
+}
+
 // Without returns the roster without a node.
 func (r Roster) Without(node uint32) Roster {
 	rest := slices.DeleteFunc(slices.Clone(r.Nodes), func(n uint32) bool { return n == node })

@@ -36,6 +36,30 @@ func TestGrowAndShrink(t *testing.T) {
 	}
 }
 
+// A node can get a number beyond the lowest free ones, which others get afterwards.
+func TestWith(t *testing.T) {
+	r, err := New(2).With(4)
+	if err != nil || r.String() != "node0-1,4" || r.Term(4) != 1 || r.Term(3) != 0 || r.Check() != nil {
+		t.Fatalf("%v, %v", r, err)
+	}
+	if again, err := r.Without(4).With(4); err != nil || again.Term(4) != 2 || r.Term(4) != 1 {
+		t.Errorf("%v, %v; before %v", again, err, r)
+	}
+	if _, added, err := r.Grow(3); err != nil || len(added) != 3 || added[0] != 2 || added[2] != 5 {
+		t.Errorf("%v, %v", added, err)
+	}
+	for _, number := range []uint32{1, 4, Most, 1 << 31} {
+		if got, err := r.With(number); err == nil || got.String() != r.String() {
+			t.Errorf("node%d: %v", number, got)
+		}
+	}
+	full := r
+	full.Terms = append([]uint32{1, 1, 1<<32 - 1}, r.Terms[3:]...)
+	if _, err := full.With(2); err == nil {
+		t.Error("a number has had too many nodes, and is given again")
+	}
+}
+
 // No two nodes have had the same number and term, and the numbers are as few as they can be.
 func TestNumbers(t *testing.T) {
 	rng := rand.New(rand.NewPCG(check.Seed(t), 0))

@@ -141,8 +141,12 @@ func findConfig(log func(format string, args ...any)) error {
 	if !sought {
 		return takeConfig(itemsPath, "/")
 	}
+	token, err := seek.Token(string(cmdline))
+	if err != nil {
+		log("%v", err)
+	}
 	log("looking for the configuration on the network")
-	text, err := seek.Seeker{Network: seek.Cards{}, Machine: machine, Pause: seekPause, Log: log}.Find(context.Background())
+	text, err := seek.Seeker{Network: seek.Cards{Token: token}, Machine: machine, Pause: seekPause, Log: log}.Find(context.Background())
 	if err != nil {
 		return err
 	}

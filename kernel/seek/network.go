@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/printable"
+	"margay/internal/uuid"
 	"margay/kernel/abi/node"
 )
 
@@ -45,7 +46,9 @@ const (
 )
 
 // Cards is the Network of the network cards of this machine.
-type Cards struct{}
+type Cards struct {
+	Token string // that the machine presents; empty: none
+}
 
 // Cards implements Network.
 func (Cards) Cards() (all []Card, err error) {
@@ -63,7 +66,7 @@ func (Cards) Cards() (all []Card, err error) {
 }
 
 // Ask implements Network.
-func (Cards) Ask(ctx context.Context, c Card) ([]byte, error) {
+func (n Cards) Ask(ctx context.Context, c Card) ([]byte, error) {
 	link, err := netlink.LinkByName(c.Name)
 	if err != nil {
 		return nil, err
@@ -79,7 +82,7 @@ func (Cards) Ask(ctx context.Context, c Card) ([]byte, error) {
 	if err := netlink.AddrReplace(link, address); err != nil {
 		return nil, fmt.Errorf("give it %v: %w", lease.Address, err)
 	}
-	text, err := fetch(ctx, lease.Server)
+	text, err := fetch(ctx, lease.Server, n.Token)
 	return text, errors.Join(err, netlink.AddrDel(link, address))
 }
 
@@ -103,7 +106,23 @@ func ask(ctx context.Context, c Card) (Lease, error) {
 	if _, err := rand.Read(id[:]); err != nil {
 		return Lease{}, err
 	}
-	return exchange(conn, NewQuestion(c.MAC, id))
+	return exchange(conn, NewQuestion(c.MAC, id, machine()))
+}
+
+// machinePath is the file in which Linux has the UUID that firmware has given this machine.
+const machinePath = "/sys/class/dmi/id/product_uuid"
+
+// machine returns the UUID of this machine; zero: it has none.
+func machine() uuid.ID {
+	text, err := os.ReadFile(machinePath)
+	if err != nil {
+		return uuid.ID{}
+	}
+	id, err := uuid.Parse(strings.TrimSpace(string(text)))
+	if err != nil {
+		return uuid.ID{}
+	}
+	return id
 }
 
 // exchange sends the datagrams of a question, also again, until there is a lease.
@@ -131,7 +150,7 @@ func exchange(conn net.PacketConn, q *Question) (Lease, error) {
 			}
 		}
 	}
-	return Lease{}, errors.New("no boot services of a machine answer there")
+	return Lease{}, q.Missing()
 }
 
 // receive receives datagrams until the question has got further or the time is over.
@@ -153,8 +172,8 @@ func receive(conn net.PacketConn, q *Question, until time.Time) (further bool, e
 	}
 }
 
-// fetch fetches the configuration.
-func fetch(ctx context.Context, server netip.Addr) ([]byte, error) {
+// fetch fetches the configuration. An empty token is none.
+func fetch(ctx context.Context, server netip.Addr, token string) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, fetchTime, fmt.Errorf("not done after %v", fetchTime))
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp4", netip.AddrPortFrom(server, node.BootPort).String())
@@ -164,7 +183,11 @@ func fetch(ctx context.Context, server netip.Addr) ([]byte, error) {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.0\r\nHost: %v\r\n\r\n", node.FetchPath, server); err != nil {
+	header := fmt.Sprintf("Host: %v\r\n", server)
+	if token != "" {
+		header += fmt.Sprintf("%s: %s\r\n", node.TokenHeader, token)
+	}
+	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.0\r\n%s\r\n", node.FetchPath, header); err != nil {
 		return nil, err
 	}
 	text, err := readAnswer(conn)

@@ -23,8 +23,9 @@ import (
 )
 
 // ownCable moves the rest of the test into a network namespace with a network card. Its cable leads
-// to another namespace with boot services, which give text.
-func ownCable(t *testing.T, text string) (card string) {
+// to another namespace with boot services, which give text. Beside a server of a site, that one
+// gives the addresses.
+func ownCable(t *testing.T, text string, beside bool) (card string) {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("only root can make a network")
@@ -42,7 +43,7 @@ func ownCable(t *testing.T, text string) (card string) {
 	if err := netlink.AddrAdd(cable, &netlink.Addr{IPNet: &net.IPNet{IP: server, Mask: net.CIDRMask(24, 32)}}); err != nil {
 		t.Fatal(err)
 	}
-	services(t, cable.Name, text)
+	services(t, cable.Name, text, beside)
 	if err := unix.Setns(int(own.Fd()), unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)
 	}
@@ -63,8 +64,9 @@ func ownNetwork(t *testing.T) *os.File {
 	return f
 }
 
-// services plays boot services on a card. It loses the first question, and gives text.
-func services(t *testing.T, name, text string) {
+// services plays boot services on a card, and the server of a site beside them. It loses the first
+// question, and gives text.
+func services(t *testing.T, name, text string, beside bool) {
 	t.Helper()
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		failed := raw.Control(func(fd uintptr) {
@@ -106,13 +108,25 @@ func services(t *testing.T, name, text string) {
 			if in.MessageType() == dhcpv4.MessageTypeRequest {
 				kind = dhcpv4.MessageTypeAck
 			}
-			out := answer(t, kind, func(m *dhcpv4.DHCPv4) { m.TransactionID = in.TransactionID })
-			_, _ = questions.WriteTo(out, &net.UDPAddr{IP: net.IPv4bcast, Port: dhcpv4.ClientPort}) // a lost answer is asked for again
+			from := []func(*dhcpv4.DHCPv4){func(*dhcpv4.DHCPv4) {}}
+			switch {
+			case beside && kind == dhcpv4.MessageTypeOffer:
+				from = []func(*dhcpv4.DHCPv4){ofProxy, ofSite}
+			case beside:
+				from = []func(*dhcpv4.DHCPv4){ofSite}
+			}
+			for _, change := range from {
+				out := answer(t, kind, func(m *dhcpv4.DHCPv4) {
+					m.TransactionID = in.TransactionID
+					change(m)
+				})
+				_, _ = questions.WriteTo(out, &net.UDPAddr{IP: net.IPv4bcast, Port: dhcpv4.ClientPort}) // a lost answer is asked for again
+			}
 		}
 	})
 	all.Go(func() {
 		_ = http.Serve(files, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // it ends with its listener
-			if r.URL.Path != node.FetchPath {
+			if r.URL.Path != node.FetchPath || r.Header.Get(node.TokenHeader) != token {
 				http.NotFound(w, r)
 				return
 			}
@@ -121,17 +135,26 @@ func services(t *testing.T, name, text string) {
 	})
 }
 
+// token is what the machine presents.
+const token = "3-0a"
+
 // A network card without an address gets a lease and the configuration, and has no address
 // afterwards.
 func TestCards(t *testing.T) {
+	for _, beside := range []bool{false, true} {
+		t.Run(fmt.Sprintf("beside a site %t", beside), func(t *testing.T) { asksOnCard(t, beside) })
+	}
+}
+
+func asksOnCard(t *testing.T, beside bool) {
 	want := strings.Repeat("text ", 300)
-	name := ownCable(t, want)
+	name := ownCable(t, want, beside)
 	cards, err := Cards{}.Cards()
 	if err != nil || len(cards) != 1 || cards[0].Name != name || !bytes.Equal(cards[0].MAC, mac) {
 		t.Fatalf("cards %v, %v", cards, err)
 	}
 	check.AwaitFor(t, 2*time.Minute, "configuration", func() bool {
-		text, err := Cards{}.Ask(t.Context(), cards[0])
+		text, err := Cards{Token: token}.Ask(t.Context(), cards[0])
 		if err != nil {
 			t.Log(err) // a busy host may be too slow
 		} else if string(text) != want {

@@ -3,7 +3,7 @@
 // does for a node that boots over the network (cluster/boot).
 //
 //	-> DHCP  discover, request, of user class node.UserClass   on all network cards at once
-//	-> HTTP  GET node.FetchPath                               from the host that the lease names
+//	-> HTTP  GET node.FetchPath                               from the host of the script that an answer names
 //
 // A machine that is not a node is refused its configuration, and asks again until it is one. The
 // command line of the kernel says that a node seeks, and may name the key of its machine: then the
@@ -43,6 +43,24 @@ func Sought(cmdline string) (m Machine, ok bool, err error) {
 	}
 	return m, ok, nil
 }
+
+// Token returns the token that a kernel command line has; empty: it has none.
+func Token(cmdline string) (token string, err error) {
+	for word := range strings.FieldsSeq(cmdline) {
+		value, found := strings.CutPrefix(word, node.TokenWord+"=")
+		if !found {
+			continue
+		}
+		if value == "" || len(value) > maxToken || strings.Trim(value, "0123456789abcdef-") != "" {
+			return "", fmt.Errorf("kernel command line: the word %s has no token that margay node token has printed", node.TokenWord)
+		}
+		token = value
+	}
+	return token, nil
+}
+
+// maxToken bounds the length of a token.
+const maxToken = 128
 
 // Card is a network card of Ethernet.
 type Card struct {

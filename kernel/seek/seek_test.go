@@ -119,6 +119,21 @@ func TestFindEnds(t *testing.T) {
 	}
 }
 
+func TestToken(t *testing.T) {
+	for cmdline, want := range map[string]string{
+		"": "", "quiet\n": "", "margay.token=3-0a\n": "3-0a", "margay.token=1-0a quiet margay.token=2-0b": "2-0b", "nomargay.token=3-0a": "",
+	} {
+		if token, err := Token(cmdline); token != want || err != nil {
+			t.Errorf("%q: %q, %v", cmdline, token, err)
+		}
+	}
+	for _, cmdline := range []string{"margay.token=", "margay.token=a:b", "margay.token=\"3", "margay.token=" + strings.Repeat("0", 129)} {
+		if token, err := Token(cmdline); token != "" || err == nil {
+			t.Errorf("%q: %q", cmdline, token)
+		}
+	}
+}
+
 func TestSought(t *testing.T) {
 	hash := strings.Repeat("0a", sha256.Size)
 	for cmdline, want := range map[string]string{

@@ -22,8 +22,8 @@ import (
 
 // A machine of its own boots from a disk image under UEFI firmware, waits until it is made a node,
 // and runs an application. It boots the same node image with -kernel, and joins again by its card.
-// Machines that boot over the network get the same image, too (TestNetboot boots one). make netboot
-// runs this test.
+// Another one needs no approval, because its disk has a token. Machines that boot over the network
+// get the same image, too (TestNetboot boots one). make netboot runs this test.
 func TestSoakDisk(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can give an address to a network interface and serve DHCP there")
@@ -90,10 +90,24 @@ func TestSoakDisk(t *testing.T) {
 			t.Errorf("the image %s is not the one on the disk: %x, %s", name, sum, listed.image)
 		}
 	}
-	emulate(t, card, append(nic, "-kernel", built.Kernel.Image, "-initrd", image, "-append", listed.cmdline)...)
+	end = emulate(t, card, append(nic, "-kernel", built.Kernel.Image, "-initrd", image, "-append", listed.cmdline)...)
 	check.AwaitFor(t, bootsWithin, "end of the first boot", func() bool { return !state("node0  up ")() })
 	check.AwaitFor(t, bootsWithin, "second boot", state("node0  up "))
 	m.countsWords()
+	end()
+
+	// Another machine is node3 by the token on its disk, without approval.
+	r = m.margay("node", "token", "3")
+	token := filepath.Join(t.TempDir(), "node3.token")
+	if err := os.WriteFile(token, []byte(r.stdout), 0o600); err != nil || r.code != 0 {
+		t.Fatal(err, r)
+	}
+	if r := m.margay("image", "build", "--format", "disk", "-o", path, "--pin", "--token", token, "--kernel-args", words, "-q"); r.code != 0 {
+		t.Fatal(r)
+	}
+	emulate(t, card, "-device", "virtio-net-pci,netdev=net,romfile=,mac=52:54:00:12:34:58", "-bios", files.UEFI,
+		"-drive", "format=raw,if=none,id=disk,file="+path, "-device", "virtio-blk-pci,drive=disk,bootindex=0")
+	check.AwaitFor(t, bootsWithin, "node with a token", state("node3  up "))
 	if r := m.margay("machine", "down"); r.code != 0 {
 		t.Error(r)
 	}

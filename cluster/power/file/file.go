@@ -3,6 +3,7 @@
 //
 //	nodes:
 //	  - {number: 0, mac: "52:54:00:12:34:56"}    # of the network card that it boots from
+//	  - {number: 1, uuid: 4c4c4544-0042-3510-8051-b4c04f4a4e32}    # of the machine, whatever card it boots from
 //	power:
 //	  - nodes: 0..15
 //	    driver: redfish
@@ -47,6 +48,7 @@ import (
 	"margay/cluster/power/wake"
 	"margay/internal/nodeset"
 	"margay/internal/printable"
+	"margay/internal/uuid"
 )
 
 // Bounds on a machine file and on a file with a password, in bytes.
@@ -74,10 +76,11 @@ type Machine struct {
 	pace     power.Pace
 }
 
-// Card is the network card that a node boots from.
+// Card says how a node is known when it boots: by the network card, by the machine, or by both.
 type Card struct {
 	Node uint32
-	MAC  net.HardwareAddr // an Ethernet address
+	MAC  net.HardwareAddr // an Ethernet address; nil: it boots from any card
+	UUID uuid.ID          // of the machine; zero: any machine with the card
 }
 
 // entry says how the power of some nodes is switched.
@@ -131,6 +134,7 @@ func Parse(text []byte) (*Machine, error) {
 		Nodes []struct {
 			Number *uint32 `yaml:"number"`
 			MAC    string  `yaml:"mac"`
+			UUID   string  `yaml:"uuid"`
 		} `yaml:"nodes"`
 		Power   []entry   `yaml:"power"`
 		Console []console `yaml:"console"`
@@ -159,7 +163,7 @@ func Parse(text []byte) (*Machine, error) {
 		if n.Number == nil {
 			return nil, fmt.Errorf("entry %d of nodes: it has no number", i+1)
 		}
-		if err := m.addCard(*n.Number, n.MAC); err != nil {
+		if err := m.addCard(*n.Number, n.MAC, n.UUID); err != nil {
 			return nil, fmt.Errorf("entry %d of nodes: %w", i+1, err)
 		}
 	}
@@ -262,22 +266,41 @@ func fields(given map[string]bool) func(func(string) bool) {
 	}
 }
 
-// addCard adds the card of a node.
-func (m *Machine) addCard(number uint32, text string) error {
-	mac, err := net.ParseMAC(text)
-	if err != nil || len(mac) != 6 || mac[0]&1 != 0 {
-		return fmt.Errorf("mac is %q, not the address of a network card, such as 52:54:00:12:34:56", text)
-	}
-	for _, c := range m.cards {
-		if c.Node == number || bytes.Equal(c.MAC, mac) {
-			return fmt.Errorf("node%d with %v: an earlier entry is node%d with %v", number, mac, c.Node, c.MAC)
+// addCard adds how a node is known.
+func (m *Machine) addCard(number uint32, mac, machine string) (err error) {
+	c := Card{Node: number}
+	if mac != "" || machine == "" {
+		c.MAC, err = net.ParseMAC(mac)
+		if err != nil || len(c.MAC) != 6 || c.MAC[0]&1 != 0 {
+			return fmt.Errorf("mac is %q, not the address of a network card, such as 52:54:00:12:34:56", mac)
 		}
 	}
-	m.cards = append(m.cards, Card{number, mac})
+	if machine != "" {
+		if c.UUID, err = uuid.Parse(machine); err != nil {
+			return err
+		}
+	}
+	for _, other := range m.cards {
+		if other.Node == number || c.MAC != nil && bytes.Equal(other.MAC, c.MAC) || machine != "" && other.UUID.Key() == c.UUID.Key() {
+			return fmt.Errorf("node%d with %v: an earlier entry is node%d with %v", number, c, other.Node, other)
+		}
+	}
+	m.cards = append(m.cards, c)
 	return nil
 }
 
-// Cards returns the network cards of nodes, in the order of the file.
+// String names the card and the machine for people.
+func (c Card) String() string {
+	switch {
+	case c.UUID == uuid.ID{}:
+		return c.MAC.String()
+	case c.MAC == nil:
+		return c.UUID.String()
+	}
+	return fmt.Sprintf("%v and %v", c.MAC, c.UUID)
+}
+
+// Cards returns how nodes are known, in the order of the file.
 func (m *Machine) Cards() []Card { return m.cards }
 
 // Switched reports whether the file says how the power of a node is switched.

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -112,6 +113,19 @@ func TestFile(t *testing.T) {
 	}
 }
 
+const machine = "4c4c4544-0042-3510-8051-b4c04f4a4e32"
+
+// A node is known by its card, by its machine, or by both.
+func TestCards(t *testing.T) {
+	m, err := Parse([]byte(`nodes: [{number: 3, mac: "52:54:00:00:00:01"}, {number: 1, uuid: ` + machine + `}, {number: 2, mac: "52:54:00:00:00:02", uuid: 4c4c4544-0042-3510-8051-b4c04f4a4e33}]`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := fmt.Sprint(m.Cards()), "[52:54:00:00:00:01 "+machine+" 52:54:00:00:00:02 and 4c4c4544-0042-3510-8051-b4c04f4a4e33]"; got != want || m.Cards()[1].Node != 1 {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
 // Errors name the entry and its defect, and no types of Go.
 func TestBadFiles(t *testing.T) {
 	bmc := "power: [{nodes: 1, driver: %s, address: %s, user: u, password-env: P%s}]"
@@ -125,16 +139,19 @@ func TestBadFiles(t *testing.T) {
 		"nodes: [{number: 1, mac: \"ff:ff:ff:ff:ff:ff\"}]":                                          "entry 1 of nodes: mac is",
 		"nodes: [{number: 1, mac: \"52:54:00:00:00:01\"}, {number: 1, mac: \"52:54:00:00:00:02\"}]": "entry 2 of nodes: node1 with 52:54:00:00:00:02: an earlier entry is node1",
 		"nodes: [{number: 1, mac: \"52:54:00:00:00:01\"}, {number: 2, mac: \"52:54:00:00:00:01\"}]": "entry 2 of nodes: node2 with 52:54:00:00:00:01: an earlier entry is node1",
-		"power: 7":                            "line 1: the value is of the wrong kind",
-		"power: [7]":                          "line 1: the value is of the wrong kind",
-		"power: [":                            "line 1: ",
-		"hosts: 1":                            "line 1: there is no field hosts",
-		"power: [{node: 1}]":                  "line 1: there is no field node",
-		"power: [7]\n---\na: 1":               "the value is of the wrong kind",
-		whole + "---\na: 1\n":                 "it has more than one document",
-		"power: [{driver: ipmi}]":             "entry 1 of power: nodes: it names no node",
-		"power: [{nodes: 1, driver: telnet}]": `driver is "telnet", not redfish, ipmi, wake-on-lan or command`,
-		"power: [{nodes: 1, driver: ipmi}]":   "driver ipmi needs address",
+		"power: 7":                             "line 1: the value is of the wrong kind",
+		"power: [7]":                           "line 1: the value is of the wrong kind",
+		"power: [":                             "line 1: ",
+		"hosts: 1":                             "line 1: there is no field hosts",
+		"power: [{node: 1}]":                   "line 1: there is no field node",
+		"power: [7]\n---\na: 1":                "the value is of the wrong kind",
+		whole + "---\na: 1\n":                  "it has more than one document",
+		"nodes: [{number: 1, uuid: 4c4c4544}]": `entry 1 of nodes: "4c4c4544" is not the UUID of a machine`,
+		"nodes: [{number: 1, mac: x, uuid: " + machine + "}]":                                              "entry 1 of nodes: mac is",
+		"nodes: [{number: 1, uuid: " + machine + "}, {number: 2, uuid: " + strings.ToUpper(machine) + "}]": "entry 2 of nodes: node2 with " + machine + ": an earlier entry is node1 with " + machine,
+		"power: [{driver: ipmi}]":                                                                         "entry 1 of power: nodes: it names no node",
+		"power: [{nodes: 1, driver: telnet}]":                                                             `driver is "telnet", not redfish, ipmi, wake-on-lan or command`,
+		"power: [{nodes: 1, driver: ipmi}]":                                                               "driver ipmi needs address",
 		"power: [{nodes: 1, driver: ipmi, address: x, user: u}]":                                          "driver ipmi needs password-file or password-env",
 		entry("ipmi", "x", ", password-file: f"):                                                          "it has password-file and password-env",
 		entry("ipmi", "x", ", fingerprint: f"):                                                            "driver ipmi has no fingerprint",

@@ -38,6 +38,13 @@ const (
 	AnyMachine  = "any"
 )
 
+// How such a node presents the token by which it becomes a node without approval: the word of the
+// kernel command line that has the token, and the header of the request for the configuration.
+const (
+	TokenWord   = "margay.token"
+	TokenHeader = "Margay-Token"
+)
+
 // ImageWord is the word of the kernel command line that names the image which an update has given
 // the node (margay node update).
 const ImageWord = "margay.image"

@@ -13,7 +13,7 @@ import (
 )
 
 // unified writes a unified kernel image of a node image with one file, and returns its path.
-func unified(t *testing.T) string {
+func unified(t *testing.T, words ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "image")
@@ -30,7 +30,7 @@ func unified(t *testing.T) string {
 	}
 	defer f.Close()
 	err = uki.Build(ukitest.Stub(8), []uki.Section{
-		{Name: uki.Cmdline, Data: []byte("quiet\x1b[A")}, {Name: uki.Initrd, Data: image}, {Name: uki.Linux, Data: []byte("MZ")},
+		{Name: uki.Cmdline, Data: []byte(strings.Join(append([]string{"quiet\x1b[A"}, words...), " "))}, {Name: uki.Initrd, Data: image}, {Name: uki.Linux, Data: []byte("MZ")},
 	}, f)
 	if err != nil {
 		t.Fatal(err)
@@ -66,6 +66,17 @@ func TestListFormats(t *testing.T) {
 	margaytest.Wants(t, status, 125, stdout+stderr, inDisk+": not a disk image that UEFI firmware boots: it is truncated")
 }
 
+// The token of a node is in no listing.
+func TestListToken(t *testing.T) {
+	program := unified(t, "margay.machine=any\tmargay.token=3-0a")
+	for _, args := range []string{"", "--json"} {
+		status, stdout, stderr := margaytest.Margay("", append([]string{"image", "list", program}, strings.Fields(args)...)...)
+		if status != 0 || strings.Contains(stdout+stderr, "3-0a") || !strings.Contains(stdout, map[string]string{"": "command line quiet?[A margay.machine=any\nwith the token of a node\n", "--json": `"token": true`}[args]) {
+			t.Errorf("%s: status %d, %s%s", args, status, stdout, stderr)
+		}
+	}
+}
+
 // Flags that do not go together, and places that cannot be written, are refused before anything is
 // built.
 func TestBuildRefused(t *testing.T) {
@@ -79,6 +90,10 @@ func TestBuildRefused(t *testing.T) {
 		{"--format disk needs a file to write: -o FILE", []string{"--format", "disk"}},
 		{"--stub is for --format uki and disk", []string{"--stub", program}},
 		{"--uki needs --format disk", []string{"--format", "uki", "--uki", program, "-o", out}},
+		{"--token is for --format uki and disk", []string{"--token", "-"}},
+		{"--token is for a new unified kernel image", []string{"--format", "disk", "--uki", program, "-o", out, "--token", "-"}},
+		{"--token -: not the token of a node", []string{"--format", "disk", "-o", out, "--token", "-"}},
+		{"no such file", []string{"--format", "disk", "-o", out, "--token", out}},
 		{"--kernel-args is for a new unified kernel image", []string{"--format", "disk", "--uki", program, "-o", out, "--kernel-args", "quiet"}},
 		{"not a unified kernel image: it is not an EFI program", []string{"--format", "disk", "--uki", os.DevNull, "-o", out}},
 		{"/dev/null is a device", []string{"--format", "disk", "-o", os.DevNull}},

@@ -4,7 +4,9 @@ package image
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -38,6 +40,7 @@ type build struct {
 	bootable     provision.BootableOptions
 	out, profile string
 	format, uki  string
+	token        string
 	pin          bool
 }
 
@@ -52,7 +55,8 @@ loads. Two builds of the same parts have the same bytes. margay machine up does 
 UEFI firmware boots the formats uki and disk: a unified kernel image is one EFI program of a stub, the
 kernel, its command line and the image of metal nodes; a disk image has that program in an EFI system partition, and can be
 copied to a disk or a USB stick. A node that boots them asks the network for a machine of the substrate metal, and joins it when it
-is approved, as machines do that boot from their network card. Neither has a secret, nor anything of one node.`,
+is approved, as machines do that boot from their network card. Neither has a secret, nor anything of one node, unless --token puts
+the token of one into it.`,
 		Example: `  margay image build
   margay image build -o node.img --json
   margay image build --refresh    # with the newest kernel there is
@@ -71,6 +75,7 @@ is approved, as machines do that boot from their network card. Neither has a sec
 	f.StringVar(&b.bootable.Words, "kernel-args", "", "with uki and disk: further words for the command line of the kernel")
 	f.StringVar(&b.bootable.Stub, "stub", "", "with uki and disk: an EFI stub of your own (default: systemd's, from the distribution)")
 	f.StringVar(&b.uki, "uki", "", "with disk: a unified kernel image that exists, for instance a signed one, instead of a new one")
+	f.StringVar(&b.token, "token", "", "with uki and disk: a file with the token of a node (margay node token), or - for standard input: the machine that boots this needs no approval")
 	f.BoolVar(&b.pin, "pin", false, "with uki and disk: nodes join no machine but the one that is up now (-m), which they know by its key")
 	return c
 }
@@ -87,7 +92,7 @@ func (a commands) build(c *cobra.Command, b build) error {
 		}
 	}
 	if format == provision.Netboot {
-		if err := command.Without(c, "is for --format uki and disk", "profile", "kernel-args", "stub", "uki", "pin"); err != nil {
+		if err := command.Without(c, "is for --format uki and disk", "profile", "kernel-args", "stub", "uki", "token", "pin"); err != nil {
 			return err
 		}
 	} else if b.uki != "" {
@@ -126,7 +131,7 @@ func (a commands) onDisk(c *cobra.Command, format provision.Format, b build) err
 		return errors.New("--uki needs --format disk and a file to write: -o FILE")
 	}
 	err := command.Without(c, "is for a new unified kernel image, and --uki names one that exists",
-		"kernel", "refresh", "node-program", "metal", "profile", "kernel-args", "stub", "pin")
+		"kernel", "refresh", "node-program", "metal", "profile", "kernel-args", "stub", "token", "pin")
 	if err != nil {
 		return err
 	}
@@ -143,6 +148,11 @@ func (a commands) bootable(format provision.Format, b *build) (err error) {
 		return fmt.Errorf("--format %s needs a file to write: -o FILE", format)
 	}
 	b.image.Metal, b.bootable.Format, b.bootable.Path = true, format, b.out
+	if b.token != "" {
+		if b.bootable.Token, err = a.readToken(b.token); err != nil {
+			return err
+		}
+	}
 	if b.bootable.Profile, err = initramfs.ParseProfile(b.profile); err != nil || !b.pin {
 		return err
 	}
@@ -155,6 +165,31 @@ func (a commands) bootable(format provision.Format, b *build) (err error) {
 	}
 	b.bootable.Machine, err = machine.Dir(d).Fingerprint()
 	return err
+}
+
+// mostToken bounds a file with a token, in bytes.
+const mostToken = 1024
+
+// readToken reads the token of a node from a file, or from standard input for "-".
+func (a commands) readToken(path string) (string, error) {
+	in := io.Reader(a.Stdin)
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return "", err
+		}
+		defer f.Close()
+		in = f
+	}
+	text, err := io.ReadAll(io.LimitReader(in, mostToken))
+	if err != nil {
+		return "", err
+	}
+	token, err := machine.ParseNodeToken(strings.TrimSpace(string(text)))
+	if err != nil {
+		return "", fmt.Errorf("--token %s: %w", path, err)
+	}
+	return token.String(), nil
 }
 
 // printBootable prints a file that UEFI firmware boots, and the image if one was built for it.

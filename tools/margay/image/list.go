@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"margay/cluster/provision"
 	"margay/initramfs"
 	"margay/initramfs/disk"
 	"margay/initramfs/uki"
@@ -66,9 +67,10 @@ func read(path string) ([]byte, error) {
 
 // listing is what an image consists of.
 type listing struct {
-	Program     string            `json:"program,omitempty"` // path in the EFI system partition of a disk
-	Image       *uki.Image        `json:"unified,omitempty"` // nil: a node image alone
-	CommandLine string            `json:"command_line,omitempty"`
+	Program     string            `json:"program,omitempty"`      // path in the EFI system partition of a disk
+	Image       *uki.Image        `json:"unified,omitempty"`      // nil: a node image alone
+	CommandLine string            `json:"command_line,omitempty"` // without the token
+	Token       bool              `json:"token,omitempty"`        // it has the token of a node
 	Entries     []initramfs.Entry `json:"entries"`
 }
 
@@ -84,7 +86,8 @@ func look(text []byte) (l listing, err error) {
 	image, err := uki.Read(text)
 	switch {
 	case err == nil:
-		l.Image, l.CommandLine = &image, string(image.Part(uki.Cmdline))
+		l.Image = &image
+		l.CommandLine, l.Token = provision.WithoutToken(string(image.Part(uki.Cmdline)))
 		text = image.Part(uki.Initrd)
 	case l.Program != "" || !errors.Is(err, uki.ErrNoProgram):
 		return l, err
@@ -108,6 +111,9 @@ func (a commands) print(l listing) {
 			fmt.Fprintf(a.Stdout, "%-8s %10d sha256 %s\n", p.Name, p.Size, p.SHA256)
 		}
 		fmt.Fprintf(a.Stdout, "command line %s\n", printable.Line(strings.TrimRight(l.CommandLine, "\x00")))
+		if l.Token {
+			fmt.Fprintln(a.Stdout, "with the token of a node")
+		}
 	}
 	for _, e := range l.Entries {
 		target := ""

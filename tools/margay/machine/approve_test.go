@@ -37,15 +37,16 @@ func TestApprove(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"node approve":                                       "MAC is missing",
-		"node approve 52:54":                                 `"52:54" is not the address of a network card`,
-		"node approve ff:ff:ff:ff:ff:ff":                     "is not the address of one network card",
-		"machine up --interface eth1":                        "--interface is for --substrate metal",
-		"machine up --substrate metal --cores 3":             "--cores is all or nothing here",
-		"machine up --substrate metal --nodes 3":             "--nodes has no meaning here",
-		"machine up --substrate metal --range 10.8.0.0":      `--range "10.8.0.0" is not a range`,
-		"machine up --substrate metal --boot bios":           "--boot is for virtual nodes",
-		"machine up --substrate metal --interface x --file=": "--file is empty",
+		"node approve":                                                 "MAC is missing",
+		"node approve 52:54":                                           `"52:54" is not the address of a network card`,
+		"node approve ff:ff:ff:ff:ff:ff":                               "is not the address of one network card",
+		"machine up --interface eth1":                                  "--interface is for --substrate metal",
+		"machine up --substrate metal --cores 3":                       "--cores is all or nothing here",
+		"machine up --substrate metal --nodes 3":                       "--nodes has no meaning here",
+		"machine up --substrate metal --range 10.8.0.0":                `--range "10.8.0.0" is not a range`,
+		"machine up --substrate metal --boot bios":                     "--boot is for virtual nodes",
+		"machine up --substrate metal --kernel-args margay.token=3-0a": "put the token on a disk",
+		"machine up --substrate metal --interface x --file=":           "--file is empty",
 	} {
 		status, _, stderr := margaytest.Played(t, func(proto.Message) (proto.Message, error) { return new(control.Done), nil }, strings.Fields(args)...)
 		if status == 0 || !strings.Contains(stderr, want) {

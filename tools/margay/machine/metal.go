@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -56,6 +57,9 @@ func (w *metalFlags) apply(c *cobra.Command, spec *machine.Spec) (err error) {
 		if err := command.Without(c, "is all or nothing here: a node has the cores of its machine", "cores"); err != nil {
 			return err
 		}
+	}
+	if strings.Contains(w.words, node.TokenWord+"=") {
+		return fmt.Errorf("%s: --kernel-args has the word %s, which every station on the boot network can read: put the token on a disk (margay image build --token)", command.Called(c), node.TokenWord)
 	}
 	spec.Nodes, spec.Cores = 0, 0
 	spec.Metal = machine.MetalSpec{Interface: w.wire, ApproveAll: w.all, Proxy: w.proxy}

@@ -14,7 +14,7 @@ import (
 
 func (a commands) nodeCommand() *cobra.Command {
 	c := &cobra.Command{Use: "node", Short: "Drain, resume, reboot, update, approve and inspect nodes"}
-	c.AddCommand(a.drainCommand(), a.evictCommand(), a.resumeCommand(), a.rebootCommand(), a.powerCommand(), a.updateCommand(), a.approveCommand(), a.dmesgCommand())
+	c.AddCommand(a.drainCommand(), a.evictCommand(), a.resumeCommand(), a.rebootCommand(), a.powerCommand(), a.updateCommand(), a.approveCommand(), a.nodeTokenCommand(), a.dmesgCommand())
 	return c
 }
 

@@ -44,7 +44,7 @@ func TestDrainAndResume(t *testing.T) {
 		"node drain 1 --reason=":  "node drain: --reason is empty",
 		"node drain 4-1":          "the range 4-1 runs backwards",
 		"node resume node[1-3":    "its brackets do not match: node[1-4,10]",
-		"node":                    "node needs a command: approve, dmesg, drain, evict, power, reboot, resume, update (margay node --help)",
+		"node":                    "node needs a command: approve, dmesg, drain, evict, power, reboot, resume, token, update (margay node --help)",
 		"node undrain 1":          "did you mean margay node resume?",
 		"node drain 1 -v --quiet": "node drain: -q and -v exclude each other",
 	} {
