@@ -13,11 +13,13 @@
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
 #include <rdma/fi_tagged.h>
 #include <rdma/providers/fi_log.h>
 #include <rdma/providers/fi_prov.h>
 
 #include "engine.h"
+#include "rma.h"
 
 extern struct fi_provider provider;
 extern pthread_mutex_t provider_lock;
@@ -35,11 +37,26 @@ struct address {
 /* The end of this process in its job: there is one, since a process has one rank. */
 struct port {
 	struct engine engine;
+	struct rma rma;
 	int joined;
+	uint64_t mark;	/* of this process: no other one has it there */
+	int apart;	/* it cannot read the memory of other ranks of its node */
+	int64_t look;	/* when the ranks that are awaited are looked at, ms */
+	struct patience *patience; /* by rank */
+	void *regions;	/* a tree of regions (region.c) */
 	struct endpoint *endpoint; /* the one that sends and receives, NULL if there is none */
 };
 
 extern struct port port;
+
+/* How long a rank is awaited, in ms. */
+struct patience {
+	int wait; /* 0: it has sent something since the last look */
+	int64_t due;
+};
+
+/* port_failed reports whether messages cannot be sent or received any more. */
+static inline int port_failed(void) { return port.engine.failed || port.rma.failed; }
 
 /* port_join joins the job, once, and returns 0 or a negative error of libfabric. port_progress
  * sends and receives, and returns -FI_EIO if that is not possible any more. port_address is the
@@ -63,7 +80,7 @@ int vector_open(struct fid_domain *domain, struct fi_av_attr *attr, struct fid_a
 /* vector_rank is the rank of an entry, -1 if there is none. */
 int vector_rank(const struct vector *v, fi_addr_t at);
 
-/* A send or a receive of the application, and its entry in a completion queue. */
+/* A send, a receive, a read or a write of the application, or an event of another rank's write, and its entry in a completion queue. */
 struct op {
 	struct link link; /* in the queue, or among those that were claimed */
 	struct endpoint *endpoint;
@@ -71,6 +88,7 @@ struct op {
 	uint64_t flags; /* of the completion */
 	int quiet;	/* it has no entry, but for an error */
 	int injected;	/* the application takes it for sent */
+	int event;	/* rank that has written, -1: it is no event */
 	int error;
 	fi_addr_t source;
 	size_t length, excess;
@@ -80,13 +98,15 @@ struct op {
 	union {
 		struct engine_send send;
 		struct engine_receive receive;
+		struct rma_op rma;
 	};
 	char copy[]; /* of an injected message */
 };
 
 /* op_make makes an operation with room for a copy of so many bytes, NULL if there is no memory.
- * op_free frees it. */
+ * op_copy copies a memory there, and sets it to the copy. op_free frees it. */
 struct op *op_make(struct endpoint *ep, void *context, size_t copy);
+void op_copy(struct op *op, struct memory *m);
 void op_free(struct op *op);
 
 /* A completion queue. */
@@ -108,6 +128,7 @@ struct endpoint {
 	struct queue *sends, *receives;
 	int selective_sends, selective_receives;
 	uint64_t send_flags, receive_flags; /* of calls without flags */
+	uint64_t caps;
 	int directed;			    /* receives may name a source */
 	int enabled, closing;
 	int injected;		/* messages under way that the application takes for sent */
@@ -116,9 +137,23 @@ struct endpoint {
 
 int endpoint_open(struct fid_domain *domain, struct fi_info *info, struct fid_ep **ep, void *context);
 
+/* endpoint_end ends an operation: it is an entry of a queue, or freed. */
+void endpoint_end(struct queue *q, struct op *op);
+
 /* endpoint_sent and endpoint_received are called by the engine. */
 void endpoint_sent(void *io, struct engine_send *s);
 void endpoint_received(void *io, struct engine_receive *r);
+
+/* onesided_ops are the functions that read and write the memory of other ranks. They fail for endpoints
+ * without the capability. onesided_done and onesided_written are called by the machine. */
+extern struct fi_ops_rma onesided_ops;
+void onesided_done(void *io, struct rma_op *r);
+int onesided_written(void *io, int rank, uint64_t length, uint64_t data);
+
+/* region_ops are the functions that register memory. region_find returns the region of a key, NULL if
+ * there is none. */
+extern struct fi_ops_mr region_ops;
+const struct rma_region *region_find(void *io, uint64_t key);
 
 /* The functions of objects that do not have them. */
 int no_bind(struct fid *fid, struct fid *other, uint64_t flags);
