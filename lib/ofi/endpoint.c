@@ -6,6 +6,7 @@
 #include <time.h>
 
 #define SPARE 64	/* operations that are kept for later ones */
+#define INJECTED 4096	/* copies of injected messages at a time */
 #define LINGER 10	/* seconds that closing waits for other ranks */
 
 /* ---- Operations ---- */
@@ -115,11 +116,11 @@ struct call {
 
 /* has_room reports whether a message to a rank may be copied: those before it have left. Copies of
  * more would take memory without bound. */
-static int has_room(int rank)
+static int has_room(const struct endpoint *ep, int rank)
 {
-	if (engine_has_left(&port.engine, rank))
+	if (ep->injected < INJECTED && engine_has_left(&port.engine, rank))
 		return 1;
-	return port_progress() == 0 && engine_has_left(&port.engine, rank);
+	return port_progress() == 0 && ep->injected < INJECTED && engine_has_left(&port.engine, rank);
 }
 
 /* start_send starts to send a message that the caller describes. */
@@ -129,7 +130,7 @@ static ssize_t start_send(struct endpoint *ep, const struct call *c, const struc
 	int quiet = c->quiet || (ep->selective_sends && !(c->flags & FI_COMPLETION));
 	if (injected && s->memory.length > ENGINE_SHORT)
 		return -FI_EMSGSIZE;
-	if (injected && !has_room(s->rank))
+	if (injected && !has_room(ep, s->rank))
 		return -FI_EAGAIN;
 	struct engine_send now = *s;
 	if (quiet && engine_send_now(&port.engine, &now))

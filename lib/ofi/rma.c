@@ -108,16 +108,15 @@ static int post_answer(struct rma *m, struct rma_peer *p, struct request *r)
 	uint64_t words[PLACE_MOST], slot = r - p->requests;
 	struct place place;
 	size_t n = 0;
-	if (r->status == RMA_OK && !r->writes && r->length > 0) {
-		if (r->wants_place && m->calls->offer(m->io, p - m->peers, place.proof) &&
-		    (r->status = find(m, r, 0, r->length, &place.memory)) == RMA_OK) {
-			n = place_write(words, &place);
-		} else if (r->status == RMA_OK) {
-			if (!post_results(m, p, r))
-				return 0;
-			if (r->status == RMA_OK)
-				return 1;
-		}
+	int gives = r->status == RMA_OK && !r->writes && r->length > 0;
+	r->wants_place = gives && r->moved == 0 && r->wants_place && m->calls->offer(m->io, p - m->peers, place.proof);
+	if (gives && !r->wants_place) {
+		if (!post_results(m, p, r))
+			return 0;
+		if (r->status == RMA_OK)
+			return 1;
+	} else if (gives && (r->status = find(m, r, 0, r->length, &place.memory)) == RMA_OK) {
+		n = place_write(words, &place);
 	}
 	return post(m, p, RMA_ANSWER, slot | (uint64_t)r->status << STATUS_SHIFT, 0, words, n * sizeof words[0]);
 }
@@ -390,12 +389,14 @@ static void end(struct rma *m, struct rma_op *op, enum rma_status status)
 	m->calls->done(m->io, op);
 }
 
-/* again sends an operation again, without a place, or its data. */
+/* again sends an operation again, without a place, or its data. It has a slot, so it comes before
+ * those that may wait for one. */
 static void again(struct rma *m, struct rma_peer *p, struct rma_op *op)
 {
 	op->in_place = 0;
+	op->moved = 0;
 	op->requested = op->writes;
-	list_add(&p->ops, &op->link);
+	list_add(p->ops.next, &op->link);
 	make_busy(m, p);
 }
 

@@ -35,6 +35,7 @@
 
 #define LONGEST (3 << 20)
 #define MANY 300
+#define CROWD 6000
 
 static uint32_t self, size;
 static struct fid_domain *domain;
@@ -289,6 +290,27 @@ static void flood(void)
 	await(&sent);
 }
 
+/* behind receives a message behind more of them than were ever kept, which no receive wants before. */
+static void behind(void)
+{
+	static struct result sent[CROWD + 1], got;
+	static uint64_t values[CROWD + 1];
+	memset(sent, 0, sizeof sent);
+	got.done = 0;
+	for (uint64_t i = 0; i <= CROWD; i++) {
+		values[i] = i;
+		DONE(fi_tsend(ep, &values[i], sizeof values[i], NULL, peer, i == CROWD ? 61 : 60, &sent[i]));
+	}
+	for (uint64_t i = 0, value = 0; i <= CROWD; i++) {
+		got.done = 0;
+		DONE(fi_trecv(ep, &value, sizeof value, NULL, peer, i == 0 ? 61 : 60, 0, &got));
+		await(&got);
+		CHECK(value == (i == 0 ? CROWD : i - 1));
+	}
+	for (int i = 0; i <= CROWD; i++)
+		await(&sent[i]);
+}
+
 /* child_fails checks that a forked child gets errors. */
 static void child_fails(void)
 {
@@ -353,6 +375,7 @@ int main(int argc, char **argv)
 		parts();
 		probes();
 		flood();
+		behind();
 	}
 	child_fails();
 	own();
