@@ -18,8 +18,13 @@ import (
 // build compiles a program of testdata. Memory that it reads or writes beyond what it has ends it.
 func build(t *testing.T, name string, more ...string) string {
 	t.Helper()
+	return compile(t, name, append([]string{"-fsanitize=address,undefined"}, more...)...)
+}
+
+func compile(t *testing.T, name string, more ...string) string {
+	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
-	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-I", "..",
+	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all", "-I", "..", "-I", "../../c",
 		"-o", program, filepath.Join("testdata", name+".c")}, more...)
 	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
@@ -195,3 +200,12 @@ func TestRemoteLimits(t *testing.T) { remote(t, lower, 20000, "honest", "reopen"
 
 // A rank that sends bytes at random changes no memory but that which it may write.
 func TestRemoteHostileRank(t *testing.T) { remote(t, lower, 20000, "hostile") }
+
+// Several threads use one endpoint, under the thread sanitizer. The library of Margay is played.
+func TestThreads(t *testing.T) {
+	program := compile(t, "threads", "-fsanitize=thread", "../provider.c", "../endpoint.c", "../onesided.c", "../region.c", "../queue.c", "../vector.c",
+		"../engine.c", "../rma.c", "-lfabric")
+	if out, err := exec.Command(program, "4", strconv.Itoa(check.Rounds(300, 20000))).CombinedOutput(); err != nil || string(out) != "threads: ok\n" {
+		t.Errorf("%v: %s", err, out)
+	}
+}

@@ -1,11 +1,11 @@
 /* Ranks read and write the memory of each other by any provider of libfabric: with every length, in
  * parts, injected, with a data word for the target, and their own memory. What they find is compared.
  *
- *	rma PROVIDER SIZE
+ *	rma PROVIDER SIZE [leave]
  *
  * Ranks of a job of Margay are its ranks, and their addresses are known by their numbers. Otherwise the
  * program starts the ranks itself. Rank 0 prints "rma: ok". With the provider margay, accesses that
- * are not allowed are tried, too. */
+ * are not allowed are tried, too. With leave, the other ranks only end, and rank 0 reads. */
 #include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -423,6 +423,16 @@ static void without(void)
 	fi_freeinfo(other);
 }
 
+/* leave ends this rank, unless it is rank 0, which reads the memory of one that has ended. */
+static void leave(void)
+{
+	struct result get = {0};
+	if (self > 0)
+		_exit(0);
+	DONE(fi_read(ep, buffer, 5000, NULL, peers[1], windows[1].address, windows[1].key, &get));
+	await(&get, 0);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 3 || (size = atoi(argv[2])) > MOST)
@@ -436,6 +446,8 @@ int main(int argc, char **argv)
 	meet_ranks();
 	windows[self] = (struct window){info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)window : 0, fi_mr_key(mr)};
 	exchange(&windows[self], windows, sizeof windows[0]);
+	if (argc > 3)
+		leave();
 	puts_and_gets();
 	parts();
 	words_come();

@@ -293,22 +293,24 @@ static void flood(void)
 /* behind receives a message behind more of them than were ever kept, which no receive wants before. */
 static void behind(void)
 {
-	static struct result sent[CROWD + 1], got;
-	static uint64_t values[CROWD + 1];
+	static struct result sent[CROWD + 1], got[CROWD + 1];
+	static uint64_t values[CROWD + 1], came[CROWD + 1];
 	memset(sent, 0, sizeof sent);
-	got.done = 0;
+	memset(got, 0, sizeof got);
 	for (uint64_t i = 0; i <= CROWD; i++) {
 		values[i] = i;
 		DONE(fi_tsend(ep, &values[i], sizeof values[i], NULL, peer, i == CROWD ? 61 : 60, &sent[i]));
 	}
-	for (uint64_t i = 0, value = 0; i <= CROWD; i++) {
-		got.done = 0;
-		DONE(fi_trecv(ep, &value, sizeof value, NULL, peer, i == 0 ? 61 : 60, 0, &got));
-		await(&got);
-		CHECK(value == (i == 0 ? CROWD : i - 1));
+	for (int i = CROWD; i >= 0; i--) { /* the last one first */
+		DONE(fi_trecv(ep, &came[i], sizeof came[i], NULL, peer, i == CROWD ? 61 : 60, 0, &got[i]));
+		if (i == CROWD)
+			await(&got[i]);
 	}
-	for (int i = 0; i <= CROWD; i++)
+	for (int i = 0; i <= CROWD; i++) {
+		await(&got[i]);
 		await(&sent[i]);
+		CHECK(came[i] == (i == CROWD ? (uint64_t)CROWD : (uint64_t)(CROWD - 1 - i)));
+	}
 }
 
 /* child_fails checks that a forked child gets errors. */
