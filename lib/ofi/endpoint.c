@@ -597,8 +597,8 @@ static int endpoint_control(struct fid *fid, int command, void *arg)
 	return err;
 }
 
-/* is_quiet reports whether nothing is under way that an endpoint waits for before it closes. is_told
- * reports whether the other ranks know of what was dropped. */
+/* is_quiet reports whether nothing is under way that an endpoint waits for before it closes.
+ * is_told reports whether the other ranks know which messages were dropped. */
 static int is_quiet(void) { return !port.endpoint->injected && !port.rma.under_way; }
 
 static int is_told(void) { return engine_is_idle(&port.engine); }

@@ -13,7 +13,7 @@
  * The payload of a head is the data word if there is one, and then the message or, of a long one,
  * the number of its send in 8 bytes, and the place of the message if the receiver may read it. */
 
-/* A message that was dropped, of which a receive of a rank waits for the rest. */
+/* A message that was dropped in the middle. A receive of a rank waits for the rest. */
 struct engine_end {
 	struct link link;
 	uint32_t receive;
@@ -480,7 +480,7 @@ static int take_go(struct engine *e, int source, const uint64_t args[2], size_t 
 	return 1;
 }
 
-/* under_way returns the receive of a number that waits for data of a rank, NULL if there is none. */
+/* under_way returns the receive of a number that waits for data of a rank, or NULL. */
 static struct engine_receive *under_way(const struct engine *e, int source, uint64_t number)
 {
 	struct engine_receive *r = table_get(&e->receives, number);

@@ -7,7 +7,7 @@
  *	HEAD    begins a message; a short one is all in it
  *	GO      a receive is there for a long message: its data may come
  *	DATA    some of them
- *	END     no more of them come: their sender has dropped the message
+ *	END     the sender has dropped the message: the rest does not come
  *
  * The head of a long message to a rank of the same node says where the data are. Then the receiver
  * copies them, and GO says that it wants none; if it cannot, they come as DATA.
@@ -16,9 +16,10 @@
  * taken: a message in its head costs its sender a credit, which comes back, with any message,
  * when a receive has taken it. A sender without a credit treats a message as a long one. The data
  * of long ones leave only when their receive is there, so they wait in the memory of their sender.
- * Of these a rank keeps the heads of ENGINE_LONG of each other rank, which are of 100 to 200 bytes. So a message
- * gets its receive, however many others are before it that no receive wants, up to that number. Nothing
- * is sent to a rank that does not wait for it: a message to a rank that has ended ends the job.
+ * Of these a rank keeps the heads of ENGINE_LONG of each other rank, of 100 to 200 bytes each. So a
+ * message gets its receive, however many others are before it that no receive wants, up to that
+ * number. Nothing is sent to a rank that does not wait for it: a message to a rank that has ended
+ * ends the job.
  *
  * To one rank heads leave in the order of the calls, and the order of heads is the order of
  * matching. Messages from other ranks may be anything. One that makes no sense is counted and

@@ -25,8 +25,8 @@ struct place {
 	struct memory memory;
 };
 
-/* memory_set sets a memory to parts that are not empty, and reports whether they are not too many
- * and no more bytes than a size_t counts. */
+/* memory_set sets a memory to parts that are not empty, and reports whether they are not too many,
+ * and not more bytes than a size_t counts. */
 static inline int memory_set(struct memory *m, const struct iovec *parts, size_t count)
 {
 	m->count = m->length = 0;
@@ -63,7 +63,7 @@ static inline int memory_range(struct memory *to, const struct memory *m, uint64
 	return 1;
 }
 
-/* memory_move copies length bytes between a buffer and a memory, which has them from an offset on. */
+/* memory_move copies length bytes between a buffer and a memory, from an offset of the memory on. */
 static inline void memory_move(const struct memory *m, uint64_t offset, char *buffer, size_t length, int in)
 {
 	struct memory range;

@@ -23,7 +23,7 @@
 #define HANDLERS 240	    /* number of the first handler */
 #define PULL ((size_t)1 << 30) /* bytes that are copied by one call of Linux, which copies at most 2^31 */
 
-/* How long a rank is awaited before it is looked at and probed, in ms. It doubles with each probe. */
+/* How long a rank is awaited before it is probed, in ms. It doubles with each probe. */
 #define LOOK 100
 #define FIRST_PATIENCE 250
 #define MOST_PATIENCE 3600000

@@ -80,7 +80,8 @@ int vector_open(struct fid_domain *domain, struct fi_av_attr *attr, struct fid_a
 /* vector_rank is the rank of an entry, -1 if there is none. */
 int vector_rank(const struct vector *v, fi_addr_t at);
 
-/* A send, a receive, a read or a write of the application, or an event of another rank's write, and its entry in a completion queue. */
+/* A send, a receive, a read or a write of the application, or an event of another rank's write,
+ * and its entry in a completion queue. */
 struct op {
 	struct link link; /* in the queue, or among those that were claimed */
 	struct endpoint *endpoint;
@@ -88,7 +89,7 @@ struct op {
 	uint64_t flags; /* of the completion */
 	int quiet;	/* it has no entry, but for an error */
 	int injected;	/* the application takes it for sent */
-	int event;	/* rank that has written, -1: it is no event */
+	int event;	/* rank that has written, or -1 */
 	int error;
 	fi_addr_t source;
 	size_t length, excess;
@@ -144,14 +145,14 @@ void endpoint_end(struct queue *q, struct op *op);
 void endpoint_sent(void *io, struct engine_send *s);
 void endpoint_received(void *io, struct engine_receive *r);
 
-/* onesided_ops are the functions that read and write the memory of other ranks. They fail for endpoints
- * without the capability. onesided_done and onesided_written are called by the machine. */
+/* onesided_ops are the functions that read and write the memory of other ranks. They fail for
+ * endpoints without the capability. onesided_done and onesided_written are called by the machine. */
 extern struct fi_ops_rma onesided_ops;
 void onesided_done(void *io, struct rma_op *r);
 int onesided_written(void *io, int rank, uint64_t length, uint64_t data);
 
-/* region_ops are the functions that register memory. region_find returns the region of a key, NULL if
- * there is none. */
+/* region_ops are the functions that register memory. region_find returns the region of a key, NULL
+ * if there is none. */
 extern struct fi_ops_mr region_ops;
 const struct rma_region *region_find(void *io, uint64_t key);
 

@@ -1,5 +1,5 @@
-/* region.c: memory that other ranks may read or write. It belongs to the process, whatever endpoints
- * it has, and its keys are the program's. */
+/* region.c: memory that other ranks may read or write. It belongs to the process, whatever
+ * endpoints it has, and its keys are the program's. */
 #define _GNU_SOURCE
 #include "provider.h"
 

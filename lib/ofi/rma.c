@@ -41,7 +41,7 @@ struct rma_peer {
 	struct rma_op *slots[RMA_SLOTS];
 	uint64_t used;	   /* slots with a request that was not answered */
 	uint64_t graves;   /* those whose operation was dropped */
-	uint64_t unsent;   /* those of them for which DATA without any must be sent */
+	uint64_t unsent;   /* graves that need a message DATA without data */
 	uint64_t left[RMA_SLOTS]; /* bytes that a dropped read will still give */
 	struct request *requests; /* of the rank, by slot; NULL: it has made none */
 	struct link answers;	  /* requests whose answer must be sent */
@@ -280,7 +280,7 @@ static void answer(struct rma *m, struct rma_peer *p, struct request *r)
 	make_busy(m, p);
 }
 
-/* end_write answers a write of which all data have come. */
+/* end_write answers a write when all its data have come. */
 static void end_write(struct rma *m, struct rma_peer *p, struct request *r)
 {
 	r->taking = 0;

@@ -21,7 +21,8 @@
  * While the application has not taken RMA_EVENTS of a rank, answers to more are held back.
  *
  * Every address is looked up and checked when its data are copied, so memory may be closed at any
- * time. Messages from other ranks may be anything. One that makes no sense is counted and dropped. */
+ * time. Messages from other ranks may be anything. One that makes no sense is counted and
+ * dropped. */
 #ifndef MARGAY_OFI_RMA_H
 #define MARGAY_OFI_RMA_H
 
@@ -59,7 +60,7 @@ struct rma_op {
 	uint64_t address, key, data;
 	struct memory memory;
 	/* ---- */
-	struct link link; /* in what is to be sent */
+	struct link link; /* in the list of operations to send */
 	int slot;	  /* -1: it has none yet */
 	int requested;
 	int in_place; /* the other rank copies the data, or this one its */
@@ -68,7 +69,7 @@ struct rma_op {
 };
 
 struct rma_io {
-	/* post, offer and pull are those of struct engine_io. */
+	/* post, offer and pull are as in struct engine_io. */
 	int (*post)(void *io, int rank, int kind, const uint64_t args[2], const void *payload, size_t length);
 	int (*offer)(void *io, int rank, uint64_t proof[PLACE_PROOF]);
 	int (*pull)(void *io, int rank, const struct place *from, const struct memory *to);
@@ -99,8 +100,7 @@ struct rma {
 int rma_open(struct rma *m, int size, const struct rma_io *calls, void *io);
 void rma_close(struct rma *m);
 
-/* rma_start begins an operation, which belongs to the machine until done is called with it, which may
- * be at once. */
+/* rma_start begins an operation, which belongs to the machine until done is called with it. */
 void rma_start(struct rma *m, struct rma_op *op);
 
 /* rma_has_room reports whether all operations on a rank were sent that were begun. */
@@ -109,8 +109,8 @@ int rma_has_room(const struct rma *m, int rank);
 /* rma_took notes that the application has taken an event of a rank. */
 void rma_took(struct rma *m, int rank);
 
-/* rma_awaits reports whether a rank has requests to answer. rma_probe sends it something, so that the
- * job ends if the rank has ended. */
+/* rma_awaits reports whether a rank has requests to answer. rma_probe sends it something, so that
+ * the job ends if the rank has ended. */
 int rma_awaits(const struct rma *m, int rank);
 void rma_probe(struct rma *m, int rank);
 

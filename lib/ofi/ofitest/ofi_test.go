@@ -184,22 +184,22 @@ func remote(t *testing.T, flags []string, steps int, modes ...string) {
 func TestEngines(t *testing.T) { engines(t, nil, 8000, "honest") }
 
 // The same where ranks are at their limits, and messages leave as soon as they can. A rank that
-// drops its sends and receives, and goes on, sends no nonsense, and its memory is its own at once. No receive
-// waits for a message that it has dropped.
+// drops its sends and receives, and goes on, sends no nonsense, and its memory is its own at once.
+// No receive waits for a message that it has dropped.
 func TestLimits(t *testing.T) { engines(t, lower, 8000, "honest", "reopen") }
 
 // A rank that sends bytes at random disturbs neither the memory nor the messages of the others.
 func TestHostileRank(t *testing.T) { engines(t, lower, 20000, "hostile") }
 
 // Every read and write of other ranks' memory takes effect once, and where it may, or is refused.
-func TestRemote(t *testing.T) { remote(t, nil, 20000, "honest") }
+func TestRemote(t *testing.T) { remote(t, nil, 8000, "honest") }
 
 // The same where ranks are at their limits. A rank that drops its operations, and goes on, sends no
 // nonsense, and owes the others nothing in the end.
-func TestRemoteLimits(t *testing.T) { remote(t, lower, 20000, "honest", "reopen") }
+func TestRemoteLimits(t *testing.T) { remote(t, lower, 8000, "honest", "reopen") }
 
 // A rank that sends bytes at random changes no memory but that which it may write.
-func TestRemoteHostileRank(t *testing.T) { remote(t, lower, 20000, "hostile") }
+func TestRemoteHostileRank(t *testing.T) { remote(t, lower, 8000, "hostile") }
 
 // Several threads use one endpoint, under the thread sanitizer. The library of Margay is played.
 func TestThreads(t *testing.T) {

@@ -43,7 +43,7 @@
 	} while (0)
 
 #define MOST 16	      /* ranks */
-#define WINDOW (4 << 20) /* bytes of a rank's memory */
+#define WINDOW (2 << 20) /* bytes of a rank's memory */
 #define ADDRESS 128   /* bytes of an address */
 
 /* What the ranks that this program starts tell each other. */
