@@ -63,7 +63,7 @@ static inline int memory_range(struct memory *to, const struct memory *m, uint64
 	return 1;
 }
 
-/* memory_move copies length bytes between a buffer and a memory, from an offset of the memory on. */
+/* memory_move copies length bytes between a buffer and a memory, from an offset on. */
 static inline void memory_move(const struct memory *m, uint64_t offset, char *buffer, size_t length, int in)
 {
 	struct memory range;

@@ -146,7 +146,7 @@ void endpoint_sent(void *io, struct engine_send *s);
 void endpoint_received(void *io, struct engine_receive *r);
 
 /* onesided_ops are the functions that read and write the memory of other ranks. They fail for
- * endpoints without the capability. onesided_done and onesided_written are called by the machine. */
+ * endpoints without the capability. struct rma calls onesided_done and onesided_written. */
 extern struct fi_ops_rma onesided_ops;
 void onesided_done(void *io, struct rma_op *r);
 int onesided_written(void *io, int rank, uint64_t length, uint64_t data);
