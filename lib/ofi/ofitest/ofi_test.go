@@ -150,8 +150,10 @@ func TestMatching(t *testing.T) {
 // lower are limits that a simulation reaches all the time.
 var lower = []string{"-DENGINE_CREDITS=3", "-DENGINE_LONG=4", "-DRMA_SLOTS=3", "-DRMA_EVENTS=2"}
 
+const steps = 10000 // of a simulation
+
 // simulate runs a simulation of a state machine in some modes, built with some flags.
-func simulate(t *testing.T, name, machine string, flags []string, steps int, modes ...string) {
+func simulate(t *testing.T, name, machine string, flags []string, modes ...string) {
 	t.Helper()
 	program := build(t, name, append(flags, machine)...)
 	seed := check.Seed(t)
@@ -168,38 +170,27 @@ func simulate(t *testing.T, name, machine string, flags []string, steps int, mod
 	}
 }
 
-// engines simulates messages, and remote reading and writing.
-func engines(t *testing.T, flags []string, steps int, modes ...string) {
-	t.Helper()
-	simulate(t, "simulate", "../engine.c", flags, steps, modes...)
-}
-
-func remote(t *testing.T, flags []string, steps int, modes ...string) {
-	t.Helper()
-	simulate(t, "simulate_rma", "../rma.c", flags, steps, modes...)
-}
-
 // Every message reaches the right receive, whole and once, whatever the order of messages, receives
 // and progress; what a rank keeps for others is bounded.
-func TestEngines(t *testing.T) { engines(t, nil, 8000, "honest") }
+func TestEngines(t *testing.T) { simulate(t, "simulate", "../engine.c", nil, "honest") }
 
 // The same where ranks are at their limits, and messages leave as soon as they can. A rank that
 // drops its sends and receives, and goes on, sends no nonsense, and its memory is its own at once.
-// No receive waits for a message that it has dropped.
-func TestLimits(t *testing.T) { engines(t, lower, 8000, "honest", "reopen") }
-
-// A rank that sends bytes at random disturbs neither the memory nor the messages of the others.
-func TestHostileRank(t *testing.T) { engines(t, lower, 20000, "hostile") }
+// No receive waits for a message that it has dropped. A rank that sends bytes at random disturbs
+// neither the memory nor the messages of the others.
+func TestLimits(t *testing.T) {
+	simulate(t, "simulate", "../engine.c", lower, "honest", "reopen", "hostile")
+}
 
 // Every read and write of other ranks' memory takes effect once, and where it may, or is refused.
-func TestRemote(t *testing.T) { remote(t, nil, 8000, "honest") }
+func TestRemote(t *testing.T) { simulate(t, "simulate_rma", "../rma.c", nil, "honest") }
 
 // The same where ranks are at their limits. A rank that drops its operations, and goes on, sends no
-// nonsense, and owes the others nothing in the end.
-func TestRemoteLimits(t *testing.T) { remote(t, lower, 8000, "honest", "reopen") }
-
-// A rank that sends bytes at random changes no memory but that which it may write.
-func TestRemoteHostileRank(t *testing.T) { remote(t, lower, 8000, "hostile") }
+// nonsense, and owes the others nothing in the end. A rank that sends bytes at random changes no
+// memory but that which it may write.
+func TestRemoteLimits(t *testing.T) {
+	simulate(t, "simulate_rma", "../rma.c", lower, "honest", "reopen", "hostile")
+}
 
 // Several threads use one endpoint, under the thread sanitizer. The library of Margay is played.
 func TestThreads(t *testing.T) {
