@@ -154,6 +154,8 @@ static ssize_t send_call(struct fid_ep *fid, const struct call *c)
 	struct endpoint *ep = list_of(fid, struct endpoint, ep);
 	struct engine_send s = {.tagged = c->tagged, .has_data = c->has_data, .tag = c->tagged ? c->tag : 0, .data = c->data};
 	ssize_t err = 0;
+	if (c->flags & (FI_FENCE | FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_COMMIT_COMPLETE))
+		return -FI_EBADFLAGS;
 	if (!memory_set(&s.memory, c->parts, c->count))
 		return -FI_EINVAL;
 	if (s.memory.length > ENGINE_LONGEST)

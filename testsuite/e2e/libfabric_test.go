@@ -62,7 +62,8 @@ func TestLibfabric(t *testing.T) {
 }
 
 // A program of libfabric reads and writes the memory of other ranks, over the fabric as by
-// libfabric's own providers. An operation on a rank that has ended ends the job.
+// libfabric's own providers, also where ranks of a node cannot read the memory of each other. An
+// operation on a rank that has ended ends the job.
 func TestLibfabricRMA(t *testing.T) {
 	m := use(t, "hosted")
 	program := fabricProgram(t, "rma")
@@ -70,9 +71,9 @@ func TestLibfabricRMA(t *testing.T) {
 		args := append([]string{"-t", "1m", "-n", n, "--ppn", each}, withProvider()...)
 		return m.run(want, append(append(args, program, "margay", n), more...)...)
 	}
-	for _, job := range [][]string{{"2", "2"}, {"4", "2"}} {
-		if r := run(0, job[0], job[1]); r.stdout != "rma: ok\n" || r.stderr != "" {
-			t.Errorf("%s ranks, %s on a node: %v", job[0], job[1], r)
+	for _, job := range [][]string{{"2", "2"}, {"4", "2"}, {"2", "2", "apart"}} {
+		if r := run(0, job[0], job[1], job[2:]...); r.stdout != "rma: ok\n" || r.stderr != "" {
+			t.Errorf("ranks, on a node: %v: %v", job, r)
 		}
 	}
 	for _, provider := range []string{"shm", "tcp;ofi_rxm"} {

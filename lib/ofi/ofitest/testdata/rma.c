@@ -1,17 +1,19 @@
 /* Ranks read and write the memory of each other by any provider of libfabric: with every length, in
  * parts, injected, with a data word for the target, and their own memory. What they find is compared.
  *
- *	rma PROVIDER SIZE [leave]
+ *	rma PROVIDER SIZE [leave|apart]
  *
  * Ranks of a job of Margay are its ranks, and their addresses are known by their numbers. Otherwise the
  * program starts the ranks itself. Rank 0 prints "rma: ok". With the provider margay, accesses that
- * are not allowed are tried, too. With leave, the other ranks only end, and rank 0 reads. */
+ * are not allowed are tried, too. With leave, the other ranks only end, and rank 0
+ * reads. With apart, ranks cannot read the memory of each other. */
 #include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -439,6 +441,8 @@ int main(int argc, char **argv)
 		return 2;
 	here = strcmp(argv[1], "margay") == 0;
 	start_ranks();
+	if (argc > 3 && strcmp(argv[3], "apart") == 0)
+		CHECK(prctl(PR_SET_DUMPABLE, 0) == 0);
 	window = malloc(WINDOW);
 	buffer = malloc(WINDOW);
 	CHECK(window && buffer);
@@ -446,7 +450,7 @@ int main(int argc, char **argv)
 	meet_ranks();
 	windows[self] = (struct window){info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)window : 0, fi_mr_key(mr)};
 	exchange(&windows[self], windows, sizeof windows[0]);
-	if (argc > 3)
+	if (argc > 3 && strcmp(argv[3], "leave") == 0)
 		leave();
 	puts_and_gets();
 	parts();
