@@ -659,7 +659,7 @@ int endpoint_open(struct fid_domain *domain, struct fi_info *info, struct fid_ep
 	struct endpoint *e = calloc(1, sizeof *e);
 	if (!e)
 		return -FI_ENOMEM;
-	e->ep = (struct fid_ep){.fid = {FI_CLASS_EP, context, &fid_ops}, .ops = &ops, .cm = &cm, .msg = &msg, .rma = &onesided_ops, .tagged = &tagged};
+	e->ep = (struct fid_ep){.fid = {FI_CLASS_EP, context, &fid_ops}, .ops = &ops, .cm = &cm, .msg = &msg, .rma = &onesided_ops, .tagged = &tagged, .atomic = &atomic_none};
 	e->send_flags = info->tx_attr ? info->tx_attr->op_flags : 0;
 	e->receive_flags = info->rx_attr ? info->rx_attr->op_flags : 0;
 	e->caps = info->caps;

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include <rdma/fabric.h>
+#include <rdma/fi_atomic.h>
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
@@ -150,6 +151,9 @@ void endpoint_received(void *io, struct engine_receive *r);
 extern struct fi_ops_rma onesided_ops;
 void onesided_done(void *io, struct rma_op *r);
 int onesided_written(void *io, int rank, uint64_t length, uint64_t data);
+
+/* atomic_none are functions that fail. */
+extern struct fi_ops_atomic atomic_none;
 
 /* region_ops are the functions that register memory. region_find returns the region of a key, NULL
  * if there is none. */

@@ -194,7 +194,7 @@ func TestRemoteLimits(t *testing.T) {
 
 // Several threads use one endpoint, under the thread sanitizer. The library of Margay is played.
 func TestThreads(t *testing.T) {
-	program := compile(t, "threads", "-fsanitize=thread", "../provider.c", "../endpoint.c", "../onesided.c", "../region.c", "../queue.c", "../vector.c",
+	program := compile(t, "threads", "-fsanitize=thread", "../provider.c", "../endpoint.c", "../onesided.c", "../region.c", "../atomic.c", "../queue.c", "../vector.c",
 		"../engine.c", "../rma.c", "-lfabric")
 	if out, err := exec.Command(program, "4", strconv.Itoa(check.Rounds(300, 20000))).CombinedOutput(); err != nil || string(out) != "threads: ok\n" {
 		t.Errorf("%v: %s", err, out)

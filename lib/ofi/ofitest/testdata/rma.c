@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include <rdma/fabric.h>
+#include <rdma/fi_atomic.h>
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
@@ -420,6 +421,8 @@ static void without(void)
 	CHECK(other);
 	other->caps &= ~(uint64_t)(FI_RMA | FI_READ | FI_WRITE);
 	DONE(fi_endpoint(domain, other, &lesser, NULL));
+	CHECK(fi_inject_atomic(lesser, buffer, 1, 0, 0, 0, FI_UINT64, FI_SUM) == -FI_EOPNOTSUPP);
+	CHECK(fi_atomicvalid(lesser, FI_UINT64, FI_SUM, &(size_t){0}) == -FI_EOPNOTSUPP);
 	CHECK(fi_write(lesser, buffer, 1, NULL, 0, 0, 0, NULL) == -FI_EOPNOTSUPP && fi_read(lesser, buffer, 1, NULL, 0, 0, 0, NULL) == -FI_EOPNOTSUPP);
 	DONE(fi_close(&lesser->fid));
 	fi_freeinfo(other);
