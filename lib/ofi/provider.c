@@ -4,12 +4,14 @@
 #include "provider.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -72,6 +74,25 @@ static int post_rma(void *io, int rank, int kind, const uint64_t args[2], const 
 	return post(io, rank, ENGINE_KINDS + kind, args, payload, length);
 }
 
+/* YAMA is where Linux says whether processes may read others that they have not started. */
+#define YAMA "/proc/sys/kernel/yama/ptrace_scope"
+
+/* are_apart reports whether Linux keeps the ranks of a node from reading each other. Then this one
+ * does not try: it might read for another rank what that one may not. */
+static int are_apart(void)
+{
+	char scope = '0';
+	int f = open(YAMA, O_RDONLY | O_CLOEXEC);
+	if (f < 0)
+		return 0;
+	int known = read(f, &scope, 1) == 1;
+	close(f);
+	return !known || scope != '0';
+}
+
+/* is_own reports whether a number is the one of a thread of this process. */
+static int is_own(uint64_t number) { return syscall(SYS_tgkill, getpid(), (int)number, 0) == 0; }
+
 /* offer proves to the ranks of this node which process this is: its number, and a word that is
  * somewhere in its memory. Another process of that number does not have the word there. */
 static int offer(void *io, int rank, uint64_t proof[PLACE_PROOF])
@@ -105,6 +126,8 @@ static int pull(void *io, int rank, const struct place *from, const struct memor
 	(void)io;
 	if (port.apart || margay_node_of(rank) != margay_node() || from->proof[0] > INT_MAX)
 		return 0;
+	if (rank != margay_rank() && is_own(from->proof[0]))
+		return 0; /* it would have the memory of this process without a right to it */
 	for (size_t at = 0, n; at < to->length; at += n) {
 		n = to->length - at < PULL ? to->length - at : PULL;
 		if (!pull_some(from, to, at, n))
@@ -170,8 +193,7 @@ int port_join(void)
 		return -FI_EBUSY;
 	}
 	port.patience = calloc(margay_size(), sizeof *port.patience);
-	if (getrandom(&port.mark, sizeof port.mark, 0) != sizeof port.mark)
-		port.apart = 1;
+	port.apart = getrandom(&port.mark, sizeof port.mark, 0) != sizeof port.mark || are_apart();
 	/* A child does not inherit a lock that another thread holds. */
 	if (!port.patience || engine_open(&port.engine, margay_size(), &calls, NULL) != 0 ||
 	    rma_open(&port.rma, margay_size(), &rma_calls, NULL) != 0 || pthread_atfork(lock, unlock, unlock) != 0)

@@ -192,11 +192,25 @@ func TestRemoteLimits(t *testing.T) {
 	simulate(t, "simulate_rma", "../rma.c", lower, "honest", "reopen", "hostile")
 }
 
-// Several threads use one endpoint, under the thread sanitizer. The library of Margay is played.
+// provider are the sources of the provider, but for the library, which programs play.
+var provider = []string{"../provider.c", "../endpoint.c", "../onesided.c", "../region.c", "../atomic.c", "../queue.c", "../vector.c", "../engine.c",
+	"../rma.c", "-lfabric"}
+
+// Several threads use one endpoint, under the thread sanitizer.
 func TestThreads(t *testing.T) {
-	program := compile(t, "threads", "-fsanitize=thread", "../provider.c", "../endpoint.c", "../onesided.c", "../region.c", "../atomic.c", "../queue.c", "../vector.c",
-		"../engine.c", "../rma.c", "-lfabric")
+	program := compile(t, "threads", append([]string{"-fsanitize=thread"}, provider...)...)
 	if out, err := exec.Command(program, "4", strconv.Itoa(check.Rounds(300, 20000))).CombinedOutput(); err != nil || string(out) != "threads: ok\n" {
 		t.Errorf("%v: %s", err, out)
 	}
+}
+
+// A rank copies data from where another one says that they are, but never from its own memory, nor
+// from that of a process without the mark.
+func TestPlaces(t *testing.T) {
+	program := compile(t, "place", provider...)
+	out, err := exec.Command(program).CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "place: ok") {
+		t.Errorf("%v: %s", err, out)
+	}
+	t.Log(string(out))
 }
