@@ -204,8 +204,8 @@ func TestThreads(t *testing.T) {
 	}
 }
 
-// A rank copies data from where another one says that they are, but never from its own memory, nor
-// from that of a process without the mark.
+// A rank copies data from where another one says that they are, but neither from its own memory nor
+// from a process without the mark.
 func TestPlaces(t *testing.T) {
 	program := compile(t, "place", provider...)
 	out, err := exec.Command(program).CombinedOutput()
