@@ -600,10 +600,11 @@ static int endpoint_control(struct fid *fid, int command, void *arg)
 }
 
 /* is_quiet reports whether nothing is under way that an endpoint waits for before it closes.
- * is_told reports whether the other ranks know which messages were dropped. */
+ * is_told reports whether the other ranks have what they wait for: answers, and word of what was
+ * dropped. */
 static int is_quiet(void) { return !port.endpoint->injected && !port.rma.under_way; }
 
-static int is_told(void) { return engine_is_idle(&port.engine); }
+static int is_told(void) { return engine_is_idle(&port.engine) && rma_is_idle(&port.rma); }
 
 /* linger waits until a condition is true, and reports whether it is. */
 static int linger(int (*done)(void))

@@ -543,6 +543,16 @@ void rma_drop(struct rma *m)
 	}
 }
 
+int rma_is_idle(const struct rma *m)
+{
+	for (const struct link *l = m->busy.next; l != &m->busy; l = l->next) {
+		const struct rma_peer *p = list_of(l, struct rma_peer, link);
+		if (!list_empty(&p->answers) || p->unsent)
+			return 0;
+	}
+	return 1;
+}
+
 void rma_close(struct rma *m)
 {
 	for (int rank = 0; rank < m->size; rank++)

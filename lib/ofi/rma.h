@@ -119,8 +119,10 @@ void rma_arrive(struct rma *m, int source, int kind, const uint64_t args[2], con
 void rma_progress(struct rma *m);
 
 /* rma_drop ends all operations of the application, calling done, with RMA_DROPPED. Other ranks may
- * carry out those that were sent. Their requests are answered as before. */
+ * carry out those that were sent. Their requests are answered as before. rma_is_idle reports whether
+ * all has been sent that other ranks wait for. */
 void rma_drop(struct rma *m);
+int rma_is_idle(const struct rma *m);
 
 /* A request, as its bytes say it. */
 struct rma_request {
