@@ -630,6 +630,7 @@ static int endpoint_close(struct fid *fid)
 			list_remove(&op->link);
 			op_free(op);
 		}
+		port_withdraw();
 		engine_drop(&port.engine);
 		rma_drop(&port.rma);
 		linger(is_told);

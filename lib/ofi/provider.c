@@ -94,7 +94,8 @@ static int are_apart(void)
 static int is_own(uint64_t number) { return syscall(SYS_tgkill, getpid(), (int)number, 0) == 0; }
 
 /* offer proves to the ranks of this node which process this is: its number, and a word that is
- * somewhere in its memory. Another process of that number does not have the word there. */
+ * somewhere in its memory. Another process of that number does not have the word there, nor has this
+ * one after port_withdraw. */
 static int offer(void *io, int rank, uint64_t proof[PLACE_PROOF])
 {
 	(void)io;
@@ -104,17 +105,26 @@ static int offer(void *io, int rank, uint64_t proof[PLACE_PROOF])
 	return margay_node_of(rank) == margay_node();
 }
 
-/* pull_some copies length bytes from an offset of a place to the same one of a memory. */
+void port_withdraw(void)
+{
+	port.mark++;
+	__sync_synchronize(); /* before anything else is written where the places are */
+}
+
+/* pull_some copies length bytes from an offset of a place to the same one of a memory. Linux copies
+ * the parts in order, and the mark is the last one: if it is right, the place was offered until all
+ * bytes had been copied. */
 static int pull_some(const struct place *from, const struct memory *to, size_t offset, size_t length)
 {
 	uint64_t mark = 0;
-	struct iovec there[MEMORY_PARTS + 1] = {{(void *)(uintptr_t)from->proof[1], sizeof mark}};
-	struct iovec here[MEMORY_PARTS + 1] = {{&mark, sizeof mark}};
+	struct iovec there[MEMORY_PARTS + 1], here[MEMORY_PARTS + 1];
 	struct memory source, target;
 	memory_range(&source, &from->memory, offset, length);
 	memory_range(&target, to, offset, length);
-	memcpy(there + 1, source.parts, source.count * sizeof there[0]);
-	memcpy(here + 1, target.parts, target.count * sizeof here[0]);
+	memcpy(there, source.parts, source.count * sizeof there[0]);
+	memcpy(here, target.parts, target.count * sizeof here[0]);
+	there[source.count] = (struct iovec){(void *)(uintptr_t)from->proof[1], sizeof mark};
+	here[target.count] = (struct iovec){&mark, sizeof mark};
 	ssize_t n = process_vm_readv(from->proof[0], here, target.count + 1, there, source.count + 1, 0);
 	if (n < 0 && (errno == EPERM || errno == ENOSYS))
 		port.apart = 1;

@@ -40,7 +40,7 @@ struct port {
 	struct engine engine;
 	struct rma rma;
 	int joined;
-	uint64_t mark;	/* of this process: no other one has it there */
+	uint64_t mark;	/* of this process and its places: no other one has it there */
 	int apart;	/* it cannot read the memory of other ranks of its node */
 	int64_t look;	/* when the ranks that are awaited are looked at, ms */
 	struct patience *patience; /* by rank */
@@ -66,6 +66,11 @@ int port_join(void);
 int port_progress(void);
 struct address port_address(void);
 int port_rank(const struct address *a);
+
+/* port_withdraw makes the places invalid that this process has offered: a rank that copies from one
+ * later, or at this moment, finds out. It is called before memory that was offered is the program's
+ * again without word of the other ranks. */
+void port_withdraw(void);
 
 /* An address vector: a table of ranks, of either type. */
 struct vector {

@@ -30,6 +30,8 @@ static int region_close(struct fid *fid)
 	struct region *r = list_of(fid, struct region, mr.fid);
 	lock();
 	tdelete(&r->region, &port.regions, by_key);
+	if (r->region.access & RMA_MAY_READ)
+		port_withdraw(); /* an answer may be on its way that names it */
 	unlock();
 	free(r);
 	return 0;

@@ -20,8 +20,8 @@
  * little for each other rank, and no data. A write with a data word makes an event at its target.
  * While the application has not taken RMA_EVENTS of a rank, answers to more are held back.
  *
- * Every address is looked up and checked when its data are copied, so memory may be closed at any
- * time. Messages from other ranks may be anything. One that makes no sense is counted and
+ * Every address is looked up and checked when its data are copied or their place is named, and places
+ * in memory that is closed are withdrawn. So memory may be closed at any time. Messages from other ranks may be anything. One that makes no sense is counted and
  * dropped. */
 #ifndef MARGAY_OFI_RMA_H
 #define MARGAY_OFI_RMA_H

@@ -32,6 +32,8 @@ struct message {
 static struct message way[ROOM];
 static unsigned first, count;
 static struct message last; /* to another rank */
+static int refusals;	    /* how many to other ranks have no room */
+static int posts[MARGAY_MAX_HANDLERS];
 static int played_size = 1;
 static margay_handler handlers[MARGAY_MAX_HANDLERS];
 
@@ -66,8 +68,11 @@ int margay_post(int rank, int handler, uint64_t arg0, uint64_t arg1, const void 
 {
 	struct message *m = rank == 0 ? &way[(first + count) % ROOM] : &last;
 	CHECK(rank < played_size && length <= sizeof m->payload);
-	if (rank == 0 && count == ROOM)
+	if (rank == 0 ? count == ROOM : refusals > 0) {
+		refusals -= rank;
 		return 0;
+	}
+	posts[handler]++;
 	*m = (struct message){.rank = rank, .handler = handler, .args = {arg0, arg1}, .length = length};
 	if (length)
 		memcpy(m->payload, payload, length);
