@@ -41,7 +41,7 @@ struct port {
 	struct rma rma;
 	int joined;
 	uint64_t mark;	/* of this process and its places: no other one has it there */
-	int apart;	/* it cannot read the memory of other ranks of its node */
+	int apart;	/* the ranks of its node cannot read each other */
 	int64_t look;	/* when the ranks that are awaited are looked at, ms */
 	struct patience *patience; /* by rank */
 	void *regions;	/* a tree of regions (region.c) */
