@@ -250,7 +250,11 @@ int engine_send_now(struct engine *e, struct engine_send *s)
 	return list_empty(&p->heads) && s->memory.length <= ENGINE_SHORT && p->credits > 0 && post_short(e, p, s);
 }
 
-int engine_awaits(const struct engine *e, int rank) { return e->peers[rank].coming > 0; }
+int engine_awaits(const struct engine *e, int rank) 
+{
+	const struct engine_peer *p = &e->peers[rank];
+	return p->coming > 0 || p->longs > p->graves;
+}
 
 int engine_has_left(const struct engine *e, int rank) { return list_empty(&e->peers[rank].heads); }
 
@@ -454,6 +458,7 @@ static int take_dropped(struct engine *e, int source, uint32_t number, uint32_t 
 		return 0;
 	table_remove(&e->sends, number);
 	e->peers[source].longs--;
+	e->peers[source].graves--;
 	make_busy(e, &e->peers[source]);
 	if (wanted > 0)
 		break_off(e, &e->peers[source], receive);
@@ -604,6 +609,7 @@ static void drop_sends(struct engine *e)
 				break_off(e, &e->peers[s->rank], s->receive);
 		} else {
 			e->sends.slots[i] = grave_of(s->rank);
+			e->peers[s->rank].graves++;
 		}
 		e->calls->sent(e->io, s);
 	}

@@ -118,6 +118,7 @@ struct engine_peer {
 	struct link ends;  /* engine_end: dropped messages whose END was not sent */
 	int credits;	   /* messages that may be sent to it in their heads */
 	int longs;	   /* long messages to it without GO */
+	int graves;	   /* those of them that were dropped */
 	int owed;	   /* credits that it gets */
 	int kept;	   /* messages of it whose credit it does not have */
 	int kept_longs;	   /* long messages of it to which no GO was sent */
@@ -148,7 +149,8 @@ void engine_send(struct engine *e, struct engine_send *s);
  * whether it has. sent is not called. */
 int engine_send_now(struct engine *e, struct engine_send *s);
 
-/* engine_awaits reports whether receives wait for data of a rank, which has them. */
+/* engine_awaits reports whether receives wait for data of a rank, which has them, or long messages
+ * for its GO. */
 int engine_awaits(const struct engine *e, int rank);
 
 /* engine_has_left reports whether all messages to a rank have left, long ones at least with their

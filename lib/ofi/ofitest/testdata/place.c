@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "played.h"
@@ -86,14 +87,18 @@ static void close_window(void)
 }
 
 /* close_endpoint closes it while rank 1 knows the place of a message, and waits for an answer that
- * has no room at first. */
+ * has no room at first. Before, rank 1 is asked whether it is there, since it does not take the
+ * message. */
 static void close_endpoint(void)
 {
 	struct message m = {.handler = RMA_HANDLERS + RMA_REQUEST, .args = {0, 8}, .length = sizeof(uint64_t)}; /* it reads 8 bytes */
+	struct fi_cq_tagged_entry entry;
 	uint64_t key = KEY, words[6];
 	CHECK(fi_tsend(ep, buffer, LENGTH, NULL, 1, 4, NULL) == 0 && last.handler == HANDLERS + ENGINE_HEAD && last.length == sizeof words);
 	memcpy(words, last.payload, sizeof words);
 	CHECK(words[1] == (uint64_t)getpid() && *(uint64_t *)(uintptr_t)words[2] == words[3]);
+	for (time_t end = time(NULL) + 20; !posts[RMA_HANDLERS + RMA_PROBE];)
+		CHECK(fi_cq_read(cq, &entry, 1) == -FI_EAGAIN && time(NULL) < end);
 	memcpy(m.payload, &key, sizeof key);
 	play(1, &m);
 	refusals = 3;
