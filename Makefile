@@ -168,7 +168,7 @@ bin/libmargay.a: bin/margay.o bin/collective.o bin/group.o bin/window.o bin/comm
 
 # The provider of libfabric has the library in it, and shows none of its names. libfabric looks for names that end in -fi.so.
 # It goes to nodes by its content, so that is the same in each checkout.
-bin/margay-fi.so: $(addprefix lib/ofi/,provider.c endpoint.c queue.c vector.c engine.c) $(addprefix lib/c/,margay.c collective.c group.c window.c commit.c) $(wildcard lib/ofi/*.h lib/c/*.h kernel/abi/*/*.h)
+bin/margay-fi.so: $(addprefix lib/ofi/,provider.c endpoint.c onesided.c region.c atomic.c queue.c vector.c engine.c rma.c) $(addprefix lib/c/,margay.c collective.c group.c window.c commit.c) $(wildcard lib/ofi/*.h lib/c/*.h kernel/abi/*/*.h)
 	@mkdir -p bin
 	$(CC) $(CFLAGS) -ffile-prefix-map=$(CURDIR)=. -shared -fPIC -fvisibility=hidden -Wl,-z,defs -I lib/c -I kernel/abi/wire -I kernel/abi/mirror -I kernel/abi/onesided $(filter %.c,$^) -lfabric -o $@
 

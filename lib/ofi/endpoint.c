@@ -6,7 +6,8 @@
 #include <time.h>
 
 #define SPARE 64	/* operations that are kept for later ones */
-#define LINGER 10	/* seconds that closing waits for injected messages */
+#define INJECTED 4096	/* copies of injected messages at a time */
+#define LINGER 10	/* seconds that closing waits for other ranks */
 
 /* ---- Operations ---- */
 
@@ -26,6 +27,7 @@ struct op *op_make(struct endpoint *ep, void *context, size_t copy)
 	op->endpoint = ep;
 	op->context = context;
 	op->quiet = op->injected = op->error = 0;
+	op->event = -1;
 	op->source = FI_ADDR_NOTAVAIL;
 	op->length = op->excess = 0;
 	op->buffer = NULL;
@@ -34,8 +36,18 @@ struct op *op_make(struct endpoint *ep, void *context, size_t copy)
 	return op;
 }
 
+void op_copy(struct op *op, struct memory *m)
+{
+	size_t n = m->length;
+	memory_gather(m, 0, op->copy, n);
+	m->parts[0] = (struct iovec){op->copy, n};
+	m->count = n > 0;
+}
+
 void op_free(struct op *op)
 {
+	if (op->event >= 0)
+		rma_took(&port.rma, op->event);
 	if (spare_count == 0)
 		list_open(&spare);
 	if (spare_count == SPARE) {
@@ -46,8 +58,7 @@ void op_free(struct op *op)
 	spare_count++;
 }
 
-/* end ends an operation. */
-static void end(struct queue *q, struct op *op)
+void endpoint_end(struct queue *q, struct op *op)
 {
 	if (op->endpoint->closing || (op->quiet && !op->error))
 		op_free(op);
@@ -60,14 +71,14 @@ void endpoint_sent(void *io, struct engine_send *s)
 	struct op *op = list_of(s, struct op, send);
 	(void)io;
 	op->endpoint->injected -= op->injected;
-	end(op->endpoint->sends, op);
+	endpoint_end(op->endpoint->sends, op);
 }
 
 /* describe makes the entry of a receive. */
 static void describe(struct op *op)
 {
 	const struct engine_receive *r = &op->receive;
-	op->flags = FI_RECV | (r->tagged ? FI_TAGGED : FI_MSG) | (r->has_data ? FI_REMOTE_CQ_DATA : 0);
+	op->flags |= r->has_data ? FI_REMOTE_CQ_DATA : 0;
 	op->source = op->endpoint->vector->of[r->source];
 	op->length = r->got;
 	op->buffer = r->memory.count ? r->memory.parts[0].iov_base : NULL;
@@ -82,27 +93,12 @@ void endpoint_received(void *io, struct engine_receive *r)
 	if (!op->endpoint->closing) {
 		describe(op);
 		op->excess = r->length - r->got;
-		op->error = op->excess ? FI_ETRUNC : 0;
+		op->error = r->broken ? FI_ECONNABORTED : op->excess ? FI_ETRUNC : 0;
 	}
-	end(op->endpoint->receives, op);
+	endpoint_end(op->endpoint->receives, op);
 }
 
 /* ---- Sending ---- */
-
-/* remember sets a memory and reports whether it has not too many parts. */
-static int remember(struct engine_memory *m, const struct iovec *parts, size_t count)
-{
-	m->count = m->length = 0;
-	if (count > ENGINE_PARTS)
-		return 0;
-	for (size_t i = 0; i < count; i++) {
-		if (parts[i].iov_len == 0)
-			continue;
-		m->parts[m->count++] = parts[i];
-		m->length += parts[i].iov_len;
-	}
-	return 1;
-}
 
 /* The arguments of a send or a receive, in any of the forms of libfabric. */
 struct call {
@@ -118,24 +114,13 @@ struct call {
 	int quiet; /* there is no entry */
 };
 
-/* copy_in replaces the memory of an operation by a copy. */
-static void copy_in(struct op *op)
-{
-	struct engine_memory *m = &op->send.memory;
-	size_t n = 0;
-	for (size_t i = 0; i < m->count; n += m->parts[i++].iov_len)
-		memcpy(op->copy + n, m->parts[i].iov_base, m->parts[i].iov_len);
-	m->parts[0] = (struct iovec){op->copy, n};
-	m->count = n > 0;
-}
-
 /* has_room reports whether a message to a rank may be copied: those before it have left. Copies of
  * more would take memory without bound. */
-static int has_room(int rank)
+static int has_room(const struct endpoint *ep, int rank)
 {
-	if (engine_has_left(&port.engine, rank))
+	if (ep->injected < INJECTED && engine_has_left(&port.engine, rank))
 		return 1;
-	return port_progress() == 0 && engine_has_left(&port.engine, rank);
+	return port_progress() == 0 && ep->injected < INJECTED && engine_has_left(&port.engine, rank);
 }
 
 /* start_send starts to send a message that the caller describes. */
@@ -145,7 +130,7 @@ static ssize_t start_send(struct endpoint *ep, const struct call *c, const struc
 	int quiet = c->quiet || (ep->selective_sends && !(c->flags & FI_COMPLETION));
 	if (injected && s->memory.length > ENGINE_SHORT)
 		return -FI_EMSGSIZE;
-	if (injected && !has_room(s->rank))
+	if (injected && !has_room(ep, s->rank))
 		return -FI_EAGAIN;
 	struct engine_send now = *s;
 	if (quiet && engine_send_now(&port.engine, &now))
@@ -158,10 +143,10 @@ static ssize_t start_send(struct endpoint *ep, const struct call *c, const struc
 	op->injected = injected;
 	op->send = *s;
 	if (injected)
-		copy_in(op);
+		op_copy(op, &op->send.memory);
 	ep->injected += injected;
 	engine_send(&port.engine, &op->send);
-	return port.engine.failed ? -FI_EIO : 0;
+	return port_failed() ? -FI_EIO : 0;
 }
 
 static ssize_t send_call(struct fid_ep *fid, const struct call *c)
@@ -169,7 +154,9 @@ static ssize_t send_call(struct fid_ep *fid, const struct call *c)
 	struct endpoint *ep = list_of(fid, struct endpoint, ep);
 	struct engine_send s = {.tagged = c->tagged, .has_data = c->has_data, .tag = c->tagged ? c->tag : 0, .data = c->data};
 	ssize_t err = 0;
-	if (!remember(&s.memory, c->parts, c->count))
+	if (c->flags & (FI_FENCE | FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_COMMIT_COMPLETE))
+		return -FI_EBADFLAGS;
+	if (!memory_set(&s.memory, c->parts, c->count))
 		return -FI_EINVAL;
 	if (s.memory.length > ENGINE_LONGEST)
 		return -FI_EMSGSIZE;
@@ -179,7 +166,7 @@ static ssize_t send_call(struct fid_ep *fid, const struct call *c)
 		err = -FI_EOPBADSTATE;
 	else if (s.rank < 0)
 		err = -FI_EINVAL;
-	else if (port.engine.failed)
+	else if (port_failed())
 		err = -FI_EIO;
 	else
 		err = start_send(ep, c, &s);
@@ -300,7 +287,6 @@ static ssize_t peek(struct endpoint *ep, struct op *op, uint64_t flags)
 	if (!m && port_progress() == 0)
 		m = engine_peek(&port.engine, &op->receive);
 	if (!m) {
-		op->flags = FI_RECV | (op->receive.tagged ? FI_TAGGED : FI_MSG);
 		op->error = FI_ENOMSG;
 		queue_add(ep->receives, op);
 		return 0;
@@ -314,7 +300,7 @@ static ssize_t peek(struct endpoint *ep, struct op *op, uint64_t flags)
 	op->buffer = NULL;
 	if (flags & FI_DISCARD)
 		engine_discard(&port.engine, m);
-	end(ep->receives, op);
+	endpoint_end(ep->receives, op);
 	return 0;
 }
 
@@ -330,16 +316,15 @@ static ssize_t receive_claimed(struct endpoint *ep, struct op *op, uint64_t flag
 	list_remove(&claimed->link);
 	op_free(claimed);
 	if (flags & FI_DISCARD) {
-		op->flags = FI_RECV | (op->receive.tagged ? FI_TAGGED : FI_MSG);
 		engine_discard(&port.engine, m);
-		end(ep->receives, op);
+		endpoint_end(ep->receives, op);
 	} else {
 		engine_accept(&port.engine, &op->receive, m);
 	}
 	return 0;
 }
 
-static ssize_t start_receive(struct endpoint *ep, const struct call *c, const struct engine_memory *memory)
+static ssize_t start_receive(struct endpoint *ep, const struct call *c, const struct memory *memory)
 {
 	int source = MATCH_ANY;
 	if (ep->directed && c->peer != FI_ADDR_UNSPEC && (source = vector_rank(ep->vector, c->peer)) < 0)
@@ -348,6 +333,7 @@ static ssize_t start_receive(struct endpoint *ep, const struct call *c, const st
 	if (!op)
 		return -FI_EAGAIN;
 	op->quiet = ep->selective_receives && !(c->flags & FI_COMPLETION);
+	op->flags = FI_RECV | (c->tagged ? FI_TAGGED : FI_MSG);
 	op->receive.tagged = c->tagged;
 	op->receive.want.tag = c->tag;
 	op->receive.want.ignore = c->ignore;
@@ -365,16 +351,16 @@ static ssize_t receive_call(struct fid_ep *fid, const struct call *c)
 {
 	const uint64_t special = FI_PEEK | FI_CLAIM | FI_DISCARD;
 	struct endpoint *ep = list_of(fid, struct endpoint, ep);
-	struct engine_memory memory;
+	struct memory memory;
 	ssize_t err;
-	if (!remember(&memory, c->parts, c->count))
+	if (!memory_set(&memory, c->parts, c->count))
 		return -FI_EINVAL;
 	if (c->flags & FI_MULTI_RECV || (c->flags & special) == FI_DISCARD || (c->flags & special) == special)
 		return -FI_EINVAL;
 	lock();
 	if (!ep->enabled)
 		err = -FI_EOPBADSTATE;
-	else if (port.engine.failed)
+	else if (port_failed())
 		err = -FI_EIO;
 	else
 		err = start_receive(ep, c, &memory);
@@ -446,7 +432,6 @@ static ssize_t endpoint_cancel(fid_t fid, void *context)
 	struct op *op = posted_for(ep, context);
 	if (op) {
 		engine_cancel(&op->receive);
-		op->flags = FI_RECV | (op->receive.tagged ? FI_TAGGED : FI_MSG);
 		op->tag = op->receive.want.tag;
 		op->error = FI_ECANCELED;
 		queue_add(ep->receives, op);
@@ -614,15 +599,21 @@ static int endpoint_control(struct fid *fid, int command, void *arg)
 	return err;
 }
 
-/* linger waits until the messages have left that the application takes for sent. */
-static void linger(const struct endpoint *ep)
+/* is_quiet reports whether nothing is under way that an endpoint waits for before it closes.
+ * is_told reports whether the other ranks have what they wait for: answers, and word of what was
+ * dropped. */
+static int is_quiet(void) { return !port.endpoint->injected && !port.rma.under_way; }
+
+static int is_told(void) { return engine_is_idle(&port.engine) && rma_is_idle(&port.rma); }
+
+/* linger waits until a condition is true, and reports whether it is. */
+static int linger(int (*done)(void))
 {
 	struct timespec start, now;
 	clock_gettime(CLOCK_MONOTONIC, &start);
-	for (now = start; ep->injected && now.tv_sec - start.tv_sec < LINGER && port_progress() == 0;)
+	for (now = start; !done() && now.tv_sec - start.tv_sec < LINGER && port_progress() == 0;)
 		clock_gettime(CLOCK_MONOTONIC, &now);
-	if (ep->injected)
-		FI_WARN(&provider, FI_LOG_EP_CTRL, "%d messages are lost: nobody has received them within %d s\n", ep->injected, LINGER);
+	return done();
 }
 
 static int endpoint_close(struct fid *fid)
@@ -630,7 +621,8 @@ static int endpoint_close(struct fid *fid)
 	struct endpoint *ep = list_of(fid, struct endpoint, ep.fid);
 	lock();
 	if (ep->enabled) {
-		linger(ep);
+		if (!linger(is_quiet))
+			FI_WARN(&provider, FI_LOG_EP_CTRL, "messages and writes are lost: the other ranks have not taken them within %d s\n", LINGER);
 		ep->closing = 1;
 		while (!list_empty(&ep->claimed)) {
 			struct op *op = list_of(ep->claimed.next, struct op, link);
@@ -638,8 +630,10 @@ static int endpoint_close(struct fid *fid)
 			list_remove(&op->link);
 			op_free(op);
 		}
+		port_withdraw();
 		engine_drop(&port.engine);
-		engine_progress(&port.engine); /* GO for messages that were dropped */
+		rma_drop(&port.rma);
+		linger(is_told);
 		port.endpoint = NULL;
 	}
 	if (ep->vector)
@@ -667,9 +661,10 @@ int endpoint_open(struct fid_domain *domain, struct fi_info *info, struct fid_ep
 	struct endpoint *e = calloc(1, sizeof *e);
 	if (!e)
 		return -FI_ENOMEM;
-	e->ep = (struct fid_ep){.fid = {FI_CLASS_EP, context, &fid_ops}, .ops = &ops, .cm = &cm, .msg = &msg, .tagged = &tagged};
+	e->ep = (struct fid_ep){.fid = {FI_CLASS_EP, context, &fid_ops}, .ops = &ops, .cm = &cm, .msg = &msg, .rma = &onesided_ops, .tagged = &tagged, .atomic = &atomic_none};
 	e->send_flags = info->tx_attr ? info->tx_attr->op_flags : 0;
 	e->receive_flags = info->rx_attr ? info->rx_attr->op_flags : 0;
+	e->caps = info->caps;
 	e->directed = (info->caps & FI_DIRECTED_RECV) != 0;
 	list_open(&e->claimed);
 	*ep = &e->ep;

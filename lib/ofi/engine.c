@@ -8,9 +8,17 @@
  *	HEAD  tag                    flags << 56 | credits << 48 | length
  *	GO    send | receive << 32   credits << 48 | bytes wanted
  *	DATA  receive                credits << 48 | offset
+ *	END   receive                credits << 48
  *
  * The payload of a head is the data word if there is one, and then the message or, of a long one,
- * the number of its send in 8 bytes. */
+ * the number of its send in 8 bytes, and the place of the message if the receiver may read it. */
+
+/* A message that was dropped in the middle. A receive of a rank waits for the rest. */
+struct engine_end {
+	struct link link;
+	uint32_t receive;
+};
+
 #define TAGGED 1
 #define HAS_DATA 2
 #define LONG 4
@@ -58,30 +66,6 @@ static void table_remove(struct engine_table *t, uint32_t number)
  * no address. */
 static void *grave_of(int rank) { return (void *)((uintptr_t)rank << 1 | 1); }
 
-/* ---- Memory ---- */
-
-/* move copies bytes between an offset of a memory and a buffer. */
-static void move(const struct engine_memory *m, uint64_t offset, char *buffer, size_t length, int in)
-{
-	for (size_t i = 0; i < m->count && length > 0; i++) {
-		size_t size = m->parts[i].iov_len;
-		if (offset >= size) {
-			offset -= size;
-			continue;
-		}
-		char *place = (char *)m->parts[i].iov_base + offset;
-		size_t n = size - offset < length ? size - offset : length;
-		memcpy(in ? place : buffer, in ? buffer : place, n);
-		buffer += n;
-		length -= n;
-		offset = 0;
-	}
-}
-
-static void scatter(const struct engine_memory *m, uint64_t offset, const char *from, size_t length) { move(m, offset, (char *)from, length, 1); }
-
-static void gather(const struct engine_memory *m, uint64_t offset, char *to, size_t length) { move(m, offset, to, length, 0); }
-
 /* ---- Sending ---- */
 
 /* make_busy adds a rank to those that engine_progress looks at. */
@@ -116,11 +100,10 @@ static int post_short(struct engine *e, struct engine_peer *p, struct engine_sen
 	if (s->has_data) {
 		memcpy(b, &s->data, sizeof s->data);
 		n = sizeof s->data;
+		memory_gather(&s->memory, 0, b + n, s->memory.length);
+	} else {
+		payload = memory_piece(&s->memory, 0, b, s->memory.length);
 	}
-	if (n == 0 && s->memory.count == 1)
-		payload = s->memory.parts[0].iov_base;
-	else
-		gather(&s->memory, 0, b + n, s->memory.length);
 	if (!post(e, p, ENGINE_HEAD, s->tag, flags << FLAGS_SHIFT | s->memory.length, payload, n + s->memory.length))
 		return 0;
 	p->credits--;
@@ -130,7 +113,8 @@ static int post_short(struct engine *e, struct engine_peer *p, struct engine_sen
 /* post_long sends the head of a long message and reports whether there was room. */
 static int post_long(struct engine *e, struct engine_peer *p, struct engine_send *s)
 {
-	uint64_t words[2] = {s->data};
+	uint64_t words[2 + PLACE_MOST] = {s->data};
+	struct place place;
 	uint64_t flags = (s->tagged ? TAGGED : 0) | (s->has_data ? HAS_DATA : 0) | LONG;
 	int n = s->has_data ? 1 : 0;
 	if (!s->is_long) {
@@ -143,6 +127,10 @@ static int post_long(struct engine *e, struct engine_peer *p, struct engine_send
 		s->is_long = 1;
 	}
 	words[n++] = s->id;
+	if (s->memory.length > ENGINE_SHORT && e->calls->offer(e->io, s->rank, place.proof)) {
+		place.memory = s->memory;
+		n += place_write(&words[n], &place);
+	}
 	if (!post(e, p, ENGINE_HEAD, s->tag, flags << FLAGS_SHIFT | s->memory.length, words, n * sizeof words[0]))
 		return 0;
 	p->longs++;
@@ -153,13 +141,8 @@ static int post_long(struct engine *e, struct engine_peer *p, struct engine_send
 static int post_piece(struct engine *e, struct engine_peer *p, struct engine_send *s)
 {
 	char b[ENGINE_PAYLOAD];
-	const char *payload = b;
 	size_t n = s->wanted - s->sent < ENGINE_PAYLOAD ? s->wanted - s->sent : ENGINE_PAYLOAD;
-	if (s->memory.count == 1)
-		payload = (const char *)s->memory.parts[0].iov_base + s->sent;
-	else
-		gather(&s->memory, s->sent, b, n);
-	if (!post(e, p, ENGINE_DATA, s->receive, s->sent, payload, n))
+	if (!post(e, p, ENGINE_DATA, s->receive, s->sent, memory_piece(&s->memory, s->sent, b, n), n))
 		return 0;
 	s->sent += n;
 	return 1;
@@ -193,6 +176,20 @@ static int push_going(struct engine *e, struct engine_peer *p)
 		list_remove(&r->link);
 		if (r->limit == 0)
 			end_receive(e, r);
+		else
+			p->coming++;
+	}
+	return 1;
+}
+
+static int push_ends(struct engine *e, struct engine_peer *p)
+{
+	while (!list_empty(&p->ends)) {
+		struct engine_end *end = list_of(p->ends.next, struct engine_end, link);
+		if (!post(e, p, ENGINE_END, end->receive, 0, NULL, 0))
+			return 0;
+		list_remove(&end->link);
+		free(end);
 	}
 	return 1;
 }
@@ -232,7 +229,7 @@ void engine_progress(struct engine *e)
 		struct engine_peer *p = list_of(l, struct engine_peer, link);
 		more = l != last;
 		l = l->next;
-		if (push_going(e, p) && push_heads(e, p) && push_data(e, p))
+		if (push_going(e, p) && push_ends(e, p) && push_heads(e, p) && push_data(e, p))
 			list_remove(&p->link);
 	}
 }
@@ -253,9 +250,27 @@ int engine_send_now(struct engine *e, struct engine_send *s)
 	return list_empty(&p->heads) && s->memory.length <= ENGINE_SHORT && p->credits > 0 && post_short(e, p, s);
 }
 
+int engine_awaits(const struct engine *e, int rank) 
+{
+	const struct engine_peer *p = &e->peers[rank];
+	return p->coming > 0 || p->longs > p->graves;
+}
+
 int engine_has_left(const struct engine *e, int rank) { return list_empty(&e->peers[rank].heads); }
 
 /* ---- Receiving ---- */
+
+/* pull copies the data of a long message to a receive, and reports whether it could. */
+static int pull(struct engine *e, struct engine_receive *r, const struct engine_head *h)
+{
+	struct place whole, from;
+	struct memory to;
+	if (!place_read(&whole, h->payload, h->size, h->length))
+		return 0;
+	memcpy(from.proof, whole.proof, sizeof from.proof);
+	return memory_range(&from.memory, &whole.memory, 0, r->limit) && memory_range(&to, &r->memory, 0, r->limit) &&
+	       e->calls->pull(e->io, r->source, &from, &to);
+}
 
 /* give gives a message to a receive. */
 static void give(struct engine *e, struct engine_receive *r, int source, const struct engine_head *h)
@@ -267,10 +282,10 @@ static void give(struct engine *e, struct engine_receive *r, int source, const s
 	r->has_data = h->has_data;
 	r->data = h->data;
 	r->length = h->length;
-	r->got = 0;
+	r->got = r->broken = 0;
 	if (!h->is_long) {
 		p->owed++;
-		scatter(&r->memory, 0, h->payload, fits);
+		memory_scatter(&r->memory, 0, h->payload, fits);
 		r->got = fits;
 		e->calls->received(e->io, r);
 		return;
@@ -283,6 +298,10 @@ static void give(struct engine *e, struct engine_receive *r, int source, const s
 	r->id = id;
 	r->send = h->send;
 	r->limit = fits;
+	if (fits > 0 && pull(e, r, h)) {
+		r->got = fits;
+		r->limit = 0;
+	}
 	list_add(&p->going, &r->link);
 	make_busy(e, p);
 }
@@ -290,7 +309,7 @@ static void give(struct engine *e, struct engine_receive *r, int source, const s
 void engine_accept(struct engine *e, struct engine_receive *r, struct engine_message *m)
 {
 	struct engine_head h = {.has_data = m->has_data, .is_long = m->is_long, .tag = m->came.tag, .data = m->data, .length = m->length, .send = m->send,
-				.payload = m->payload};
+				.payload = m->payload, .size = m->size};
 	r->sink = 0;
 	list_open(&r->want.link);
 	list_open(&r->link);
@@ -353,16 +372,15 @@ void engine_discard(struct engine *e, struct engine_message *m)
 /* keep keeps a message until a receive takes it. */
 static void keep(struct engine *e, int source, const struct engine_head *h)
 {
-	size_t n = h->is_long ? 0 : h->length;
-	struct engine_message *m = malloc(sizeof *m + n);
+	struct engine_message *m = malloc(sizeof *m + h->size);
 	if (!m) {
 		e->failed = 1;
 		return;
 	}
 	*m = (struct engine_message){.came = {.tag = h->tag, .source = source}, .has_data = h->has_data, .is_long = h->is_long, .data = h->data,
-				     .length = h->length, .send = h->send};
-	if (n)
-		memcpy(m->payload, h->payload, n);
+				     .length = h->length, .send = h->send, .size = h->size};
+	if (h->size)
+		memcpy(m->payload, h->payload, h->size);
 	match_keep(&e->matchers[h->tagged], &m->came);
 }
 
@@ -383,15 +401,22 @@ int engine_parse(struct engine_head *h, const uint64_t args[2], const char *payl
 		payload += sizeof h->data;
 		length -= sizeof h->data;
 	}
-	if (!h->is_long) {
-		h->payload = payload;
-		return h->length == length && length <= ENGINE_SHORT;
-	}
-	if (length != sizeof send)
+	if (h->is_long) {
+		struct place place;
+		if (length < sizeof send)
+			return 0;
+		memcpy(&send, payload, sizeof send);
+		payload += sizeof send;
+		length -= sizeof send;
+		if (send > UINT32_MAX || (length && !place_read(&place, payload, length, h->length)))
+			return 0;
+	} else if (h->length != length || length > ENGINE_SHORT) {
 		return 0;
-	memcpy(&send, payload, sizeof send);
+	}
 	h->send = send;
-	return send <= UINT32_MAX;
+	h->payload = payload;
+	h->size = length;
+	return 1;
 }
 
 static int take_head(struct engine *e, int source, const uint64_t args[2], const char *payload, size_t length)
@@ -413,14 +438,30 @@ static int take_head(struct engine *e, int source, const uint64_t args[2], const
 	return 1;
 }
 
+/* break_off has END sent to a receive of a rank. */
+static void break_off(struct engine *e, struct engine_peer *p, uint32_t receive)
+{
+	struct engine_end *end = malloc(sizeof *end);
+	if (!end) {
+		e->failed = 1;
+		return;
+	}
+	end->receive = receive;
+	list_add(&p->ends, &end->link);
+	make_busy(e, p);
+}
+
 /* take_dropped takes GO of a rank for a send that was dropped, and reports whether it was. */
-static int take_dropped(struct engine *e, int source, uint32_t number)
+static int take_dropped(struct engine *e, int source, uint32_t number, uint32_t receive, uint64_t wanted)
 {
 	if (number >= e->sends.size || e->sends.slots[number] != grave_of(source))
 		return 0;
 	table_remove(&e->sends, number);
 	e->peers[source].longs--;
+	e->peers[source].graves--;
 	make_busy(e, &e->peers[source]);
+	if (wanted > 0)
+		break_off(e, &e->peers[source], receive);
 	return 1;
 }
 
@@ -431,7 +472,7 @@ static int take_go(struct engine *e, int source, const uint64_t args[2], size_t 
 	uint64_t wanted = args[1] & ENGINE_LONGEST;
 	if (length || args[1] >> FLAGS_SHIFT)
 		return 0;
-	if (take_dropped(e, source, args[0]))
+	if (take_dropped(e, source, args[0], args[0] >> 32, wanted))
 		return 1;
 	if (!s || s->rank != source || s->started || !list_empty(&s->link) || wanted > s->memory.length)
 		return 0;
@@ -444,16 +485,35 @@ static int take_go(struct engine *e, int source, const uint64_t args[2], size_t 
 	return 1;
 }
 
+/* under_way returns the receive of a number that waits for data of a rank, or NULL. */
+static struct engine_receive *under_way(const struct engine *e, int source, uint64_t number)
+{
+	struct engine_receive *r = table_get(&e->receives, number);
+	return r && r->source == source && list_empty(&r->link) ? r : NULL;
+}
+
 static int take_data(struct engine *e, int source, const uint64_t args[2], const char *payload, size_t length)
 {
-	struct engine_receive *r = table_get(&e->receives, args[0]);
-	if (args[1] >> FLAGS_SHIFT || !r || r->source != source || !list_empty(&r->link) || (args[1] & ENGINE_LONGEST) != r->got || length == 0 ||
-	    length > r->limit - r->got)
+	struct engine_receive *r = under_way(e, source, args[0]);
+	if (args[1] >> FLAGS_SHIFT || !r || (args[1] & ENGINE_LONGEST) != r->got || length == 0 || length > r->limit - r->got)
 		return 0;
-	scatter(&r->memory, r->got, payload, length);
+	memory_scatter(&r->memory, r->got, payload, length);
 	r->got += length;
-	if (r->got == r->limit)
+	if (r->got == r->limit) {
+		e->peers[source].coming--;
 		end_receive(e, r);
+	}
+	return 1;
+}
+
+static int take_end(struct engine *e, int source, const uint64_t args[2], size_t length)
+{
+	struct engine_receive *r = under_way(e, source, args[0]);
+	if (args[1] & ~((uint64_t)0xff << CREDITS_SHIFT) || !r || length)
+		return 0;
+	r->broken = 1;
+	e->peers[source].coming--;
+	end_receive(e, r);
 	return 1;
 }
 
@@ -477,6 +537,8 @@ void engine_arrive(struct engine *e, int source, int kind, const uint64_t args[2
 		sense = take_head(e, source, args, payload, length);
 	else if (sense && kind == ENGINE_GO)
 		sense = take_go(e, source, args, length);
+	else if (sense && kind == ENGINE_END)
+		sense = take_end(e, source, args, length);
 	else if (sense)
 		sense = take_data(e, source, args, payload, length);
 	if (!sense)
@@ -499,6 +561,7 @@ int engine_open(struct engine *e, int size, const struct engine_io *calls, void 
 		list_open(&p->heads);
 		list_open(&p->data);
 		list_open(&p->going);
+		list_open(&p->ends);
 		p->credits = ENGINE_CREDITS;
 	}
 	return 0;
@@ -523,7 +586,7 @@ static void sink_for(struct engine *e, struct engine_receive *r)
 	e->receives.slots[r->id] = sink;
 }
 
-void engine_drop(struct engine *e)
+static void drop_sends(struct engine *e)
 {
 	for (int rank = 0; rank < e->size; rank++) {
 		struct engine_peer *p = &e->peers[rank];
@@ -540,21 +603,27 @@ void engine_drop(struct engine *e)
 		if (!s)
 			continue;
 		list_remove(&s->link);
-		if (s->started)
+		if (s->started) {
 			table_remove(&e->sends, i);
-		else
+			if (s->sent < s->wanted)
+				break_off(e, &e->peers[s->rank], s->receive);
+		} else {
 			e->sends.slots[i] = grave_of(s->rank);
+			e->peers[s->rank].graves++;
+		}
 		e->calls->sent(e->io, s);
 	}
+}
+
+static void drop_receives(struct engine *e)
+{
 	for (int tagged = 0; tagged < 2; tagged++) {
-		struct matcher *m = &e->matchers[tagged];
-		while (!list_empty(&m->posted)) {
-			struct engine_receive *r = list_of(m->posted.next, struct engine_receive, want.link);
+		struct link *posted = &e->matchers[tagged].posted;
+		while (!list_empty(posted)) {
+			struct engine_receive *r = list_of(posted->next, struct engine_receive, want.link);
 			list_remove(&r->want.link);
 			e->calls->received(e->io, r);
 		}
-		while (!list_empty(&m->unexpected) && !e->failed)
-			engine_discard(e, list_of(m->unexpected.next, struct engine_message, came.link));
 	}
 	for (uint32_t i = 0; i < e->receives.size; i++) {
 		struct engine_receive *r = table_get(&e->receives, i);
@@ -565,21 +634,40 @@ void engine_drop(struct engine *e)
 	}
 }
 
-void engine_close(struct engine *e)
+void engine_drop(struct engine *e)
 {
+	drop_sends(e);
+	drop_receives(e);
 	for (int tagged = 0; tagged < 2; tagged++) {
 		struct link *list = &e->matchers[tagged].unexpected;
-		while (!list_empty(list)) {
-			struct engine_message *m = list_of(list->next, struct engine_message, came.link);
-			list_remove(&m->came.link);
-			free(m);
+		while (!list_empty(list) && !e->failed)
+			engine_discard(e, list_of(list->next, struct engine_message, came.link));
+	}
+}
+
+int engine_is_idle(const struct engine *e)
+{
+	for (const struct link *l = e->busy.next; l != &e->busy; l = l->next) {
+		const struct engine_peer *p = list_of(l, struct engine_peer, link);
+		if (!list_empty(&p->going) || !list_empty(&p->ends))
+			return 0;
+	}
+	return 1;
+}
+
+void engine_close(struct engine *e)
+{
+	engine_drop(e);
+	for (int rank = 0; rank < e->size; rank++) {
+		struct link *ends = &e->peers[rank].ends;
+		while (!list_empty(ends)) {
+			struct link *l = ends->next;
+			list_remove(l);
+			free(list_of(l, struct engine_end, link));
 		}
 	}
-	for (uint32_t i = 0; i < e->receives.size; i++) {
-		struct engine_receive *r = table_get(&e->receives, i);
-		if (r && r->sink)
-			free(r);
-	}
+	for (uint32_t i = 0; i < e->receives.size; i++)
+		free(table_get(&e->receives, i)); /* a sink: there are no others */
 	free(e->peers);
 	free(e->sends.slots);
 	free(e->sends.unused);

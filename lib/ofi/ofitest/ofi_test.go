@@ -18,8 +18,13 @@ import (
 // build compiles a program of testdata. Memory that it reads or writes beyond what it has ends it.
 func build(t *testing.T, name string, more ...string) string {
 	t.Helper()
+	return compile(t, name, append([]string{"-fsanitize=address,undefined"}, more...)...)
+}
+
+func compile(t *testing.T, name string, more ...string) string {
+	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
-	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-I", "..",
+	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all", "-I", "..", "-I", "../../c",
 		"-o", program, filepath.Join("testdata", name+".c")}, more...)
 	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
@@ -143,12 +148,14 @@ func TestMatching(t *testing.T) {
 }
 
 // lower are limits that a simulation reaches all the time.
-var lower = []string{"-DENGINE_CREDITS=3", "-DENGINE_LONG=4"}
+var lower = []string{"-DENGINE_CREDITS=3", "-DENGINE_LONG=4", "-DRMA_SLOTS=3", "-DRMA_EVENTS=2"}
 
-// simulate runs the simulation of engines in some modes, built with some flags.
-func simulate(t *testing.T, flags []string, steps int, modes ...string) {
+const steps = 10000 // of a simulation
+
+// simulate runs a simulation of a state machine in some modes, built with some flags.
+func simulate(t *testing.T, name, machine string, flags []string, modes ...string) {
 	t.Helper()
-	program := build(t, "simulate", append(flags, "../engine.c")...)
+	program := build(t, name, append(flags, machine)...)
 	seed := check.Seed(t)
 	for i := range uint64(check.Rounds(4, 100)) {
 		for _, mode := range modes {
@@ -165,11 +172,49 @@ func simulate(t *testing.T, flags []string, steps int, modes ...string) {
 
 // Every message reaches the right receive, whole and once, whatever the order of messages, receives
 // and progress; what a rank keeps for others is bounded.
-func TestEngines(t *testing.T) { simulate(t, nil, 8000, "honest") }
+func TestEngines(t *testing.T) { simulate(t, "simulate", "../engine.c", nil, "honest") }
 
 // The same where ranks are at their limits, and messages leave as soon as they can. A rank that
 // drops its sends and receives, and goes on, sends no nonsense, and its memory is its own at once.
-func TestLimits(t *testing.T) { simulate(t, lower, 8000, "honest", "reopen") }
+// No receive waits for a message that it has dropped. A rank that sends bytes at random disturbs
+// neither the memory nor the messages of the others.
+func TestLimits(t *testing.T) {
+	simulate(t, "simulate", "../engine.c", lower, "honest", "reopen", "hostile")
+}
 
-// A rank that sends bytes at random disturbs neither the memory nor the messages of the others.
-func TestHostileRank(t *testing.T) { simulate(t, lower, 20000, "hostile") }
+// Every read and write of other ranks' memory takes effect once, and where it may, or is refused.
+func TestRemote(t *testing.T) { simulate(t, "simulate_rma", "../rma.c", nil, "honest") }
+
+// The same where ranks are at their limits. A rank that drops its operations, and goes on, sends no
+// nonsense, and owes the others nothing in the end. A rank that sends bytes at random changes no
+// memory but that which it may write.
+func TestRemoteLimits(t *testing.T) {
+	simulate(t, "simulate_rma", "../rma.c", lower, "honest", "reopen", "hostile")
+}
+
+// provider are the sources of the provider, but for the library, which programs play.
+var provider = []string{"../provider.c", "../endpoint.c", "../onesided.c", "../region.c", "../atomic.c", "../queue.c", "../vector.c", "../engine.c",
+	"../rma.c", "-lfabric"}
+
+// Several threads use one endpoint, under the thread sanitizer.
+func TestThreads(t *testing.T) {
+	program := compile(t, "threads", append([]string{"-fsanitize=thread"}, provider...)...)
+	cmd := exec.Command(program, "4", strconv.Itoa(check.Rounds(300, 20000)))
+	cmd.Dir = t.TempDir() // libraries of hardware leave files where a program crashes
+	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "threads: ok\n" {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// A rank copies data once from where another one says that they are, but neither from its own memory
+// nor from a process without the mark, nor what is not offered any more.
+func TestPlaces(t *testing.T) {
+	program := compile(t, "place", provider...)
+	cmd := exec.Command(program)
+	cmd.Dir = t.TempDir()
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "place: ok") {
+		t.Errorf("%v: %s", err, out)
+	}
+	t.Log(string(out))
+}

@@ -7,7 +7,7 @@
  *
  * With hostile, the last rank sends bytes at random, and changed copies of what the others have sent
  * it; then the others must come to no harm. With reopen, it ends what is under way again and again,
- * and goes on; then all that it sends must make sense. */
+ * and goes on; then all that it sends must make sense, and no receive waits for it for ever. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +29,8 @@
 static uint64_t state;
 static int hostile; /* the last rank does not keep to the reference */
 static int reopens; /* but is honest */
+static int pulled;   /* messages that were read where they are */
+static int broken;   /* receives whose sender has dropped the message in the middle */
 static int dropping; /* engines end what is under way */
 
 static uint64_t draw(void)
@@ -152,6 +154,47 @@ static struct message *waiting_for(const struct receive *r)
 	return NULL;
 }
 
+/* ---- Places ---- */
+
+static int offer(void *io, int rank, uint64_t proof[PLACE_PROOF])
+{
+	uint64_t from = (struct engine *)io - engines;
+	memcpy(proof, (uint64_t[]){from, 1, 2}, PLACE_PROOF * sizeof proof[0]);
+	return rank >= 0 && below(2);
+}
+
+/* is_there reports whether a place is the memory of a message that was not sent, or of its
+ * beginning: a hostile rank names any. */
+static int is_there(const struct place *p)
+{
+	for (int i = 0; i < message_count; i++) {
+		const struct message *m = messages[i];
+		size_t same = 0;
+		while (same < p->memory.count && same < m->send.memory.count &&
+		       p->memory.parts[same].iov_base == m->send.memory.parts[same].iov_base &&
+		       p->memory.parts[same].iov_len <= m->send.memory.parts[same].iov_len)
+			same++;
+		if (!m->sent && m->from == (int)p->proof[0] && same == p->memory.count)
+			return 1;
+	}
+	return 0;
+}
+
+static int pull(void *io, int rank, const struct place *from, const struct memory *to)
+{
+	struct memory rest;
+	(void)io;
+	CHECK(from->memory.length == to->length && (hostile || rank == (int)from->proof[0]));
+	if (below(3) == 0 || !is_there(from))
+		return 0;
+	for (size_t at = 0, i = 0; i < from->memory.count; at += from->memory.parts[i++].iov_len) {
+		CHECK(memory_range(&rest, to, at, from->memory.parts[i].iov_len));
+		memory_scatter(&rest, 0, from->memory.parts[i].iov_base, from->memory.parts[i].iov_len);
+	}
+	pulled++;
+	return 1;
+}
+
 static void on_sent(void *io, struct engine_send *s)
 {
 	struct message *m = list_of(s, struct message, send);
@@ -180,25 +223,27 @@ static void on_received(void *io, struct engine_receive *e)
 		return;
 	CHECK(!r->done);
 	r->done = 1;
+	broken += e->broken;
 	if (hostile && e->source == RANKS - 1)
 		return;
+	CHECK(!e->broken);
 	CHECK(m && e->source == m->from && e->tag == m->send.tag && e->has_data == m->send.has_data && (!e->has_data || e->data == m->send.data));
 	CHECK(e->length == m->length && e->got == (m->length < r->size ? m->length : r->size));
 	for (size_t i = 0; i < r->size; i++)
 		CHECK(r->bytes[i] == (i < e->got ? byte_of(m, i) : 0x55));
 }
 
-static const struct engine_io calls = {post, on_sent, on_received};
+static const struct engine_io calls = {post, offer, pull, on_sent, on_received};
 
 /* ---- Steps ---- */
 
 /* split makes parts of a buffer. */
-static void split(struct engine_memory *m, char *bytes, size_t length)
+static void split(struct memory *m, char *bytes, size_t length)
 {
 	m->length = length;
 	m->count = 0;
 	for (size_t at = 0; at < length;) {
-		size_t n = m->count == ENGINE_PARTS - 1 || below(2) ? length - at : 1 + (size_t)below(length - at);
+		size_t n = m->count == MEMORY_PARTS - 1 || below(2) ? length - at : 1 + (size_t)below(length - at);
 		m->parts[m->count++] = (struct iovec){bytes + at, n};
 		at += n;
 	}
@@ -445,7 +490,9 @@ static void drain(void)
 			struct message *m = messages[i];
 			left += !m->sent;
 		}
-		for (int a = 0; a < RANKS - hostile; a++) {
+		if (reopens && round % 16 == 0)
+			engine_drop(&engines[RANKS - 1]);
+		for (int a = 0; a < RANKS - (hostile && !reopens); a++) {
 			engine_progress(&engines[a]);
 			for (int b = 0; b < RANKS; b++) {
 				left += ways[a][b].count + ways[b][a].count;
@@ -467,7 +514,7 @@ static void drain(void)
 		}
 		if (!left)
 			return;
-		if (hostile) { /* it never answers what the others have sent it */
+		if (hostile && !reopens) { /* it never answers what the others have sent it */
 			int honest = 0;
 			for (int i = 0; i < message_count; i++)
 				honest += !messages[i]->sent && messages[i]->send.rank != RANKS - 1;
@@ -488,6 +535,9 @@ static void check_end(void)
 		CHECK(!receives[i]->expected || receives[i]->done);
 	for (int a = 0; a < RANKS && (!hostile || reopens); a++)
 		CHECK(engines[a].nonsense == 0 && !engines[a].failed);
+	for (int a = 0; a < RANKS && (!hostile || reopens); a++)
+		for (int b = 0; b < RANKS; b++)
+			CHECK(!engine_awaits(&engines[a], b));
 	if (hostile)
 		return;
 	for (int a = 0; a < RANKS; a++) {
@@ -523,9 +573,9 @@ int main(int argc, char **argv)
 	dropping = 1;
 	for (int i = 0; i < RANKS - (hostile && !reopens); i++) {
 		nonsense += engines[i].nonsense;
-		engine_drop(&engines[i]);
 		engine_close(&engines[i]);
 	}
-	printf("%d messages, %d receives done, %llu dropped\n", message_count, done, (unsigned long long)nonsense);
+	printf("%d messages, %d receives done, %d read in place, %d broken, %llu dropped\n", message_count, done, pulled, broken,
+	       (unsigned long long)nonsense);
 	return 0;
 }

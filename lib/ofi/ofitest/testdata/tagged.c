@@ -35,6 +35,7 @@
 
 #define LONGEST (3 << 20)
 #define MANY 300
+#define CROWD 6000
 
 static uint32_t self, size;
 static struct fid_domain *domain;
@@ -289,6 +290,29 @@ static void flood(void)
 	await(&sent);
 }
 
+/* behind receives a message behind more of them than were ever kept, which no receive wants before. */
+static void behind(void)
+{
+	static struct result sent[CROWD + 1], got[CROWD + 1];
+	static uint64_t values[CROWD + 1], came[CROWD + 1];
+	memset(sent, 0, sizeof sent);
+	memset(got, 0, sizeof got);
+	for (uint64_t i = 0; i <= CROWD; i++) {
+		values[i] = i;
+		DONE(fi_tsend(ep, &values[i], sizeof values[i], NULL, peer, i == CROWD ? 61 : 60, &sent[i]));
+	}
+	for (int i = CROWD; i >= 0; i--) { /* the last one first */
+		DONE(fi_trecv(ep, &came[i], sizeof came[i], NULL, peer, i == CROWD ? 61 : 60, 0, &got[i]));
+		if (i == CROWD)
+			await(&got[i]);
+	}
+	for (int i = 0; i <= CROWD; i++) {
+		await(&got[i]);
+		await(&sent[i]);
+		CHECK(came[i] == (i == CROWD ? (uint64_t)CROWD : (uint64_t)(CROWD - 1 - i)));
+	}
+}
+
 /* child_fails checks that a forked child gets errors. */
 static void child_fails(void)
 {
@@ -353,6 +377,7 @@ int main(int argc, char **argv)
 		parts();
 		probes();
 		flood();
+		behind();
 	}
 	child_fails();
 	own();
