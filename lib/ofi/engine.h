@@ -118,7 +118,7 @@ struct engine_peer {
 	struct link ends;  /* engine_end: dropped messages whose END was not sent */
 	int credits;	   /* messages that may be sent to it in their heads */
 	int longs;	   /* long messages to it without GO */
-	int graves;	   /* those of them that were dropped */
+	int graves;	   /* how many of these were dropped */
 	int owed;	   /* credits that it gets */
 	int kept;	   /* messages of it whose credit it does not have */
 	int kept_longs;	   /* long messages of it to which no GO was sent */

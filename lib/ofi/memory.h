@@ -15,8 +15,8 @@ struct memory {
 };
 
 /* A place is memory of another process of this node, which may be read in one copy, without its
- * help. The proof says which process, and that this still offers the place; the state machines pass it
- * on and do not look at it. */
+ * help. The proof says which process, and that this still offers the place; the state machines pass
+ * it on and do not look at it. */
 #define PLACE_PROOF 3 /* words */
 #define PLACE_MOST (PLACE_PROOF + 2 * MEMORY_PARTS)
 

@@ -76,9 +76,9 @@ static int post_rma(void *io, int rank, int kind, const uint64_t args[2], const 
 /* YAMA is where Linux says whether processes may read others that they have not started. */
 #define YAMA "/proc/sys/kernel/yama/ptrace_scope"
 
-/* are_apart reports whether Linux keeps the ranks of a node from reading each other, does not have the
- * call, or a filter forbids it. Then this one does not try: it might read for another rank what that one
- * may not. */
+/* are_apart reports whether Linux keeps the ranks of a node from reading each other, does not have
+ * the call, or a filter forbids it. Then this one does not try: it might read for another rank what
+ * that one may not. */
 static int are_apart(void)
 {
 	char scope = '0';
@@ -98,8 +98,8 @@ static int are_apart(void)
 static int is_own(uint64_t number) { return syscall(SYS_tgkill, getpid(), (int)number, 0) == 0; }
 
 /* offer proves to the ranks of this node which process this is: its number, and a word that is
- * somewhere in its memory. Another process of that number does not have the word there, nor has this
- * one after port_withdraw. */
+ * somewhere in its memory. Another process of that number does not have the word there, nor has
+ * this one after port_withdraw. */
 static int offer(void *io, int rank, uint64_t proof[PLACE_PROOF])
 {
 	(void)io;

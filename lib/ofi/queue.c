@@ -109,6 +109,8 @@ static int queue_close(struct fid *fid)
 		list_remove(&op->link);
 		op_free(op);
 	}
+	if (!users)
+		port_progress(); /* answers leave that were held back for the entries */
 	unlock();
 	if (users)
 		return -FI_EBUSY;

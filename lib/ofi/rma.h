@@ -20,9 +20,9 @@
  * little for each other rank, and no data. A write with a data word makes an event at its target.
  * While the application has not taken RMA_EVENTS of a rank, answers to more are held back.
  *
- * Every address is looked up and checked when its data are copied or their place is named, and places
- * in memory that is closed are withdrawn. So memory may be closed at any time. Messages from other ranks may be anything. One that makes no sense is counted and
- * dropped. */
+ * Every address is looked up and checked when its data are copied or their place is named, and
+ * places in memory that is closed are withdrawn. So memory may be closed at any time. Messages from
+ * other ranks may be anything. One that makes no sense is counted and dropped. */
 #ifndef MARGAY_OFI_RMA_H
 #define MARGAY_OFI_RMA_H
 
@@ -119,8 +119,8 @@ void rma_arrive(struct rma *m, int source, int kind, const uint64_t args[2], con
 void rma_progress(struct rma *m);
 
 /* rma_drop ends all operations of the application, calling done, with RMA_DROPPED. Other ranks may
- * carry out those that were sent. Their requests are answered as before. rma_is_idle reports whether
- * all has been sent that other ranks wait for. */
+ * carry out those that were sent. Their requests are answered as before. rma_is_idle reports
+ * whether all has been sent that other ranks wait for. */
 void rma_drop(struct rma *m);
 int rma_is_idle(const struct rma *m);
 

@@ -77,7 +77,7 @@ func TestLibfabricRMA(t *testing.T) {
 		}
 	}
 	for _, provider := range []string{"shm", "tcp;ofi_rxm"} {
-		if out, err := exec.Command(program, provider, "3").CombinedOutput(); err != nil || string(out) != "rma: ok\n" {
+		if out, err := exec.Command("timeout", "60", program, provider, "3").CombinedOutput(); err != nil || string(out) != "rma: ok\n" {
 			t.Errorf("%s: %v: %s", provider, err, out)
 		}
 	}

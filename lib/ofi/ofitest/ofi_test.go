@@ -206,8 +206,8 @@ func TestThreads(t *testing.T) {
 	}
 }
 
-// A rank copies data once from where another one says that they are, but neither from its own memory
-// nor from a process without the mark, nor what is not offered any more.
+// A rank copies data once from where another one says that they are, but neither from its own
+// memory nor from a process without the mark, nor from a place that was withdrawn.
 func TestPlaces(t *testing.T) {
 	program := compile(t, "place", provider...)
 	cmd := exec.Command(program)

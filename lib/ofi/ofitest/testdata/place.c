@@ -91,20 +91,36 @@ static void close_window(void)
  * message. */
 static void close_endpoint(void)
 {
-	struct message m = {.handler = RMA_HANDLERS + RMA_REQUEST, .args = {0, 8}, .length = sizeof(uint64_t)}; /* it reads 8 bytes */
-	struct fi_cq_tagged_entry entry;
+	struct message m = {.handler = RMA_HANDLERS + RMA_REQUEST, .args = {0, (uint64_t)1 << 48 | 8}, .length = sizeof(uint64_t)}; /* it reads 8 bytes */
 	uint64_t key = KEY, words[6];
 	CHECK(fi_tsend(ep, buffer, LENGTH, NULL, 1, 4, NULL) == 0 && last.handler == HANDLERS + ENGINE_HEAD && last.length == sizeof words);
 	memcpy(words, last.payload, sizeof words);
 	CHECK(words[1] == (uint64_t)getpid() && *(uint64_t *)(uintptr_t)words[2] == words[3]);
 	for (time_t end = time(NULL) + 20; !posts[RMA_HANDLERS + RMA_PROBE];)
-		CHECK(fi_cq_read(cq, &entry, 1) == -FI_EAGAIN && time(NULL) < end);
+		CHECK(fi_cq_read(cq, NULL, 0) == -FI_EAGAIN && time(NULL) < end);
 	memcpy(m.payload, &key, sizeof key);
 	play(1, &m);
 	refusals = 3;
 	CHECK(fi_close(&ep->fid) == 0);
 	CHECK(last.handler == RMA_HANDLERS + RMA_RESULT && last.length == 8);
 	CHECK(*(uint64_t *)(uintptr_t)words[2] != words[3]);
+}
+
+/* close_queue closes it full of words that rank 1 has written, which waits for its last answer. */
+static void close_queue(void)
+{
+	struct message m = {.handler = RMA_HANDLERS + RMA_REQUEST, .args = {0, (uint64_t)3 << 56 | 8}, .length = 3 * sizeof(uint64_t)};
+	uint64_t words[] = {KEY, 1, 2};
+	int before = posts[RMA_HANDLERS + RMA_ANSWER];
+	memcpy(m.payload, words, sizeof words);
+	for (int i = 0; i <= RMA_EVENTS; i++) {
+		play(1, &m);
+		CHECK(fi_cq_read(cq, NULL, 0) == -FI_EAGAIN);
+	}
+	CHECK(posts[RMA_HANDLERS + RMA_ANSWER] == before + RMA_EVENTS);
+	close_endpoint();
+	before = posts[RMA_HANDLERS + RMA_ANSWER];
+	CHECK(fi_close(&cq->fid) == 0 && posts[RMA_HANDLERS + RMA_ANSWER] == before + 1);
 }
 
 int main(void)
@@ -132,7 +148,7 @@ int main(void)
 		copies_once();
 		close_window();
 		open_window();
-		close_endpoint();
+		close_queue();
 	}
 	puts(copied ? "place: ok" : "place: ok, apart");
 	return 0;
