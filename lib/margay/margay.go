@@ -412,6 +412,7 @@ func (j *Job) dispatch(r *wire.Record) (whole bool) {
 		whole, err = j.assemble(r)
 	case wire.HandlerCommit:
 		err = j.committed(r)
+	case wire.HandlerStopped:
 	default:
 		j.run(r)
 	}
