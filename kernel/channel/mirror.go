@@ -54,6 +54,10 @@ type far struct {
 	position uint64 // in the rank's send ring, behind its last message to the other that passed the node kernels
 	number   uint64 // of that message among those to its node; 0: it is settled
 
+	sealed   bool   // Config.Seals has admitted it
+	sealedAt uint64 // the position that had arrived then, if advances is set
+	advances bool   // no further bytes have arrived since
+
 	care
 }
 
@@ -105,7 +109,11 @@ func (t *Table) Met(local int, rank id.Rank, peer Meeting) error {
 		return nil
 	}
 	f.Peer, f.Place = peer, t.made
-	if err := t.keepFar(f); err != nil {
+	err := t.seal(f)
+	if err == nil {
+		err = t.keepFar(f)
+	}
+	if err != nil {
 		f.Place = -1
 		return err
 	}
@@ -230,6 +238,10 @@ func (t *Table) adoptFars(items map[string]*keep.Item) (map[int]*far, error) {
 			if f.Place >= 0 {
 				placed[f.Place] = f
 			}
+			if err := t.seal(f); err != nil {
+				t.config.Log("%v", err)
+				f.in.Seal().Store(0) // nothing changes the keys
+			}
 		}
 	}
 	return placed, nil
@@ -316,6 +328,54 @@ func (t *Table) Far(incomplete bool) (pairs []Pair) {
 	return pairs
 }
 
+// Seal has all mirrored channels judged on the interface, those that are made from now on, too, or
+// with on false no further ones. After an error some are.
+func (t *Table) Seal(on bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sealing = on
+	if !on {
+		return nil
+	}
+	for _, f := range t.fars {
+		if err := t.seal(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// seal has a far with both ends known judged if it must be. A seal stays: what was stopped must not
+// arrive when it is sent again. The caller holds the lock.
+func (t *Table) seal(f *far) error {
+	has := f.in.Seal().Load()
+	if t.config.Seals == nil || f.Place < 0 || f.sealed || !t.sealing && has == 0 {
+		return nil
+	}
+	arrived := f.in.Arrived().Load() &^ 7
+	seal, err := t.config.Seals.Admit(f.peering(t), has, arrived)
+	if err != nil {
+		return err
+	}
+	f.in.Seal().Store(seal)
+	f.sealed, f.advances, f.sealedAt = true, true, arrived
+	return nil
+}
+
+// advance reports to Config.Seals what a rank has received that was not judged: all until it could
+// see the seal, and at most one datagram more, whose key it had compared before. The first change
+// of its position after the seal is that datagram or a judged one. The caller holds the lock.
+func (f *far) advance(t *Table) {
+	arrived := f.in.Arrived().Load() &^ 7
+	if !f.advances || arrived == f.sealedAt {
+		return
+	}
+	f.advances = false
+	if err := t.config.Seals.Advance(f.peering(t), arrived); err != nil {
+		t.config.Log("%v", err)
+	}
+}
+
 // Peering is mirrored channels with both ends known.
 type Peering struct {
 	Pair
@@ -330,10 +390,14 @@ func (t *Table) Peerings() (all []Peering) {
 	defer t.mu.Unlock()
 	for _, f := range t.fars {
 		if f.Place >= 0 {
-			all = append(all, Peering{Pair{f.Local, f.Rank}, f.Own, f.Peer, f.to(t), f.in.Journal()})
+			all = append(all, f.peering(t))
 		}
 	}
 	return all
+}
+
+func (f *far) peering(t *Table) Peering {
+	return Peering{Pair{f.Local, f.Rank}, f.Own, f.Peer, f.to(t), f.in.Journal()}
 }
 
 // Pair names a local rank, by its index, and a rank of another node.
