@@ -133,9 +133,9 @@ func (m *member) adopt(turns sync.Locker, kept *keep.Item) error {
 	return m.cover(turns, true)
 }
 
-// cover puts the maps in Linux in the place of the extension's memory, and makes its runs take turns
-// with the program. full: the maps have its data. A program that Linux has accepted, which lacks
-// this service, calls no other extension.
+// cover puts the maps in Linux in the place of the extension's memory, and makes its runs take
+// turns with the program. full: the maps have its data. Linux, which lacks this service, has
+// accepted it, so it calls no other extension.
 func (m *member) cover(turns sync.Locker, full bool) error {
 	m.Guard(turns)
 	err := m.Alone(func() error {
