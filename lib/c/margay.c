@@ -92,7 +92,7 @@ static struct {
 	int stalled; /* a message waits for others that have not arrived */
 	int handled; /* records since a call that waits has looked for datagrams */
 	struct assembler assembler;
-	unsigned parts;   /* of long messages that have come, but for the last part of each */
+	unsigned parts;   /* of long messages that have come, but for the last part of each, and stopped messages */
 	const struct long_message *sending; /* NULL: there is none */
 	unsigned mirrored; /* messages handled of mirrored channels */
 	int in_vain; /* calls of margay_poll since one has handled a message */
@@ -1206,6 +1206,7 @@ static int take_piece(const struct margay_am *message)
 static int take_stopped(const struct margay_am *message)
 {
 	(void)message;
+	self.parts++;
 	return 0;
 }
 
