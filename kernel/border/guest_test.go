@@ -539,12 +539,15 @@ func newSender() *sender {
 	return &sender{Rand: rand.New(rand.NewPCG(1, 1)), steady: true, pair: Pair{Number: 1, Key: 2, Port: 3, From: netip.MustParseAddrPort("10.0.0.9:4"), Job: 5, Node: 6}}
 }
 
-// admit admits the sender's pair, and returns the seal.
+// admit admits the sender's pair with a seal, 0 for a new one, and returns the seal.
 func (r *rig) admit(s *sender, seal uint64) uint64 {
 	r.t.Helper()
-	seal, err := r.Admit(s.pair, seal, 0)
-	if err != nil || seal == 0 {
-		r.t.Fatal(seal, err)
+	if seal == 0 {
+		seal = s.Uint64() | 1
+	}
+	ok, err := r.Admit(s.pair, seal, 0)
+	if err != nil || !ok {
+		r.t.Fatal(ok, err)
 	}
 	return seal
 }

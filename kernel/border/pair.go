@@ -1,7 +1,6 @@
 package border
 
 import (
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -45,38 +44,32 @@ func (p *Pair) peer(seal, judged uint64) *peer {
 	return o
 }
 
-// Admit makes the program judge the datagrams to an end from now on, and returns the seal of the
-// pair. The end has the messages before a position of the ring. seal is not 0 if the pair has one:
-// if the program knows it, it goes on. There must be a program, with extensions or without.
-func (b *Border) Admit(p Pair, seal, position uint64) (uint64, error) {
+// Admit makes the program judge the datagrams to an end from now on, whose channel has a seal, and
+// reports whether it does: it does not if there is no program. The end has the messages before a
+// position of the ring. If the program knows the pair with this seal, it goes on.
+func (b *Border) Admit(p Pair, seal, position uint64) (bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	seal, err := b.admit(&p, seal, position)
-	if err != nil {
-		return 0, fmt.Errorf("judge messages from rank %d to rank %d on the interface: %w", p.Source, p.Target, err)
+	if b.link == nil {
+		return false, nil
+	}
+	if err := b.admit(&p, seal, position); err != nil {
+		return false, fmt.Errorf("judge messages from rank %d to rank %d on the interface: %w", p.Source, p.Target, err)
 	}
 	b.pairs++
-	return seal, nil
+	return true, nil
 }
 
-func (b *Border) admit(p *Pair, seal, position uint64) (uint64, error) {
-	if b.link == nil {
-		return 0, errors.New("there is no program")
+func (b *Border) admit(p *Pair, seal, position uint64) error {
+	peers, is := b.maps[mapPeers], new(peer)
+	err := peers.Lookup(p.end(), is)
+	switch {
+	case err == nil && is.Key == p.Key && is.Seal == seal:
+		return b.advance(p, position)
+	case err == nil || errors.Is(err, ebpf.ErrKeyNotExist): // or of a job that ended without a node kernel
+		return peers.Update(p.end(), p.peer(seal, position), ebpf.UpdateAny)
 	}
-	peers := b.maps[mapPeers]
-	if seal != 0 {
-		err := peers.Update(p.end(), p.peer(seal, position), ebpf.UpdateNoExist)
-		if errors.Is(err, ebpf.ErrKeyExist) {
-			err = b.advance(p, position)
-		}
-		return seal, err
-	}
-	for seal == 0 {
-		var random [8]byte
-		rand.Read(random[:]) // it never fails
-		seal = binary.LittleEndian.Uint64(random[:])
-	}
-	return seal, peers.Update(p.end(), p.peer(seal, position), ebpf.UpdateAny)
+	return err
 }
 
 // Advance notes that the end of an admitted pair has the messages before a position of the ring:

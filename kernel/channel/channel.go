@@ -56,10 +56,10 @@ type Config struct {
 // Seals has mirrored channels judged on the interface of the node. Its methods are called with the
 // lock of the table.
 type Seals interface {
-	// Admit begins to judge the datagrams for this end and returns the seal of the channel from the
-	// other end (wire.Channel.Seal). seal is the one that it has, 0 for none. The end has the data
-	// before a position.
-	Admit(p Peering, seal, position uint64) (uint64, error)
+	// Admit begins to judge the datagrams for this end, and reports whether it does: it does not
+	// where there is no program. seal is that of the channel from the other end
+	// (wire.Channel.Seal). The end has the data before a position.
+	Admit(p Peering, seal, position uint64) (bool, error)
 	// Advance notes that the end has the data before a position, though they were not judged.
 	Advance(p Peering, position uint64) error
 	// Leave ends Admit.

@@ -134,9 +134,7 @@ func (t *Table) makeFar(local int, rank id.Rank) (*far, error) {
 	}
 	f := &far{farWords: farWords{Local: local, Rank: rank, Place: -1}}
 	f.Own = Meeting{Number: s.ends, Port: s.port}
-	var key [8]byte
-	rand.Read(key[:]) // it never fails
-	f.Own.Key = binary.LittleEndian.Uint64(key[:])
+	f.Own.Key = secret()
 	if f.memory, err = memory.Create("channel", wire.MirrorSize); err != nil {
 		return nil, err
 	}
@@ -154,6 +152,17 @@ func (t *Table) makeFar(local int, rank id.Rank) (*far, error) {
 		t.share(local, s)
 	}
 	return f, nil
+}
+
+// secret returns a random number that is not 0.
+func secret() uint64 {
+	for {
+		var b [8]byte
+		rand.Read(b[:]) // it never fails
+		if n := binary.LittleEndian.Uint64(b[:]); n != 0 {
+			return n
+		}
+	}
 }
 
 // share keeps a local rank from connecting its socket to the rank at the other end of its first
@@ -240,7 +249,6 @@ func (t *Table) adoptFars(items map[string]*keep.Item) (map[int]*far, error) {
 			}
 			if err := t.seal(f); err != nil {
 				t.config.Log("%v", err)
-				f.in.Seal().Store(0) // nothing changes the keys
 			}
 		}
 	}
@@ -348,23 +356,27 @@ func (t *Table) Seal(on bool) error {
 // seal has a far with both ends known judged if it must be. A seal stays: what was stopped must not
 // arrive when it is sent again. The caller holds the lock.
 func (t *Table) seal(f *far) error {
-	has := f.in.Seal().Load()
-	if t.config.Seals == nil || f.Place < 0 || f.sealed || !t.sealing && has == 0 {
+	seal := f.in.Seal().Load()
+	if t.config.Seals == nil || f.Place < 0 || f.sealed || !t.sealing && seal == 0 {
 		return nil
 	}
+	if seal == 0 {
+		seal = secret()
+		f.in.Seal().Store(seal) // first: if this node kernel is killed, the next one admits it
+	}
 	arrived := f.in.Arrived().Load() &^ 7
-	seal, err := t.config.Seals.Admit(f.peering(t), has, arrived)
-	if err != nil {
+	var err error
+	if f.sealed, err = t.config.Seals.Admit(f.peering(t), seal, arrived); !f.sealed {
+		f.in.Seal().Store(0) // nothing changes the keys
 		return err
 	}
-	f.in.Seal().Store(seal)
-	f.sealed, f.advances, f.sealedAt = true, true, arrived
+	f.advances, f.sealedAt = true, arrived
 	return nil
 }
 
-// advance reports to Config.Seals what a rank has received that was not judged: all until it could
-// see the seal, and at most one datagram more, whose key it had compared before. The first change
-// of its position after the seal is that datagram or a judged one. The caller holds the lock.
+// advance reports to Config.Seals what a rank has received that was not judged after it could see
+// the seal: at most one datagram, whose key it had compared before. The first change of its
+// position is that datagram or a judged one. The caller holds the lock.
 func (f *far) advance(t *Table) {
 	arrived := f.in.Arrived().Load() &^ 7
 	if !f.advances || arrived == f.sealedAt {

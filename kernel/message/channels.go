@@ -105,7 +105,7 @@ func (j *Job) judged() bool {
 type seals struct{ *Job }
 
 // Admit implements channel.Seals.
-func (s seals) Admit(p channel.Peering, seal, position uint64) (uint64, error) {
+func (s seals) Admit(p channel.Peering, seal, position uint64) (bool, error) {
 	return s.engine.config.Border.Admit(s.pair(p), seal, position)
 }
 

@@ -74,7 +74,7 @@ type Config struct {
 // Border is a border.Border, as far as the messages of jobs need it.
 type Border interface {
 	Judges() bool
-	Admit(p border.Pair, seal, position uint64) (uint64, error)
+	Admit(p border.Pair, seal, position uint64) (bool, error)
 	Advance(p border.Pair, position uint64) error
 	Leave(p border.Pair)
 }

@@ -216,12 +216,12 @@ type sham struct {
 
 func (s *sham) Judges() bool { return s.judges.Load() }
 
-func (s *sham) Admit(p border.Pair, _, _ uint64) (uint64, error) {
+func (s *sham) Admit(p border.Pair, _, _ uint64) (bool, error) {
 	if p.Job != 7 || p.From.Addr() != netip.AddrFrom4([4]byte{127, 0, 0, 1}) || p.Source == p.Target || p.Node != id.Node(p.Source) || s.broken.Load() {
-		return 0, fmt.Errorf("pair %+v", p)
+		return false, fmt.Errorf("pair %+v", p)
 	}
 	s.pairs.Add(1)
-	return 1, nil
+	return true, nil
 }
 
 func (*sham) Advance(border.Pair, uint64) error { return nil }
