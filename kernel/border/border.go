@@ -128,6 +128,7 @@ func (b *Border) Adopt(item *keep.Item) error {
 	}
 	defer item.CloseFiles()
 	if err := b.adopt(item); err != nil {
+		b.drop(keptBorder) // so that another one can be attached
 		return fmt.Errorf("adopt %s: %w", item.Name, err)
 	}
 	return nil
@@ -235,6 +236,7 @@ func (b *Border) Start() {
 		b.watch()
 	}
 	b.mu.Unlock()
+	b.poke() // nothing may need the program that was adopted
 	b.ended.Go(func() {
 		for {
 			select {

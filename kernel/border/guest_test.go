@@ -123,6 +123,26 @@ func (r *rig) open() {
 // patience is for Linux, whose verifier takes seconds on an emulated processor.
 const patience = 2 * time.Minute
 
+// reopen makes a border and a manager, as a new node kernel does that finds these items.
+func (r *rig) reopen(names ...string) {
+	r.t.Helper()
+	items := r.kept.items
+	r.kept.items = make(map[string]keep.Item)
+	r.open()
+	for _, name := range names {
+		item, ok := items[name]
+		if !ok {
+			r.t.Fatalf("%s is not kept", name)
+		}
+		if err := r.kept.Keep(item); err != nil {
+			r.t.Fatal(err)
+		}
+		if err := r.Adopt(&item); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
 // judging waits until the program judges messages.
 func (r *rig) judging() {
 	r.t.Helper()
@@ -585,22 +605,8 @@ func TestTurns(t *testing.T) {
 		}
 	}
 	r.Lock() // and it is killed
-	items := r.kept.items
-	r.kept.items = make(map[string]keep.Item)
 	old, oldManager, number := r.Border, r.manager, r.number
-	r.open()
-	for _, name := range []string{keptBorder, memberItem(x.Handle())} {
-		item, ok := items[name]
-		if !ok {
-			t.Fatalf("%s is not kept", name)
-		}
-		if err := r.kept.Keep(item); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.Adopt(&item); err != nil {
-			t.Fatal(err)
-		}
-	}
+	r.reopen(keptBorder, memberItem(x.Handle()))
 	if again := r.admit(s, seal); again != seal {
 		t.Fatal(again)
 	}
@@ -614,6 +620,28 @@ func TestTurns(t *testing.T) {
 		t.Errorf("%d and %d messages are counted in the end", messages(y), messages(x))
 	}
 	old.Unlock()
+	if err := errors.Join(oldManager.Machine().Close(), old.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A node kernel detaches the program of an earlier one that nothing needs any more.
+func TestLeftOver(t *testing.T) {
+	r := newRig(t)
+	x := r.insert(extension.Request{Object: firewall.Object})
+	r.judging()
+	old, oldManager := r.Border, r.manager
+	r.reopen(keptBorder, memberItem(x.Handle()))
+	r.Start()
+	check.Await(t, "end of the program", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.link == nil
+	})
+	if r.kept.mu.Lock(); len(r.kept.items) > 0 {
+		t.Errorf("kept: %v", r.kept.items)
+	}
+	r.kept.mu.Unlock()
 	if err := errors.Join(oldManager.Machine().Close(), old.Close()); err != nil {
 		t.Error(err)
 	}
