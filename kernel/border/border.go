@@ -28,8 +28,8 @@
 // The maps of an extension are made by Linux, and mapped in the place of the memory that the
 // extension has in this process, so that runs here and there work on the same bytes. They exclude
 // each other by a word that both sides change atomically: the node kernel's runs hold the Border
-// as a lock (extension.Extension.Guard). A frame that comes while that is held is not judged, and
-// so is lost, and sent again.
+// as a lock (extension.Extension.Guard). A frame that comes while that is held is not judged,
+// unless it is given back within some microseconds, and so is lost, and sent again.
 //
 // PID 1 keeps the program's link, the table of pairs and the maps, so that the program goes on
 // while the node kernel is restarted.

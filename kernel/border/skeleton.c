@@ -62,6 +62,7 @@ static long (*const store)(struct xdp_md *frame, __u32 offset, const void *from,
 #define MOST_RECORDS (MOST_DATA / RECORD + 1)
 #define NOWHERE (~7ull) /* a position that no rank takes */
 #define FAULTS 16	/* after so many an extension is not asked any more */
+#define TRIES 256	/* to have the extensions, some microseconds */
 #define SLOW_TIME 500000
 #define SLOW_COST 4
 
@@ -125,7 +126,7 @@ struct peer {
 struct common {
 	__u32 busy; /* extensions run: 1 here, 2 in the node kernel */
 	__u32 unused;
-	__u64 met;     /* frames that came while they ran in the node kernel */
+	__u64 met;     /* frames that were not judged because they ran */
 	__u64 refused; /* frames of a peer that made no sense */
 	__u64 judged;  /* frames that were judged */
 };
@@ -410,6 +411,16 @@ static inline_always void seal_up(struct walk *w, struct headers *h, struct mirr
 	store(w->frame, CHECKSUM, &checksum, sizeof checksum);
 }
 
+/* take reports whether the extensions are this frame's, until it gives them back. It waits a moment
+ * for a frame on another core. */
+static noinline int take(struct common *s)
+{
+	for (int i = 0; i < TRIES; i++)
+		if (!__sync_val_compare_and_swap(&s->busy, 0, 1))
+			return 1;
+	return 0;
+}
+
 SEC("xdp.frags") int border(struct xdp_md *frame)
 {
 	struct headers h = {};
@@ -433,7 +444,7 @@ SEC("xdp.frags") int border(struct xdp_md *frame)
 	s = map_lookup(&states, &first);
 	if (!s)
 		return XDP_PASS;
-	if (__sync_val_compare_and_swap(&s->busy, 0, 1)) {
+	if (!take(s)) {
 		__sync_fetch_and_add(&s->met, 1);
 		return XDP_PASS;
 	}

@@ -45,7 +45,7 @@ type common struct {
 	Judged  uint64
 }
 
-// Values of common.Busy. The program takes it by one compare-and-swap, and does without if it is
+// Values of common.Busy. The program tries some times to take it, and does without if it is
 // taken; the node kernel tries until it has it.
 const (
 	free     = 0

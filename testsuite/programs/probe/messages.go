@@ -163,7 +163,7 @@ func sift(args []string) error {
 		if err := job.Send(ctx, (job.Rank()+1)%job.Size(), 1+int(i%3), [2]uint64{i}, payload[:sifted(i)]); err != nil {
 			return err
 		}
-		for range 3 {
+		for range 10 {
 			if i != n/6 { // the rest takes the channels that the node kernels make then
 				break
 			}
