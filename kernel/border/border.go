@@ -250,7 +250,8 @@ func (b *Border) Start() {
 	})
 }
 
-// watch starts the goroutine that reports, if there is none. The caller holds the lock.
+// watch starts the goroutine that reports while there are extensions, if there is none. The caller
+// holds the lock.
 func (b *Border) watch() {
 	if b.watched {
 		return
@@ -266,6 +267,13 @@ func (b *Border) watch() {
 			case <-tick.C:
 			}
 			b.Report()
+			b.mu.Lock()
+			b.watched = len(b.members) > 0
+			over := !b.watched
+			b.mu.Unlock()
+			if over {
+				return
+			}
 		}
 	})
 }
