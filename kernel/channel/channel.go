@@ -57,8 +57,8 @@ type Config struct {
 // lock of the table.
 type Seals interface {
 	// Admit begins to judge the datagrams for this end, and reports whether it does: it does not
-	// where there is no program. seal is that of the channel from the other end
-	// (wire.Channel.Seal). The end has the data before a position.
+	// where there is no program. The channel from the other end has the seal (wire.Channel.Seal),
+	// and the data before a position.
 	Admit(p Peering, seal, position uint64) (bool, error)
 	// Advance notes that the end has the data before a position, though they were not judged.
 	Advance(p Peering, position uint64) error

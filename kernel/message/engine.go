@@ -35,7 +35,7 @@
 // machines of the job, Flow and Barrier, and is held for no call that waits. Frames without
 // messages are sent with no lock but Job.sending and receiver.mu held: sending them never waits.
 // Engine.mu guards the table of jobs and the transport. It is taken last, and held for no other,
-// like the locks of package channel.
+// like the locks of package channel, under which package border alone takes its own.
 package message
 
 import (
