@@ -94,6 +94,7 @@ generate: ## make the generated files anew: the control protocol, handlers of an
 	go run ./tools/features >docs/features.md
 	$(MAKE) -C ext
 	$(MAKE) -C kernel/sched/schedext
+	$(MAKE) -C kernel/border
 	$(MAKE) -C nimble/object/testdata
 	$(MAKE) -C kernel/sched/schedtest/testdata
 

@@ -30,6 +30,7 @@ import (
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
+	"margay/kernel/border"
 	"margay/kernel/cgroup"
 	"margay/kernel/content"
 	"margay/kernel/extension"
@@ -115,6 +116,7 @@ type Node struct {
 
 	messages   *message.Engine
 	extensions *extension.Manager
+	border     *border.Border // nil: this node runs no extensions on its interface
 	recorder   *record.Recorder
 	contents   atomic.Pointer[content.Store] // nil before Adopt, and when none could be made
 	refused    *gate.Log                     // of contents that are not kept
@@ -176,11 +178,17 @@ func New(c Config) (*Node, error) {
 	n.extensions.Watch(slot.Sched, n.reschedule)
 	n.extensions.Machine().KeepWith(pid1Keeper{c.Link})
 	timer.New(c.Boot.Node, n.extensions, c.Log)
-	n.messages = message.NewEngine(message.Config{Self: c.Boot.Node, Log: c.Log, Fault: c.Sink.Fault, Recorder: n.recorder})
-	n.recorder.Watch(func(bool) { n.messages.Repath() })
-	for _, name := range []slot.Name{slot.Message, slot.Packet} {
-		n.extensions.Watch(name, func(id.Job) { n.messages.Repath() })
+	messages := message.Config{Self: c.Boot.Node, Log: c.Log, Fault: c.Sink.Fault, Recorder: n.recorder}
+	if n.border = n.newBorder(); n.border != nil {
+		messages.Border = n.border
 	}
+	n.messages = message.NewEngine(messages)
+	n.recorder.Watch(func(bool) { n.messages.Repath() })
+	n.extensions.Watch(slot.Message, func(id.Job) { n.messages.Repath() })
+	n.extensions.Watch(slot.Packet, func(job id.Job) {
+		n.followPackets(job)
+		n.messages.Repath()
+	})
 	if err := n.assign(Duties{All: c.Boot.AllCores, Message: c.Boot.MessageCore}); err != nil {
 		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("the core roles of its configuration: %v", err))
 	}
@@ -189,6 +197,9 @@ func New(c Config) (*Node, error) {
 
 // Extensions describes the extensions of all jobs on the node, those that were removed last.
 func (n *Node) Extensions() []extension.Info {
+	if n.border != nil {
+		n.border.Report()
+	}
 	list := n.extensions.List()
 	for i := range list {
 		if list[i].Slot == slot.Sched && list[i].Removed == "" && n.opening() {
@@ -365,6 +376,9 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 			for _, item := range own {
 				item.CloseFiles()
 			}
+			if n.border != nil {
+				n.border.Start()
+			}
 			if err := n.settleMemory(memory); err != nil {
 				return listener, err
 			}
@@ -385,6 +399,10 @@ func (n *Node) Adopt() (listener *os.File, err error) {
 			contents = item.Files[0]
 		case item.Name == keptDuties:
 			if err := n.adoptDuties(item); err != nil {
+				n.config.Log("%v", err)
+			}
+		case border.Kept(item.Name) && n.border != nil:
+			if err := n.border.Adopt(item); err != nil {
 				n.config.Log("%v", err)
 			}
 		case extension.Kept(item.Name):

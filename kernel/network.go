@@ -14,6 +14,9 @@ import (
 	"margay/kernel/abi/layout"
 	"margay/kernel/abi/mirror"
 	"margay/kernel/abi/node"
+	"margay/kernel/abi/slot"
+	"margay/kernel/border"
+	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/fabric/tcp"
 	"margay/kernel/fabric/udp"
@@ -117,6 +120,43 @@ func (n *Node) remote(s JobSpec) *message.Remote {
 		}
 	}
 	return r
+}
+
+// newBorder returns what runs extensions in slot packet on the interface to the other nodes; nil:
+// no messages arrive there that pass no node kernel, or this Linux is not the node's own.
+func (n *Node) newBorder() *border.Border {
+	if !n.ownLinux() || !node.TrustsWire(n.config.Boot.Fabric) {
+		return nil
+	}
+	return border.New(border.Config{
+		Interface: func() (string, int, error) {
+			l, _, err := n.underlay()
+			if err != nil {
+				return "", 0, err
+			}
+			return l.Attrs().Name, l.Attrs().Index, nil
+		},
+		Chain:   func() []*extension.Extension { return n.extensions.Machine().Chain(slot.Packet) },
+		Changed: func() { n.messages.Repath() },
+		Keeper:  pid1Keeper{n.config.Link}, Log: n.config.Log,
+	})
+}
+
+// followPackets makes the program on the interface run the machine's extensions in slot packet. A
+// job's stay in the node kernel, because its ranks can map their memory.
+func (n *Node) followPackets(job id.Job) {
+	if n.border == nil {
+		return
+	}
+	if job == extension.Machine {
+		n.border.Follow()
+		return
+	}
+	for _, x := range n.extensions.Chain(job, slot.Packet) {
+		if x.Job() == job {
+			x.RunsAlso("", "not on the interface: the ranks of its job can map its memory")
+		}
+	}
 }
 
 // meet gives the transport, if there is one, the addresses of a job's nodes. The caller holds

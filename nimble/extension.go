@@ -130,6 +130,16 @@ func (x *Extension) run(e *Event, fuel uint64) (r0 uint64, err error) {
 	return r0, err
 }
 
+// Alone runs f while no run is under way, and none begins. f must not run the extension.
+func (x *Extension) Alone(f func() error) error {
+	x.running.Lock()
+	defer x.running.Unlock()
+	if x.closed {
+		return ErrClosed
+	}
+	return f()
+}
+
 // prepare gives the machine the context of an event that is another than the last
 // one's.
 func (x *Extension) prepare(e *Event) error {

@@ -49,6 +49,7 @@ func (t *Table) Tend(now time.Duration) (lost []Lost) {
 		if f.Place < 0 {
 			continue
 		}
+		f.advance(t)
 		if f.end == nil {
 			f.tend(t, buffer, now)
 		}
@@ -175,7 +176,7 @@ func (t *Table) takeOne(local int, b []byte, from netip.AddrPort, now time.Durat
 		return
 	}
 	for _, f := range t.fars {
-		if f.Local != local || f.end == nil || f.Own.Number != h.Number || f.Own.Key != h.Key || f.to(t) != from {
+		if f.Local != local || f.end == nil || f.Own.Number != h.Number || f.Own.Key != h.Key^f.in.Seal().Load() || f.to(t) != from {
 			continue
 		}
 		if h.Ask = h.Ask || len(data) > 0; !whole {

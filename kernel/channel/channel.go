@@ -6,7 +6,8 @@
 // The ranks can write anything into channels and board. The node kernel reads only counters and
 // barrier words from there; no value of these harms another job.
 //
-// Locks: Table.mu and Settling.mu are leaves, taken last, and no other lock is taken under them.
+// Locks: Table.mu and Settling.mu are taken last. Under Table.mu, Config.Seals takes its own locks,
+// and no other one is taken under them.
 package channel
 
 import (
@@ -48,7 +49,21 @@ type Config struct {
 	Remote  *Remote   // nil: there are no mirrored channels
 	Leaders []id.Rank // the lowest rank of each node of the job, in ascending order
 	Keeper  keep.Keeper
+	Seals   Seals // nil: no mirrored channels are judged on the interface
 	Log     func(format string, args ...any)
+}
+
+// Seals has mirrored channels judged on the interface of the node. Its methods are called with the
+// lock of the table.
+type Seals interface {
+	// Admit begins to judge the datagrams for this end, and reports whether it does: it does not
+	// where there is no program. The channel from the other end has the seal (wire.Channel.Seal),
+	// and the data before a position.
+	Admit(p Peering, seal, position uint64) (bool, error)
+	// Advance notes that the end has the data before a position, though they were not judged.
+	Advance(p Peering, position uint64) error
+	// Leave ends Admit.
+	Leave(p Peering)
 }
 
 // Table has the channels of a job on this node. It is safe for concurrent use, except for Speak.
@@ -65,7 +80,8 @@ type Table struct {
 	pairs   []*pair
 	ends    [][]end // by local rank, in the order in which the rank fetches them
 	ended   []bool
-	made    int // pairs and fars that ranks fetch, in this order
+	made    int  // pairs and fars that ranks fetch, in this order
+	sealing bool // mirrored channels are judged on the interface
 	fars    []*far
 	sockets []*socket // by local rank; nil: it has none
 }
@@ -385,6 +401,9 @@ func (t *Table) Close() {
 		p.memory.Close()
 	}
 	for _, f := range t.fars {
+		if f.sealed {
+			t.config.Seals.Leave(f.peering(t))
+		}
 		f.memory.Close()
 	}
 	for _, s := range t.sockets {

@@ -54,6 +54,10 @@ type far struct {
 	position uint64 // in the rank's send ring, behind its last message to the other that passed the node kernels
 	number   uint64 // of that message among those to its node; 0: it is settled
 
+	sealed   bool   // Config.Seals has admitted it
+	sealedAt uint64 // the position that had arrived then, if advances is set
+	advances bool   // no further bytes have arrived since
+
 	care
 }
 
@@ -105,7 +109,11 @@ func (t *Table) Met(local int, rank id.Rank, peer Meeting) error {
 		return nil
 	}
 	f.Peer, f.Place = peer, t.made
-	if err := t.keepFar(f); err != nil {
+	err := t.seal(f)
+	if err == nil {
+		err = t.keepFar(f)
+	}
+	if err != nil {
 		f.Place = -1
 		return err
 	}
@@ -126,9 +134,7 @@ func (t *Table) makeFar(local int, rank id.Rank) (*far, error) {
 	}
 	f := &far{farWords: farWords{Local: local, Rank: rank, Place: -1}}
 	f.Own = Meeting{Number: s.ends, Port: s.port}
-	var key [8]byte
-	rand.Read(key[:]) // it never fails
-	f.Own.Key = binary.LittleEndian.Uint64(key[:])
+	f.Own.Key = secret()
 	if f.memory, err = memory.Create("channel", wire.MirrorSize); err != nil {
 		return nil, err
 	}
@@ -146,6 +152,17 @@ func (t *Table) makeFar(local int, rank id.Rank) (*far, error) {
 		t.share(local, s)
 	}
 	return f, nil
+}
+
+// secret returns a random number that is not 0.
+func secret() uint64 {
+	for {
+		var b [8]byte
+		rand.Read(b[:]) // it never fails
+		if n := binary.LittleEndian.Uint64(b[:]); n != 0 {
+			return n
+		}
+	}
 }
 
 // share keeps a local rank from connecting its socket to the rank at the other end of its first
@@ -229,6 +246,9 @@ func (t *Table) adoptFars(items map[string]*keep.Item) (map[int]*far, error) {
 			t.sockets[local].ends++
 			if f.Place >= 0 {
 				placed[f.Place] = f
+			}
+			if err := t.seal(f); err != nil {
+				t.config.Log("%v", err)
 			}
 		}
 	}
@@ -316,6 +336,58 @@ func (t *Table) Far(incomplete bool) (pairs []Pair) {
 	return pairs
 }
 
+// Seal has all mirrored channels judged on the interface, those that are made from now on, too, or
+// with on false no further ones. After an error some are.
+func (t *Table) Seal(on bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sealing = on
+	if !on {
+		return nil
+	}
+	for _, f := range t.fars {
+		if err := t.seal(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// seal has a far with both ends known judged if it must be. A seal stays: what was stopped must not
+// arrive when it is sent again. The caller holds the lock.
+func (t *Table) seal(f *far) error {
+	seal := f.in.Seal().Load()
+	if t.config.Seals == nil || f.Place < 0 || f.sealed || !t.sealing && seal == 0 {
+		return nil
+	}
+	if seal == 0 {
+		seal = secret()
+		f.in.Seal().Store(seal) // first: if this node kernel is killed, the next one admits it
+	}
+	arrived := f.in.Arrived().Load() &^ 7
+	var err error
+	if f.sealed, err = t.config.Seals.Admit(f.peering(t), seal, arrived); !f.sealed {
+		f.in.Seal().Store(0) // nothing changes the keys
+		return err
+	}
+	f.advances, f.sealedAt = true, arrived
+	return nil
+}
+
+// advance reports to Config.Seals what a rank has received that was not judged after it could see
+// the seal: at most one datagram, whose key it had compared before. The first change of its
+// position is that datagram or a judged one. The caller holds the lock.
+func (f *far) advance(t *Table) {
+	arrived := f.in.Arrived().Load() &^ 7
+	if !f.advances || arrived == f.sealedAt {
+		return
+	}
+	f.advances = false
+	if err := t.config.Seals.Advance(f.peering(t), arrived); err != nil {
+		t.config.Log("%v", err)
+	}
+}
+
 // Peering is mirrored channels with both ends known.
 type Peering struct {
 	Pair
@@ -330,10 +402,14 @@ func (t *Table) Peerings() (all []Peering) {
 	defer t.mu.Unlock()
 	for _, f := range t.fars {
 		if f.Place >= 0 {
-			all = append(all, Peering{Pair{f.Local, f.Rank}, f.Own, f.Peer, f.to(t), f.in.Journal()})
+			all = append(all, f.peering(t))
 		}
 	}
 	return all
+}
+
+func (f *far) peering(t *Table) Peering {
+	return Peering{Pair{f.Local, f.Rank}, f.Own, f.Peer, f.to(t), f.in.Journal()}
 }
 
 // Pair names a local rank, by its index, and a rank of another node.

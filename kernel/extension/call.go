@@ -38,6 +38,10 @@ func call(c *service.Call) (uint64, error) {
 		return service.Errno(unix.ENOENT), nil
 	}
 	begin := x.set.manager.recorder.Begin()
+	if guard := x.guard.Load(); guard != nil {
+		(*guard).Lock()
+		defer (*guard).Unlock()
+	}
 	r0, err := x.Invoke(c, &nimble.Event{
 		Context: memory.Region{Base: c.Args[1], Length: c.Args[2], Readable: true, Writable: true}, Data: &run{x, by.handling},
 	})

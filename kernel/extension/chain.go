@@ -69,6 +69,14 @@ func (m *Manager) Chain(job id.Job, name slot.Name) []*Extension {
 	return list
 }
 
+// Chain returns the extensions of the set itself in a slot, in the order of their insertion.
+func (s *Set) Chain(name slot.Name) []*Extension { return slices.Clone(s.chains[name].load()) }
+
+// OfMachine reports whether extensions of the machine, and none of the job, run in a slot.
+func (s *Set) OfMachine(name slot.Name) bool {
+	return len(s.chains[name].load()) == 0 && len(s.manager.machine.chains[name].load()) > 0
+}
+
 // Empty reports whether no extension runs at events of the job in a slot.
 func (s *Set) Empty(name slot.Name) bool {
 	return len(s.chains[name].load()) == 0 && len(s.manager.machine.chains[name].load()) == 0
@@ -128,6 +136,13 @@ func (x *Extension) ask(burst *Burst, e *nimble.Event) (slot.Verdict, error) {
 	burst.run.extension = x
 	e.Data = &burst.run
 	begin := x.set.manager.recorder.Begin()
+	if guard := x.guard.Load(); guard != nil {
+		burst.End()
+		(*guard).Lock()
+		r0, err := x.Run(e)
+		(*guard).Unlock()
+		return x.answered(begin, e, r0, err)
+	}
 	r0, err := burst.Run(x.Extension, e)
 	return x.answered(begin, e, r0, err)
 }

@@ -249,7 +249,9 @@ type Extension struct {
 	faults atomic.Uint64    // including answers that are not verdicts
 	drops  atomic.Uint64
 
+	guard     atomic.Pointer[sync.Locker]        // nil: there is none
 	elsewhere struct{ runs, time atomic.Uint64 } // reported to Ran; time in nanoseconds
+	where     atomic.Pointer[whereabouts]        // nil: it runs in the node kernel
 
 	lending  sync.RWMutex // held for reading while memory of its maps is used outside a run
 	released bool
@@ -281,11 +283,32 @@ func (x *Extension) Ran(runs uint64, took time.Duration) {
 	x.elsewhere.time.Add(uint64(took))
 }
 
+// Guard makes runs that begin from now on hold a lock, because the program also runs outside of
+// this process, on the same memory. The program must not call other extensions.
+func (x *Extension) Guard(l sync.Locker) { x.guard.Store(&l) }
+
+// whereabouts says where else than in the node kernel a program runs, or why it does not.
+type whereabouts struct{ also, why string }
+
+// RunsAlso notes where else the extension's program runs. An empty name with a reason says why it
+// does not; without either, nothing is noted.
+func (x *Extension) RunsAlso(name, why string) { x.where.Store(&whereabouts{name, why}) }
+
+// Dropped counts messages that the program has dropped outside this package.
+func (x *Extension) Dropped(n uint64) { x.drops.Add(n) }
+
 func (x *Extension) info() Info {
-	return Info{
+	i := Info{
 		Handle: x.handle, Number: x.number, Job: x.set.job, Slot: x.row.Name, Name: x.name, Engine: x.Engine(), Trusted: x.Trusted(), Stats: x.Stats(),
 		Passed: passed(x.Extension), Dropped: x.drops.Load(),
 	}
+	if w := x.where.Load(); w != nil {
+		if w.also != "" {
+			i.Engine += "+" + w.also
+		}
+		i.Passed = strings.Join(slices.DeleteFunc([]string{i.Passed, w.why}, func(s string) bool { return s == "" }), "; ")
+	}
+	return i
 }
 
 // passed says in one line why no better engine was chosen.

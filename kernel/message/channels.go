@@ -6,6 +6,7 @@ import (
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
+	"margay/kernel/border"
 	"margay/kernel/call"
 	"margay/kernel/channel"
 )
@@ -15,6 +16,9 @@ func (j *Job) channelConfig() channel.Config {
 	c := channel.Config{Remote: j.config.Remote, Leaders: j.leaders(), Keeper: j.config.Keeper, Log: func(format string, args ...any) {
 		j.engine.config.Log("job %d: "+format, append([]any{j.config.Job}, args...)...)
 	}}
+	if j.engine.config.Border != nil {
+		c.Seals = seals{j}
+	}
 	for _, number := range j.config.Local {
 		r := j.local[number]
 		c.Ranks = append(c.Ranks, channel.Rank{Number: number, Area: r.endpoint.Area(), Passed: r.endpoint.Sent().Position()})
@@ -78,7 +82,47 @@ func (j *Job) setPath() {
 		}
 	}
 	j.channels.SetPath(bits)
-	j.publish(bits&wire.PathDirect != 0 && !inspects)
+	judged := j.judged()
+	j.publish(bits&wire.PathDirect != 0 && (!inspects || judged))
+}
+
+// judged has the messages that pass no node kernel judged on the interface, if all extensions that
+// want to see them run there, and reports whether they are. The caller holds Job.pathing.
+func (j *Job) judged() bool {
+	border := j.engine.config.Border
+	if border == nil {
+		return false
+	}
+	on := j.config.Set.OfMachine(slot.Packet) && border.Judges()
+	if err := j.channels.Seal(on); err != nil {
+		j.engine.config.Log("job %d: %v", j.config.Job, err)
+		return false
+	}
+	return on
+}
+
+// seals is the job as its channels see the border.
+type seals struct{ *Job }
+
+// Admit implements channel.Seals.
+func (s seals) Admit(p channel.Peering, seal, position uint64) (bool, error) {
+	return s.engine.config.Border.Admit(s.pair(p), seal, position)
+}
+
+// Advance implements channel.Seals.
+func (s seals) Advance(p channel.Peering, position uint64) error {
+	return s.engine.config.Border.Advance(s.pair(p), position)
+}
+
+// Leave implements channel.Seals.
+func (s seals) Leave(p channel.Peering) { s.engine.config.Border.Leave(s.pair(p)) }
+
+// pair describes mirrored channels to the border.
+func (s seals) pair(p channel.Peering) border.Pair {
+	return border.Pair{
+		Number: p.Own.Number, Key: p.Own.Key, Port: p.Own.Port, From: p.Address,
+		Job: s.config.Job, Node: s.config.Nodes[p.Rank], Source: p.Rank, Target: s.config.Local[p.Local],
+	}
 }
 
 // climbs reports whether the leader of this node wants barriers to climb the tree: on shared CPUs

@@ -35,7 +35,7 @@
 // machines of the job, Flow and Barrier, and is held for no call that waits. Frames without
 // messages are sent with no lock but Job.sending and receiver.mu held: sending them never waits.
 // Engine.mu guards the table of jobs and the transport. It is taken last, and held for no other,
-// like the locks of package channel.
+// like the locks of package channel, under which package border alone takes its own.
 package message
 
 import (
@@ -49,6 +49,7 @@ import (
 	"margay/internal/cond"
 	"margay/kernel/abi/frame"
 	"margay/kernel/abi/id"
+	"margay/kernel/border"
 	"margay/kernel/channel"
 	"margay/kernel/extension"
 	"margay/kernel/fabric"
@@ -65,6 +66,17 @@ type Config struct {
 	Fault func(job id.Job, err error)
 	// Recorder gets the events of messages; nil: they are not recorded.
 	Recorder *record.Recorder
+	// Border runs the machine's extensions in slot packet on the interface of the node; nil: none
+	// run there.
+	Border Border
+}
+
+// Border is a border.Border, as far as the messages of jobs need it.
+type Border interface {
+	Judges() bool
+	Admit(p border.Pair, seal, position uint64) (bool, error)
+	Advance(p border.Pair, position uint64) error
+	Leave(p border.Pair)
 }
 
 // Engine carries the messages of all jobs of a node. It is safe for concurrent use.

@@ -214,6 +214,7 @@ type testJob struct {
 	net    *network
 	nodes  []*testNode
 	config JobConfig
+	border []Border // of all nodes; none: there is none
 	faults chan error
 }
 
@@ -224,12 +225,12 @@ func open(t testing.TB, n, perNode int) *testJob {
 	return openWith(t, n, perNode, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute})
 }
 
-func openWith(t testing.TB, n, perNode int, c JobConfig) *testJob {
+func openWith(t testing.TB, n, perNode int, c JobConfig, border ...Border) *testJob {
 	t.Helper()
 	if _, fuzzing := t.(*testing.F); !fuzzing { // fuzzing has goroutines of its own
 		check.Leaks(t)
 	}
-	j := &testJob{t: t, faults: make(chan error, 16), net: &network{
+	j := &testJob{t: t, border: border, faults: make(chan error, 16), net: &network{
 		ports: make(map[id.Node]*port), cut: make(map[[2]id.Node]bool), held: make(map[[2]id.Node]hold),
 	}}
 	j.config = c
@@ -263,9 +264,10 @@ func (j *testJob) start(i int) {
 	}
 	n.events = record.New(3)
 	n.manager.RecordTo(n.events)
-	n.engine = NewEngine(Config{
-		Self: id.Node(i), Log: func(string, ...any) {}, Fault: func(_ id.Job, err error) { j.faults <- err }, Recorder: n.events,
-	})
+	c := Config{Self: id.Node(i), Log: func(string, ...any) {}, Fault: func(_ id.Job, err error) { j.faults <- err }, Recorder: n.events}
+	for _, c.Border = range j.border {
+	}
+	n.engine = NewEngine(c)
 	for _, name := range []slot.Name{slot.Message, slot.Packet} {
 		n.manager.Watch(name, func(id.Job) { n.engine.Repath() })
 	}

@@ -30,13 +30,13 @@ type farRank struct {
 }
 
 // openFar starts a job with a rank on each of two nodes, which may have mirrored channels.
-func openFar(t *testing.T) (*testJob, *farRank, *farRank) {
+func openFar(t *testing.T, border ...Border) (*testJob, *farRank, *farRank) {
 	t.Helper()
 	here := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	j := openWith(t, 2, 1, JobConfig{
 		Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute,
 		Remote: &Remote{Self: here, Addresses: []netip.Addr{here, here}, Largest: 1372},
-	})
+	}, border...)
 	a, b := &farRank{neighbour: j.neighbour(0), start: time.Now()}, &farRank{neighbour: j.neighbour(1), start: time.Now()}
 	a.send(1, 1, 0)
 	b.expect(0, 0)

@@ -2,13 +2,17 @@ package message
 
 import (
 	"fmt"
+	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"margay/ext/packet/firewall"
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
+	"margay/kernel/border"
 	"margay/kernel/extension"
 	"margay/kernel/extension/extensiontest"
 )
@@ -200,5 +204,88 @@ func TestPathOfPackets(t *testing.T) {
 	}
 	check.Await(t, "open channel", a.ready)
 	exchange(a, b, false)
+	j.noFault()
+}
+
+// sham is a border that has no program, and so changes no datagram.
+type sham struct {
+	judges atomic.Bool
+	pairs  atomic.Int32
+	broken atomic.Bool // it admits no pair
+}
+
+func (s *sham) Judges() bool { return s.judges.Load() }
+
+func (s *sham) Admit(p border.Pair, _, _ uint64) (bool, error) {
+	if p.Job != 7 || p.From.Addr() != netip.AddrFrom4([4]byte{127, 0, 0, 1}) || p.Source == p.Target || p.Node != id.Node(p.Source) || s.broken.Load() {
+		return false, fmt.Errorf("pair %+v", p)
+	}
+	s.pairs.Add(1)
+	return true, nil
+}
+
+func (*sham) Advance(border.Pair, uint64) error { return nil }
+
+func (s *sham) Leave(border.Pair) { s.pairs.Add(-1) }
+
+// Messages to a rank pass no node kernel while the border judges them for all extensions in slot
+// packet, and these are the machine's.
+func TestJudgedPath(t *testing.T) {
+	s := new(sham)
+	t.Cleanup(func() {
+		if n := s.pairs.Load(); n != 0 {
+			t.Errorf("%d pairs have not left", n)
+		}
+	})
+	j, a, b := openFar(t, s)
+	number := uint64(0)
+	exchange := func(what string, passes bool) {
+		t.Helper()
+		if !passes {
+			a.send(1, uint16(slot.Pass), number) // may pass the node kernels
+			b.expect(0, number, a)
+			check.Await(t, "settled messages", a.ready)
+			number++
+		}
+		before := j.sent(0, 1)
+		for range 20 {
+			a.send(1, uint16(slot.Pass), number)
+			b.expect(0, number, a)
+			number++
+		}
+		if n := j.sent(0, 1) - before; passes != (n == 20) || !passes && n != 0 {
+			t.Errorf("%s: %d of 20 messages have passed the node kernels", what, n)
+		}
+	}
+	insert := func(set *extension.Set) *extension.Extension {
+		t.Helper()
+		x, err := set.Insert(extension.Request{Object: extensiontest.Object(t, packetByHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	node := j.nodes[1]
+	insert(node.manager.Machine())
+	exchange("not yet judged", true)
+	s.broken.Store(true)
+	s.judges.Store(true)
+	node.engine.Repath()
+	exchange("no pair is admitted", true)
+	s.broken.Store(false)
+	node.engine.Repath()
+	exchange("judged", false)
+	if n := s.pairs.Load(); n != 1 {
+		t.Errorf("%d pairs are admitted", n)
+	}
+	own := insert(node.job.config.Set)
+	exchange("with an extension of the job", true)
+	if err := node.job.config.Set.Remove(own.Handle(), "the test"); err != nil {
+		t.Fatal(err)
+	}
+	exchange("without it", false)
+	s.judges.Store(false)
+	node.engine.Repath()
+	exchange("no longer judged", true)
 	j.noFault()
 }

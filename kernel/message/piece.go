@@ -36,8 +36,8 @@ func (d *decision) continues(p *wire.Piece) bool { return p.Total == d.total && 
 // judgePiece returns the verdict about a piece of a long message. The extensions decide about the
 // message when its first piece comes; the other pieces share its verdict. Without a known verdict,
 // because the first piece took a channel or this node kernel started after it, a piece is
-// delivered: the rank can detect an incomplete message. The source may have written anything; the
-// error wraps wire.ErrPiece. The caller holds receiver.mu.
+// delivered: the rank ignores it if it does not have the first one. The source may have written
+// anything; the error wraps wire.ErrPiece. The caller holds receiver.mu.
 func (j *Job) judgePiece(o flow.Origin, m *frame.Message) (decision, error) {
 	in := &j.receiver
 	p, err := wire.ParsePiece(m.Args, m.Payload, len(j.place))

@@ -92,7 +92,7 @@ static struct {
 	int stalled; /* a message waits for others that have not arrived */
 	int handled; /* records since a call that waits has looked for datagrams */
 	struct assembler assembler;
-	unsigned parts;   /* of long messages that have come, but for the last part of each */
+	unsigned parts;   /* of long messages that have come, but for the last part of each, and stopped messages */
 	const struct long_message *sending; /* NULL: there is none */
 	unsigned mirrored; /* messages handled of mirrored channels */
 	int in_vain; /* calls of margay_poll since one has handled a message */
@@ -832,7 +832,7 @@ static void take_datagram(const char *b, size_t n, const struct sockaddr_in *fro
 	if (take_direct(b, n, from, now) || !far_parse(&h, b, n) || h.number >= (uint32_t)margay_size())
 		return;
 	struct far *f = self.numbers[h.number];
-	if (f && h.key == f->own_key && is_same(&f->address, from)) {
+	if (f && (h.key ^ far_load(&f->in, WIRE_CHANNEL_SEAL)) == f->own_key && is_same(&f->address, from)) {
 		far_arrive(f, &h, b + sizeof h, n - sizeof h, now);
 		self.familiar++;
 	}
@@ -1202,11 +1202,20 @@ static int take_piece(const struct margay_am *message)
 	return 0;
 }
 
+/* take_stopped ignores a message that an extension has stopped. */
+static int take_stopped(const struct margay_am *message)
+{
+	(void)message;
+	self.parts++;
+	return 0;
+}
+
 /* handle runs the handler of a message with upcalls masked, and leaves them masked. */
 static void handle(const struct margay_am *message)
 {
-	if (message->handler >= WIRE_HANDLER_COLLECTIVE && message->handler <= WIRE_HANDLER_COMMIT) {
-		static int (*const take[])(const struct margay_am *) = {margay_in_arrive, margay_in_answer, take_note, take_piece, margay_in_take_commit};
+	if (message->handler >= WIRE_HANDLER_COLLECTIVE && message->handler <= WIRE_HANDLER_STOPPED) {
+		static int (*const take[])(const struct margay_am *) = {margay_in_arrive, margay_in_answer,	 take_note,
+									take_piece,	  margay_in_take_commit, take_stopped};
 		if (self.depth > 0 || take[message->handler - WIRE_HANDLER_COLLECTIVE](message) != 0)
 			die("margay: rank %d got a message for handler %d from rank %d, which makes no sense\n", margay_rank(), message->handler,
 			    message->source);

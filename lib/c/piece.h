@@ -101,8 +101,9 @@ static inline struct assembly *assembler_buffer(struct assembler *a, size_t leng
 }
 
 /* assembler_arrive takes a piece in a job of size ranks. If it completes a message, it stores that
- * message, whose payload is valid until the next call, in *whole. The sender may have written
- * anything. */
+ * message, whose payload is valid until the next call, in *whole. It ignores pieces of a message
+ * that did not begin: an extension may have stopped the first one on the interface, before the
+ * others took another way. The sender may have written anything. */
 static inline enum piece_result assembler_arrive(struct assembler *a, const struct margay_am *piece, uint32_t size, struct margay_am *whole)
 {
 	const char *data = piece->payload;
@@ -134,7 +135,9 @@ static inline enum piece_result assembler_arrive(struct assembler *a, const stru
 		m->next = a->unfinished;
 		a->unfinished = m;
 		at = &a->unfinished;
-	} else if (!m || m->arrived != offset || m->length != total || (uint32_t)m->handler != handler) {
+	} else if (!m) {
+		return PIECE_TAKEN;
+	} else if (m->arrived != offset || m->length != total || (uint32_t)m->handler != handler) {
 		return PIECE_NONSENSE;
 	}
 	memcpy(m->buffer + offset, data, n);

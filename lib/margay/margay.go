@@ -396,7 +396,8 @@ func (j *Job) handle(r *wire.Record, ok bool, err error) (whole, some bool) {
 	return whole, true
 }
 
-// dispatch calls the handler of a message, and reports false if it is a piece that completes none.
+// dispatch calls the handler of a message, and reports false if it is a piece that completes none,
+// or was stopped.
 // The caller holds Job.handling.
 func (j *Job) dispatch(r *wire.Record) (whole bool) {
 	var err error
@@ -412,6 +413,8 @@ func (j *Job) dispatch(r *wire.Record) (whole bool) {
 		whole, err = j.assemble(r)
 	case wire.HandlerCommit:
 		err = j.committed(r)
+	case wire.HandlerStopped:
+		whole = false
 	default:
 		j.run(r)
 	}

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -58,6 +59,7 @@ type far struct {
 	*mirror.End
 	rank    int // at the other end
 	out     *wire.Channel
+	seal    *atomic.Uint64 // of the channel from it (wire.Channel.Seal)
 	key     uint64
 	peerKey uint64 // of the other end
 	address address
@@ -91,7 +93,7 @@ func (j *Job) openMirror(m wire.Mirror, memory []byte, socket *os.File) error {
 	}
 	f := &far{
 		End:  mirror.NewEnd(out, in, mirror.Peer{Number: m.PeerNumber, Key: m.PeerKey, Largest: int(m.Largest)}),
-		rank: int(m.Rank), out: out, key: m.Key, peerKey: m.PeerKey, journal: journal, address: newAddress(m.Address, m.Port), to: newSockaddr(m.Address, m.Port), direct: j.newDirect(&m),
+		rank: int(m.Rank), out: out, seal: in.Seal(), key: m.Key, peerKey: m.PeerKey, journal: journal, address: newAddress(m.Address, m.Port), to: newSockaddr(m.Address, m.Port), direct: j.newDirect(&m),
 	}
 	j.mirrors.disconnect()
 	j.mirrors.ends = append(j.mirrors.ends, f)
@@ -346,7 +348,7 @@ func (m *mirrors) arrive(b []byte, from address, now time.Duration) {
 	if err != nil || h.Number >= uint32(len(m.number)) {
 		return
 	}
-	if f := m.number[h.Number]; f != nil && f.key == h.Key && f.address == from {
+	if f := m.number[h.Number]; f != nil && f.key == h.Key^f.seal.Load() && f.address == from {
 		f.Arrive(&h, data, now)
 		m.familiar++
 	}

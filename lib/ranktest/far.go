@@ -40,9 +40,10 @@ type far struct {
 	ownOut            *wire.Channel // of the test's pair
 	memory            *os.File      // of the rank's pair
 	theirOut, theirIn *wire.Channel
-	loss              int  // percent of datagrams that are lost on their way to the test or from it
-	came              int  // datagrams with data, lost ones included
-	careless          bool // there is no node kernel
+	seal              uint64 // changes the keys of datagrams to the rank
+	loss              int    // percent of datagrams that are lost on their way to the test or from it
+	came              int    // datagrams with data, lost ones included
+	careless          bool   // there is no node kernel
 	cared             time.Time
 }
 
@@ -133,11 +134,29 @@ func (f *far) write(from *os.File, b []byte, to netip.AddrPort) {
 	_ = unix.Sendto(int(from.Fd()), b, unix.MSG_DONTWAIT, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
 }
 
+// due returns the next datagram of the test's rank, with the key that a program on the interface
+// gives it; nil: none is due.
+func (f *far) due() []byte {
+	b := f.end.Emit(nil, f.now())
+	if len(b) > 0 {
+		binary.LittleEndian.PutUint64(b[8:], f.theirKey^f.seal)
+	}
+	return b
+}
+
+// judge begins to give datagrams another key, as a node does for extensions in slot packet, and
+// sends a message that such an extension has stopped. Datagrams on their way are lost.
+func (f *far) judge() {
+	f.seal = f.random.Uint64()
+	f.theirIn.Seal().Store(f.seal)
+	f.pass(wire.Record{Handler: wire.HandlerStopped, Payload: []byte("stopped")})
+}
+
 // emit sends the datagrams of the test's rank that are due, in trains, and loses some.
 func (f *far) emit() {
 	var datagrams [][]byte
 	for {
-		b := f.end.Emit(nil, f.now())
+		b := f.due()
 		if n := len(datagrams); n > 0 && (len(b) == 0 || len(b) > len(datagrams[0]) || len(datagrams[n-1]) < len(datagrams[0]) || n == train.Bytes/largest) {
 			f.trains.Send(datagrams, &unix.SockaddrInet4{Addr: f.theirAddress.Addr().As4(), Port: int(f.theirAddress.Port())})
 			datagrams = nil
@@ -259,10 +278,13 @@ func (f *far) pause() {
 
 // mirrors: messages between ranks of two nodes are whole and in order while datagrams are lost,
 // while they change their path, and while both sides sleep and wait for room; datagrams of
-// strangers have no effect; and a rank enters a barrier only when its messages have arrived.
+// strangers, and those without the seal, have no effect; and a rank enters a barrier only when its
+// messages have arrived.
 func mirrors(t *testing.T, seed uint64, program Program) {
 	f := startFar(t, seed, program, "echo")
 	c := talk{t: t, pass: f.pass, take: f.take}
+	// Behind a piece that was stopped on the interface:
+	f.Push(wire.Record{Handler: wire.HandlerPiece, Args: [2]uint64{2000 | 1000<<32, 1 | 1<<32}, Payload: make([]byte, 1000)})
 	for range 50 { // the rank sleeps
 		f.Await("sleep", f.Waiting)
 		c.send()
@@ -277,8 +299,11 @@ func mirrors(t *testing.T, seed uint64, program Program) {
 			case 0:
 				f.carry()
 			case 1:
-				if f.random.IntN(20) == 0 {
+				switch f.random.IntN(60) {
+				case 0, 1, 2:
 					f.pause()
+				case 3:
+					f.judge()
 				}
 			case 2:
 				f.stranger()
@@ -363,7 +388,7 @@ func (f *far) passNodeKernels(r wire.Record) bool {
 
 // stranger sends the rank datagrams that are not its peer's.
 func (f *far) stranger() {
-	b := f.end.Emit(nil, f.now())
+	b := f.due()
 	if len(b) == 0 {
 		return
 	}

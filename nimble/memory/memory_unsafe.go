@@ -10,9 +10,17 @@ import (
 func address(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
 // mapFile puts the file over the reserved pages.
-func (m *Memory) mapFile() error {
+func (m *Memory) mapFile() error { return m.cover(m.fd) }
+
+// Cover puts the memory of a map of Linux, which has the same size and is mapped from its
+// beginning, in the place of this one's: from then on the bytes at its addresses are the map's. FD
+// stays what it was. No access may be under way. After an error nothing has changed.
+func (m *Memory) Cover(fd int) error { return m.cover(fd) }
+
+// cover puts a file over the reserved pages.
+func (m *Memory) cover(fd int) error {
 	pages := m.pages()
-	_, err := unix.MmapPtr(m.fd, 0, unsafe.Pointer(unsafe.SliceData(pages)), uintptr(len(pages)),
+	_, err := unix.MmapPtr(fd, 0, unsafe.Pointer(unsafe.SliceData(pages)), uintptr(len(pages)),
 		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
 	if err != nil {
 		return m.fail("map", err)

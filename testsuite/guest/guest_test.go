@@ -51,6 +51,7 @@ func TestInSchedGuest(t *testing.T) {
 	t.Parallel()
 	inGuest(t, Spec{Boot: initramfs.Sched}, []Package{
 		{Path: "margay/kernel/sched/schedext", Timeout: 14 * time.Minute},
+		{Path: "margay/kernel/border"},
 		{Path: "margay/kernel/sched/list"},
 		{Path: "margay/nimble/engine/linux", Timeout: 10 * time.Minute},
 	})

@@ -170,12 +170,12 @@ func TestEngines(t *testing.T) {
 	const engines = "margay/nimble/engine/"
 	const all = engines + "list"
 	shared := []string{engines + "enginetest"}
-	// The loader does not run programs on this engine. It imports the translation of programs, and
-	// loads the result itself.
-	const loader, translation = "margay/kernel/sched/schedext", engines + "linux"
+	// Loaders do not run programs on this engine. They import the translation of programs, and load
+	// the result themselves.
+	loaders, translation := []string{"margay/kernel/sched/schedext", "margay/kernel/border"}, engines+"linux"
 	for _, p := range packages(t) {
 		for _, imported := range p.Imports {
-			if p.ImportPath == loader && imported == translation {
+			if slices.Contains(loaders, p.ImportPath) && imported == translation {
 				continue
 			}
 			if strings.HasPrefix(imported, engines) && !slices.Contains(shared, imported) && p.Name != "main" && !strings.HasPrefix(p.ImportPath, module+"tools/margay/") && (p.ImportPath != all || imported == all) {

@@ -162,8 +162,14 @@ Of a message of more than 1024 bytes an extension sees the beginning, as in slot
 
 A message with a handler of 256 or more is the libraries' own: a part of a collective operation, an access to a window. An
 extension sees it and can count it. Another verdict than PASS about it is a fault, because the ranks that wait for it would hang,
-and it cannot be changed or answered. Messages about barriers, and answers to accesses to windows of other nodes, may come another way,
+and it cannot be changed or answered. Messages about barriers, accesses to windows of other nodes, and answers to these, may come another way,
 on which no extension sees them.
+
+On a node with its own Linux and a trusted wire, an extension of the machine also runs on the node's interface, for messages that
+ranks send each other past the node kernels. margay ext list then names the interface behind the engine. Until Linux
+has verified the extension, and if Linux refuses it, lacks a service that it calls, or it takes longer than half a millisecond in more than
+one of five runs, it runs in the node kernel only, and messages from other nodes pass that. The result is the same, but on the interface
+instructions are not counted and get_smp_processor_id is 0.
 
 A message that was dropped or consumed returns its credit to the sender, and barriers do not wait for it.
 `,

@@ -29,6 +29,7 @@ const (
 	offClosed   = 0   // u32; written by the node kernel
 	offShared   = 4   // u32: 1 if other mirrored channels use the rank's socket; written by the node kernel
 	offBehind   = 8   // u64: as Area.Settled, for this channel alone; written by the node kernel if it is mirrored
+	offSeal     = 16  // u64: see Seal; written by the node kernel
 	offCount    = 64  // u64: messages; written by the producer
 	offPosition = 72  // u64: the producer's position; written by the producer
 	offTaken    = 128 // u64: the consumer's position; written by the consumer
@@ -77,6 +78,11 @@ func (c *Channel) Closed() *atomic.Uint32 { return c.closed }
 // Shared is the word by which the node kernel says, at the end of a mirrored channel with the
 // producer, that the rank has other mirrored channels, so that its socket must not be connected.
 func (c *Channel) Shared() *atomic.Uint32 { return (*atomic.Uint32)(c.at(offShared)) }
+
+// Seal is the word by which the node kernel says, at the end of a mirrored channel with the
+// consumer, that only datagrams whose keys were changed by it (XOR) are for the rank: a program on
+// the interface changes the keys of those that extensions have judged. 0: none are judged.
+func (c *Channel) Seal() *atomic.Uint64 { return c.word(offSeal) }
 
 // Count counts the messages. The producer writes it.
 func (c *Channel) Count() *atomic.Uint64 { return c.count }

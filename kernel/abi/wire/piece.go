@@ -186,8 +186,9 @@ type Assembler struct {
 }
 
 // Arrive takes a piece from a source. If it completes a message, it returns that message, whose
-// payload is valid until the next call. The sender may have written anything; the error wraps
-// ErrPiece.
+// payload is valid until the next call. It ignores pieces of a message that did not begin: an
+// extension may have stopped the first one on the interface, before the others took another way.
+// The sender may have written anything; the error wraps ErrPiece.
 func (a *Assembler) Arrive(source uint32, p *Piece) (l *Long, err error) {
 	key := [2]uint32{source, p.Target}
 	l = a.unfinished[key]
@@ -201,7 +202,9 @@ func (a *Assembler) Arrive(source uint32, p *Piece) (l *Long, err error) {
 			a.unfinished = make(map[[2]uint32]*Long)
 		}
 		a.unfinished[key] = l
-	case l == nil || l.sent != p.Offset || len(l.Payload) != p.Total || l.Handler != p.Handler:
+	case l == nil:
+		return nil, nil
+	case l.sent != p.Offset || len(l.Payload) != p.Total || l.Handler != p.Handler:
 		return nil, fmt.Errorf("%w: %d bytes at %d of %d for handler %d do not continue it", ErrPiece, len(p.Data), p.Offset, p.Total, p.Handler)
 	}
 	l.sent += copy(l.Payload[p.Offset:], p.Data)

@@ -16,6 +16,7 @@ const (
 	HandlerBarrier    = MaxHandlers + 2 // Note
 	HandlerPiece      = MaxHandlers + 3 // Piece
 	HandlerCommit     = MaxHandlers + 4 // Commit
+	HandlerStopped    = MaxHandlers + 5 // a message that an extension on the interface has stopped: the libraries ignore it
 )
 
 // CollectiveWindow is how many chunks of collective operations a rank may have sent to another that

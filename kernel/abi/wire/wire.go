@@ -165,7 +165,7 @@ import (
 )
 
 // Version is the version of this interface. A rank and its node kernel must have the same one.
-const Version = 9
+const Version = 10
 
 // Names in a rank's environment.
 const (

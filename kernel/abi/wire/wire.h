@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define WIRE_VERSION 9
+#define WIRE_VERSION 10
 #define WIRE_MAGIC 0x5947524d
 #define WIRE_RING_SIZE (256 << 10)
 #define WIRE_MAX_NAME 64
@@ -54,6 +54,7 @@
 #define WIRE_CHANNEL_CLOSED 0
 #define WIRE_CHANNEL_SHARED 4
 #define WIRE_CHANNEL_SETTLED 8
+#define WIRE_CHANNEL_SEAL 16
 #define WIRE_CHANNEL_COUNT 64
 #define WIRE_CHANNEL_POSITION 72
 #define WIRE_CHANNEL_TAKEN 128
@@ -157,6 +158,9 @@ struct wire_record {
 #define WIRE_NOTE_STREWN (1 << 16)
 #define WIRE_UNTRIED 2
 #define WIRE_MOST_SKIPPED 15
+
+/* A message that was stopped on the interface. */
+#define WIRE_HANDLER_STOPPED 261
 
 /* The same, Piece. */
 #define WIRE_HANDLER_PIECE 259

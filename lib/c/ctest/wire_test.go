@@ -39,7 +39,7 @@ var same = map[string]string{
 
 	"offSettled": "WIRE_SETTLED", "offPath": "WIRE_PATH", "offChannels": "WIRE_CHANNELS",
 	"PathDirect": "WIRE_DIRECT", "PathYield": "WIRE_YIELD", "PathSpin": "WIRE_SPIN", "PathMeet": "WIRE_MEET", "PathStrewn": "WIRE_STREWN",
-	"offClosed": "WIRE_CHANNEL_CLOSED", "offShared": "WIRE_CHANNEL_SHARED", "offCount": "WIRE_CHANNEL_COUNT", "offTaken": "WIRE_CHANNEL_TAKEN", "offBlocked": "WIRE_CHANNEL_BLOCKED",
+	"offClosed": "WIRE_CHANNEL_CLOSED", "offShared": "WIRE_CHANNEL_SHARED", "offSeal": "WIRE_CHANNEL_SEAL", "offCount": "WIRE_CHANNEL_COUNT", "offTaken": "WIRE_CHANNEL_TAKEN", "offBlocked": "WIRE_CHANNEL_BLOCKED",
 	"offBehind": "WIRE_CHANNEL_SETTLED", "offPosition": "WIRE_CHANNEL_POSITION", "offAcked": "WIRE_CHANNEL_ACKED", "offArrived": "WIRE_CHANNEL_ARRIVED",
 	"offAcknowledged": "WIRE_CHANNEL_ACKNOWLEDGED", "offJournal": "WIRE_CHANNEL_JOURNAL", "ChannelSize": "WIRE_CHANNEL_SIZE", "ChannelEnded": "WIRE_CHANNEL_ENDED", "mirrorValue": "WIRE_MIRROR",
 	"channelData": "WIRE_CHANNEL_DATA", "ChannelRing": "WIRE_CHANNEL_RING", "ChannelHeader": "WIRE_CHANNEL_HEADER",
@@ -70,7 +70,7 @@ var same = map[string]string{
 	"RemoteReply": "WIRE_REMOTE_REPLY", "RemoteOK": "WIRE_REMOTE_OK", "RemoteNoWindow": "WIRE_REMOTE_NO_WINDOW",
 	"RemoteOutside": "WIRE_REMOTE_OUTSIDE",
 
-	"HandlerCommit": "WIRE_HANDLER_COMMIT", "MaxCommitNumber": "WIRE_MAX_COMMIT_NUMBER", "NoPlace": "WIRE_NO_PLACE",
+	"HandlerCommit": "WIRE_HANDLER_COMMIT", "HandlerStopped": "WIRE_HANDLER_STOPPED", "MaxCommitNumber": "WIRE_MAX_COMMIT_NUMBER", "NoPlace": "WIRE_NO_PLACE",
 	"CommitAsk": "WIRE_COMMIT_ASK", "CommitGrant": "WIRE_COMMIT_GRANT", "CommitRelease": "WIRE_COMMIT_RELEASE", "CommitBegin": "WIRE_COMMIT_BEGIN",
 	"CommitData": "WIRE_COMMIT_DATA", "CommitVote": "WIRE_COMMIT_VOTE", "CommitDecide": "WIRE_COMMIT_DECIDE", "CommitDone": "WIRE_COMMIT_DONE",
 	"CommitOK": "WIRE_COMMIT_OK", "CommitNoWindow": "WIRE_COMMIT_NO_WINDOW", "CommitBeyond": "WIRE_COMMIT_BEYOND", "CommitNoMemory": "WIRE_COMMIT_NO_MEMORY",

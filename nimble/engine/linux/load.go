@@ -88,14 +88,19 @@ func (c *code) makeOwn() error {
 // newMapTwin makes the twin of a map for its use by a program. A map used only by
 // its address becomes one element.
 func newMapTwin(spec state.Spec, u use) (*twin, error) {
+	if u.direct && !u.handle && spec.Length() > math.MaxUint32 {
+		return nil, fmt.Errorf("map %q: %d bytes in one piece", spec.Name, spec.Length())
+	}
+	return newTwin(mapTwin(spec, u))
+}
+
+// mapTwin describes the twin of a map.
+func mapTwin(spec state.Spec, u use) twinSpec {
 	t := twinSpec{spec.Name, spec.ValueSize, spec.Entries, !spec.ReadOnly}
 	if u.direct && !u.handle {
-		if spec.Length() > math.MaxUint32 {
-			return nil, fmt.Errorf("map %q: %d bytes in one piece", spec.Name, spec.Length())
-		}
 		t.size, t.entries = uint32(spec.Length()), 1
 	}
-	return newTwin(t)
+	return t
 }
 
 // license is the license of loaded programs. None of their services requires the

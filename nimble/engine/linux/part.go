@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
 	"margay/nimble/verify"
@@ -18,20 +19,41 @@ import (
 type Part struct {
 	program *verify.Program
 	uses    []use
+	lacks   error
 }
 
 // NewPart makes a Part of a program, or returns the reason to refuse it. A Part
 // runs for one core only, and so may call get_smp_processor_id.
 func NewPart(p *verify.Program) (*Part, error) {
+	part, err := NewSettledPart(p)
+	if err == nil && part.lacks != nil {
+		return nil, part.lacks
+	}
+	return part, err
+}
+
+// NewSettledPart is NewPart for a program that may call services that Linux lacks, in code that
+// cannot be reached with its constants. Linux refuses to load it if it cannot prove that; Lacks
+// then has the reason.
+func NewSettledPart(p *verify.Program) (*Part, error) {
 	if p.Len() == 0 {
 		return nil, errors.New("linux: needs a verified program")
 	}
+	part := &Part{program: p}
 	all, err := findUses(p, true)
+	if lacks, ok := errors.AsType[*lackedError](err); ok {
+		part.lacks, err = fmt.Errorf("linux: %w", lacks), nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("linux: %w", err)
 	}
-	return &Part{program: p, uses: all}, nil
+	part.uses = all
+	return part, nil
 }
+
+// Lacks returns an error about the first call of a service that Linux lacks, reached or not; nil:
+// there is none.
+func (p *Part) Lacks() error { return p.lacks }
 
 // Program returns the program.
 func (p *Part) Program() *verify.Program { return p.program }
@@ -56,6 +78,23 @@ func (p *Part) NewMap(index int, contents []byte) (*Map, error) {
 	}
 	return &Map{t}, nil
 }
+
+// AdoptMap is NewMap for a descriptor of a map that NewMap has made of the same program. The
+// contents stay. AdoptMap owns the descriptor, unless there is an error.
+func (p *Part) AdoptMap(index int, fd int) (*Map, error) {
+	want := mapTwin(p.program.Maps()[index], p.uses[index])
+	m, err := ebpf.NewMapFromFD(fd)
+	if err != nil {
+		return nil, fmt.Errorf("linux: adopt map: %w", err)
+	}
+	if m.ValueSize() != want.size || m.MaxEntries() != want.entries || !want.writable {
+		return nil, errors.Join(fmt.Errorf("linux: adopt map %q: %d elements of %d bytes, want %d of %d", want.name, m.MaxEntries(), m.ValueSize(), want.entries, want.size), m.Close())
+	}
+	return &Map{&twin{Map: m, stride: int(want.size+7) &^ 7}}, nil
+}
+
+// FD returns the descriptor of the map. The Map owns it.
+func (m *Map) FD() int { return m.twin.FD() }
 
 // Read copies the map into b, from its beginning. It copies nothing of a map that
 // the program cannot write.

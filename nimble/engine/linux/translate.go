@@ -59,9 +59,21 @@ func uses(p *verify.Program, maps []*state.Map) ([]use, error) {
 	return all, private(maps)
 }
 
+// lackedError is about a call of a service that Linux lacks.
+type lackedError struct {
+	slot   int
+	called *service.Service
+}
+
+func (e *lackedError) Error() string {
+	return fmt.Sprintf("insn=%d: service %v is not one that the kernel has", e.slot, e.called)
+}
+
 // findUses returns the use of each map of a program, or the reason to refuse the
-// program. With oneCore it may call thisCore.
+// program. With oneCore it may call thisCore. An error that is a lackedError is the
+// first of these, and the uses are complete.
 func findUses(p *verify.Program, oneCore bool) ([]use, error) {
+	var lacked error
 	if len(p.Pointers()) > 0 {
 		return nil, errors.New("global data holds addresses, which differ in the kernel")
 	}
@@ -75,8 +87,8 @@ func findUses(p *verify.Program, oneCore bool) ([]use, error) {
 			all[i.Imm].direct = true
 		case isa.Call, isa.CallNamed:
 			called := p.Services()[i.Target()]
-			if helpers[called.Name] == 0 && !(oneCore && called.Name == thisCore) {
-				return nil, fmt.Errorf("insn=%d: service %v is not one that the kernel has", slot, called)
+			if helpers[called.Name] == 0 && !(oneCore && called.Name == thisCore) && lacked == nil {
+				lacked = &lackedError{slot, called}
 			}
 		case isa.CallLocal:
 			if i.Target() == 0 {
@@ -89,7 +101,7 @@ func findUses(p *verify.Program, oneCore bool) ([]use, error) {
 			return nil, fmt.Errorf("map %q: the kernel has no address for the whole of a map that services use", spec.Name)
 		}
 	}
-	return all, nil
+	return all, lacked
 }
 
 // private refuses maps that a twin in the kernel cannot replace.

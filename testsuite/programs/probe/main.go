@@ -39,6 +39,7 @@ var commands = map[string]func(args []string) error{
 	"leave":     leave,
 	"meet":      meet,
 	"pingpong":  pingpong,
+	"sift":      sift,
 	"pmi":       speakPMI,
 	"network":   listenOnNetwork,
 	"insert":    insert,

@@ -135,3 +135,55 @@ func pingpong(args []string) error {
 	}
 	return job.Finalize(ctx)
 }
+
+// sift N lets each rank send N messages to the next one, for three handlers in turn, some of them
+// long, and prints how many each handler has got, and the sum of their numbers. It does not matter
+// which of them are lost.
+func sift(args []string) error {
+	ctx, job, err := join()
+	if err != nil {
+		return err
+	}
+	var handled, sum [4]uint64
+	for handler := range handled {
+		job.Handle(handler, func(m margay.Message) {
+			if len(m.Payload) != sifted(m.Args[0]) {
+				panic(fmt.Sprintf("message %d has %d bytes", m.Args[0], len(m.Payload)))
+			}
+			handled[handler]++
+			sum[handler] += m.Args[0]
+		})
+	}
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	payload := make([]byte, sifted(0))
+	n := uint64(number(args, 0, 100))
+	for i := range n {
+		if err := job.Send(ctx, (job.Rank()+1)%job.Size(), 1+int(i%3), [2]uint64{i}, payload[:sifted(i)]); err != nil {
+			return err
+		}
+		for range 10 {
+			if i != n/6 { // the rest takes the channels that the node kernels make then
+				break
+			}
+			time.Sleep(100 * time.Millisecond)
+			if err := job.Barrier(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	if err := job.Barrier(ctx); err != nil {
+		return err
+	}
+	fmt.Println("rank", job.Rank(), "has handled", handled[1:], "sums", sum[1:])
+	return job.Finalize(ctx)
+}
+
+// sifted is the size of a message of sift.
+func sifted(i uint64) int {
+	if i%20 < 3 {
+		return 3000
+	}
+	return int(i % 100)
+}

@@ -1,0 +1,459 @@
+// Package border runs the machine's extensions in slot packet on the interface of a node, for the
+// messages that ranks of other nodes send to ranks of this one without the node kernels.
+//
+// A fixed skeleton (skeleton.c) is an XDP program on the interface. It takes the datagrams of
+// mirrored channels (kernel/abi/mirror) apart, fills the context of the slot for each message, and
+// asks the chain of extensions. Their instructions, as package verify accepted them, are spliced
+// in. A chain is replaced without detaching the program. Linux verifies all of it, so no answer can
+// do harm; an invalid one is counted as a fault.
+//
+// Linux may take seconds for that. A goroutine waits (step), and until then, and if Linux
+// refuses, the extension runs in the node kernel only: Judges reports false, and messages of other
+// nodes must pass the node kernels.
+//
+// # What it judges
+//
+// The table of pairs says which ends of mirrored channels are judged (Admit), by number and port,
+// with the key of the end, the address of the other one, and the position of the ring up to which
+// messages were judged. For each place of the ring behind that, a bit says whether a message there
+// was stopped, so that a message that is sent again gets the same answer. A stopped message gets
+// the number of a handler that libraries ignore (wire.HandlerStopped).
+//
+// The program changes the key of each datagram that it has judged by the seal of the pair, and the
+// end takes no others (wire.Channel.Seal). What it does not understand passes unchanged, and is not
+// taken.
+//
+// # Shared state
+//
+// The maps of an extension are made by Linux, and mapped in the place of the memory that the
+// extension has in this process, so that runs here and there work on the same bytes. They exclude
+// each other by a word that both sides change atomically: the node kernel's runs hold the Border
+// as a lock (extension.Extension.Guard). A frame that comes while that is held is not judged,
+// unless it is given back within some microseconds, and so is lost, and sent again.
+//
+// PID 1 keeps the program's link, the table of pairs and the maps, so that the program goes on
+// while the node kernel is restarted.
+//
+// Locks, outermost first: Border.mu guards programs and maps; Border.running is held during a run
+// of an extension in this process.
+package border
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
+	"margay/kernel/extension"
+	"margay/kernel/keep"
+)
+
+// Config is what a Border needs.
+type Config struct {
+	// Interface returns the name and the index of the interface to the other nodes.
+	Interface func() (name string, index int, err error)
+	// Chain returns the machine's extensions in slot packet, in their order.
+	Chain func() []*extension.Extension
+	// Changed is called without locks when Judges has changed, unless that is because of Follow.
+	Changed func()
+	Keeper  keep.Keeper // PID 1
+	Log     func(format string, args ...any)
+}
+
+// Border is the program on the interface. It is a lock, too: see extension.Extension.Guard. It is
+// safe for concurrent use.
+type Border struct {
+	config  Config
+	running sync.Mutex
+	word    atomic.Pointer[common] // shared with the program; nil: there is none
+	judges  atomic.Bool
+	wake    chan struct{} // the program may not be the one that it should be
+	done    chan struct{} // closed by Close
+	ended   sync.WaitGroup
+
+	mu      sync.Mutex
+	maps    map[string]*ebpf.Map // of the skeleton; nil: they are not made
+	states  *shared[common]
+	link    link.Link   // nil: no program is attached
+	name    string      // of the interface
+	loaded  []id.Handle // of the extensions in the attached program; some may have been removed
+	members []*member   // in the order of the chain
+	gone    []*member   // that were removed, and whose maps are open
+	pairs   int         // that were admitted and have not left
+	adopted map[string]*keep.Item
+	watched bool // there is a goroutine that reports
+}
+
+// New makes a border without a program. Adopt may follow, and then Start.
+func New(c Config) *Border {
+	return &Border{config: c, wake: make(chan struct{}, 1), done: make(chan struct{}), adopted: make(map[string]*keep.Item)}
+}
+
+// keptBorder is the name under which PID 1 keeps the link and the skeleton's maps. The maps of
+// extensions are below it, by handle.
+const keptBorder = "border"
+
+func memberItem(h id.Handle) string { return fmt.Sprint(keptBorder, "/", h) }
+
+// Kept reports whether an item of this name is a border's.
+func Kept(name string) bool { return name == keptBorder || strings.HasPrefix(name, keptBorder+"/") }
+
+// keptWords are the words of the border's item.
+type keptWords struct {
+	Interface string
+	Loaded    []id.Handle
+}
+
+// keptMaps are the maps that are kept, in this order, behind the link.
+var keptMaps = []string{mapPeers, mapStates, mapContexts, mapTallies}
+
+// Adopt takes over an item that an earlier node kernel has left with PID 1, with its files.
+func (b *Border) Adopt(item *keep.Item) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if item.Name != keptBorder {
+		b.adopted[item.Name] = item
+		return nil
+	}
+	defer item.CloseFiles()
+	if err := b.adopt(item); err != nil {
+		b.drop(keptBorder) // so that another one can be attached
+		return fmt.Errorf("adopt %s: %w", item.Name, err)
+	}
+	return nil
+}
+
+func (b *Border) adopt(item *keep.Item) error {
+	var words keptWords
+	if err := json.Unmarshal(item.Words, &words); err != nil {
+		return err
+	}
+	if len(item.Files) != 1+len(keptMaps) {
+		return fmt.Errorf("%d files, want %d", len(item.Files), 1+len(keptMaps))
+	}
+	maps := make(map[string]*ebpf.Map)
+	for i, name := range keptMaps {
+		m, err := adoptMap(item.Files[1+i])
+		if err != nil {
+			closeAll(maps)
+			return fmt.Errorf("map %s: %w", name, err)
+		}
+		maps[name] = m
+	}
+	fd, err := duplicate(item.Files[0])
+	if err != nil {
+		closeAll(maps)
+		return err
+	}
+	l, err := link.NewFromFD(fd)
+	if err != nil {
+		closeAll(maps)
+		return fmt.Errorf("link: %w", err)
+	}
+	if err := b.open(maps); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	b.states.is.busy().CompareAndSwap(byKernel, free) // the earlier one had it
+	b.link, b.name, b.loaded = l, words.Interface, words.Loaded
+	return nil
+}
+
+func adoptMap(f *os.File) (*ebpf.Map, error) {
+	fd, err := duplicate(f)
+	if err != nil {
+		return nil, err
+	}
+	return ebpf.NewMapFromFD(fd)
+}
+
+// duplicate returns a descriptor of what f is open on.
+func duplicate(f *os.File) (int, error) { return unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0) }
+
+func closeAll(maps map[string]*ebpf.Map) {
+	for _, m := range maps {
+		m.Close()
+	}
+}
+
+// open takes over the skeleton's maps, also if there is an error. The caller holds the lock.
+func (b *Border) open(maps map[string]*ebpf.Map) error {
+	states, err := share[common](maps[mapStates])
+	if err != nil {
+		closeAll(maps)
+		return err
+	}
+	b.maps, b.states = maps, states
+	b.word.Store(states.is)
+	return nil
+}
+
+// makeMaps makes the skeleton's maps, if there are none. The caller holds the lock.
+func (b *Border) makeMaps() error {
+	if b.maps != nil {
+		return nil
+	}
+	spec, err := readSpec()
+	if err != nil {
+		return err
+	}
+	maps := make(map[string]*ebpf.Map)
+	for _, name := range keptMaps {
+		m, err := ebpf.NewMap(spec.Maps[name])
+		if err != nil {
+			closeAll(maps)
+			return fmt.Errorf("make map %s: %w", name, err)
+		}
+		maps[name] = m
+	}
+	return b.open(maps)
+}
+
+// reportEach is how often the node kernel takes over what the program has counted.
+const reportEach = 250 * time.Millisecond
+
+// Start begins to load what Follow demands, after the last Adopt, and after Follow was called for
+// the extensions that the earlier node kernel had. Until then the program that was adopted stays as
+// it is.
+func (b *Border) Start() {
+	b.mu.Lock()
+	for name, item := range b.adopted { // of extensions that are gone
+		item.CloseFiles()
+		b.drop(name)
+	}
+	clear(b.adopted)
+	if b.link != nil {
+		b.watch()
+	}
+	b.mu.Unlock()
+	b.poke() // nothing may need the program that was adopted
+	b.ended.Go(func() {
+		for {
+			select {
+			case <-b.done:
+				return
+			case <-b.wake:
+			}
+			for b.step() {
+			}
+		}
+	})
+}
+
+// watch starts the goroutine that reports while there are extensions, if there is none. The caller
+// holds the lock.
+func (b *Border) watch() {
+	if b.watched {
+		return
+	}
+	b.watched = true
+	b.ended.Go(func() {
+		tick := time.NewTicker(reportEach)
+		defer tick.Stop()
+		for {
+			select {
+			case <-b.done:
+				return
+			case <-tick.C:
+			}
+			b.Report()
+			b.mu.Lock()
+			b.watched = len(b.members) > 0
+			over := !b.watched
+			b.mu.Unlock()
+			if over {
+				return
+			}
+		}
+	})
+}
+
+// drop makes PID 1 forget an item.
+func (b *Border) drop(name string) {
+	if err := b.config.Keeper.Drop(name); err != nil {
+		b.config.Log("extensions on the interface: %v", err)
+	}
+}
+
+// poke has the program looked after.
+func (b *Border) poke() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Lock waits until the program is not running any extension, and keeps it from doing so.
+func (b *Border) Lock() {
+	b.running.Lock()
+	s := b.word.Load()
+	for n := 1; s != nil && !s.busy().CompareAndSwap(free, byKernel); n++ {
+		if n%64 == 0 {
+			runtime.Gosched()
+		}
+	}
+}
+
+// Unlock ends Lock.
+func (b *Border) Unlock() {
+	if s := b.word.Load(); s != nil {
+		s.busy().CompareAndSwap(byKernel, free)
+	}
+	b.running.Unlock()
+}
+
+// Judges reports whether the program judges messages, and all extensions of the machine in slot
+// packet do so in it.
+func (b *Border) Judges() bool { return b.judges.Load() }
+
+// Follow must be called when Config.Chain has changed. An extension that was removed is not asked
+// any more when Follow returns. A new one is, if ever, after Config.Changed was called.
+func (b *Border) Follow() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	were := b.members
+	b.members = nil
+	for _, x := range b.config.Chain() {
+		at := slices.IndexFunc(were, func(m *member) bool { return m.Extension == x })
+		if at < 0 {
+			b.members = append(b.members, b.enter(x))
+			continue
+		}
+		b.members = append(b.members, were[at])
+		were = slices.Delete(were, at, at+1)
+	}
+	for _, m := range were {
+		b.leave(m)
+	}
+	b.settle()
+	b.poke()
+}
+
+// wanted returns the extensions that the program should have. The caller holds the lock.
+func (b *Border) wanted() (chain []*member) {
+	for _, m := range b.members {
+		if m.why == nil {
+			chain = append(chain, m)
+		}
+	}
+	return chain
+}
+
+// fresh returns the extensions of a chain that the program on the interface does not have. The
+// caller holds the lock.
+func (b *Border) fresh(chain []*member) []*member {
+	return slices.DeleteFunc(slices.Clone(chain), func(m *member) bool { return slices.Contains(b.loaded, m.Handle()) })
+}
+
+func handles(chain []*member) (all []id.Handle) {
+	for _, m := range chain {
+		all = append(all, m.Handle())
+	}
+	return all
+}
+
+// settle notes where the extensions run, and reports whether Judges has changed. The caller holds
+// the lock.
+func (b *Border) settle() (changed bool) {
+	all := len(b.members) > 0
+	for _, m := range b.members {
+		all = m.where(b.name, slices.Contains(b.loaded, m.Handle())) && all
+	}
+	return b.judges.Swap(all) != all
+}
+
+// step brings the program on the interface nearer to what it should be, and reports whether it may
+// not be there yet. Linux may need seconds for a program.
+func (b *Border) step() (again bool) {
+	b.mu.Lock()
+	for _, m := range b.gone {
+		m.close()
+	}
+	b.gone = nil
+	chain := b.wanted()
+	if len(chain) == 0 && b.pairs == 0 {
+		b.detach()
+		b.mu.Unlock()
+		return false
+	}
+	if len(b.fresh(chain)) == 0 { // those that it has in addition are not asked
+		b.mu.Unlock()
+		return false
+	}
+	parts, err := b.parts(chain)
+	maps := b.maps
+	b.mu.Unlock()
+
+	var program *ebpf.Program
+	if err == nil {
+		program, err = build(maps, parts)
+	}
+	b.mu.Lock()
+	again, changed := b.loads(chain, program, err)
+	b.mu.Unlock()
+	if changed {
+		b.config.Changed()
+	}
+	return again
+}
+
+// loads attaches the program with a chain, which Linux has accepted or refused, and reports whether
+// another one is needed and whether Judges has changed. The caller holds the lock.
+func (b *Border) loads(chain []*member, program *ebpf.Program, err error) (again, changed bool) {
+	if program != nil {
+		defer program.Close() // the link has it
+	}
+	if !slices.Equal(chain, b.wanted()) {
+		return true, false
+	}
+	if err == nil {
+		err = b.install(chain, program)
+	}
+	if err == nil {
+		b.loaded = handles(chain)
+		b.keep()
+		b.watch()
+		return false, b.settle()
+	}
+	fresh := b.fresh(chain)
+	newest := fresh[len(fresh)-1] // Linux may accept the others without it
+	if lacks := newest.part.Lacks(); lacks != nil {
+		err = lacks
+	}
+	newest.refuse(err)
+	return true, b.settle()
+}
+
+// Close detaches the program and closes everything. No extension may run.
+func (b *Border) Close() error {
+	close(b.done)
+	b.ended.Wait()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, m := range slices.Concat(b.members, b.gone) {
+		m.close()
+	}
+	for _, item := range b.adopted {
+		item.CloseFiles()
+	}
+	b.detach()
+	if b.maps == nil {
+		return nil
+	}
+	b.word.Store(nil)
+	err := b.states.Close()
+	delete(b.maps, mapStates) // closed with its memory
+	closeAll(b.maps)
+	b.maps = nil
+	return err
+}

@@ -1,0 +1,278 @@
+package border
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/slot"
+	"margay/kernel/extension"
+	"margay/kernel/keep"
+	"margay/nimble"
+	"margay/nimble/engine/linux"
+	"margay/nimble/state"
+)
+
+// member is an extension of the chain. Border.mu guards it.
+type member struct {
+	*extension.Extension
+	why    error // why it cannot run on the interface; nil: it may
+	slow   error // why messages pass the node kernels though it is there; nil: they do not
+	part   *linux.Part
+	maps   []*linux.Map // by index of the program's maps
+	covers bool         // the maps are the extension's memory
+	tally  *shared[tally]
+	was    tally // as it was last reported
+}
+
+// enter makes the maps of an extension. Those that an earlier node kernel has left become its
+// memory at once. The caller holds the lock.
+func (b *Border) enter(x *extension.Extension) *member {
+	m := &member{Extension: x}
+	if err := b.prepare(m); err != nil {
+		m.refuse(err)
+	}
+	if !m.covers { // a program with its handle does not share its memory
+		b.loaded = slices.DeleteFunc(b.loaded, func(h id.Handle) bool { return h == m.Handle() })
+	}
+	return m
+}
+
+func (b *Border) prepare(m *member) error {
+	if err := b.makeMaps(); err != nil {
+		return err
+	}
+	program, err := nimble.Verify(m.Spec(), m.Options())
+	if err != nil {
+		return err
+	}
+	if size := program.Context().Size; size != slot.PacketSize {
+		return fmt.Errorf("it was verified for a context of %d bytes, not %d", size, slot.PacketSize)
+	}
+	if m.part, err = linux.NewSettledPart(program); err != nil {
+		return err
+	}
+	name := memberItem(m.Handle())
+	if kept := b.adopted[name]; kept != nil {
+		delete(b.adopted, name)
+		defer kept.CloseFiles()
+		return m.adopt(b, kept)
+	}
+	for i, spec := range program.Maps() {
+		contents := spec.Contents
+		if !spec.ReadOnly {
+			if spec.Kind != state.Array {
+				return fmt.Errorf("map %q is a %v", spec.Name, spec.Kind)
+			}
+			contents = m.Map(spec.Name).Memory().Bytes()
+		}
+		made, err := m.part.NewMap(i, contents)
+		if err != nil {
+			return err
+		}
+		m.maps = append(m.maps, made)
+	}
+	counts, err := ebpf.NewMap(&ebpf.MapSpec{Name: "tally", Type: ebpf.Array, KeySize: 4, ValueSize: tallySize, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE})
+	if err != nil {
+		return fmt.Errorf("make map: %w", err)
+	}
+	return m.count(counts)
+}
+
+// count takes over the map with the extension's tally.
+func (m *member) count(counts *ebpf.Map) (err error) {
+	if m.tally, err = share[tally](counts); err != nil {
+		counts.Close()
+		return err
+	}
+	m.was = m.tally.is.read()
+	return nil
+}
+
+// adopt takes over the tally and the maps that an earlier node kernel has left.
+func (m *member) adopt(turns sync.Locker, kept *keep.Item) error {
+	var names []string
+	if err := json.Unmarshal(kept.Words, &names); err != nil {
+		return fmt.Errorf("%s: %w", kept.Name, err)
+	}
+	if len(kept.Files) != 1+len(names) {
+		return fmt.Errorf("%s: %d files, want %d", kept.Name, len(kept.Files), 1+len(names))
+	}
+	for i, spec := range m.part.Program().Maps() {
+		at := slices.Index(names, spec.Name)
+		var made *linux.Map
+		var err error
+		if spec.ReadOnly {
+			made, err = m.part.NewMap(i, spec.Contents)
+		} else if at < 0 {
+			return fmt.Errorf("%s: it has no map %q", kept.Name, spec.Name)
+		} else if fd, failed := duplicate(kept.Files[1+at]); failed != nil {
+			err = failed
+		} else {
+			made, err = m.part.AdoptMap(i, fd)
+		}
+		if err != nil {
+			return err
+		}
+		m.maps = append(m.maps, made)
+	}
+	counts, err := adoptMap(kept.Files[0])
+	if err != nil {
+		return err
+	}
+	if err := m.count(counts); err != nil {
+		return err
+	}
+	return m.cover(turns, true)
+}
+
+// cover puts the maps in Linux in the place of the extension's memory, and makes its runs take
+// turns with the program. full: the maps have its data. Linux, which lacks this service, has
+// accepted it, so it calls no other extension.
+func (m *member) cover(turns sync.Locker, full bool) error {
+	m.Guard(turns)
+	err := m.Alone(func() error {
+		for i, spec := range m.part.Program().Maps() {
+			if spec.ReadOnly {
+				continue
+			}
+			own := m.Map(spec.Name).Memory()
+			data := slices.Clone(own.Bytes())
+			if err := own.Cover(m.maps[i].FD()); err != nil {
+				return err
+			}
+			if !full {
+				copy(own.Bytes(), data)
+			}
+		}
+		return nil
+	})
+	m.covers = err == nil
+	return err
+}
+
+// keepMember leaves the tally and the maps of an extension with PID 1.
+func (b *Border) keepMember(m *member) (err error) {
+	names, fds := []string{}, []int{m.tally.FD()}
+	for i, spec := range m.part.Program().Maps() {
+		if !spec.ReadOnly {
+			names, fds = append(names, spec.Name), append(fds, m.maps[i].FD())
+		}
+	}
+	item := keep.Item{Name: memberItem(m.Handle())}
+	defer item.CloseFiles()
+	if item.Words, err = json.Marshal(names); err != nil {
+		return err
+	}
+	if item.Files, err = files(fds); err != nil {
+		return err
+	}
+	return b.config.Keeper.Keep(item)
+}
+
+// where notes where the extension runs, and reports whether it judges all messages from the
+// interface there.
+func (m *member) where(name string, loaded bool) bool {
+	switch {
+	case m.why != nil:
+		m.RunsAlso("", fmt.Sprintf("not on the interface: %v", m.why))
+	case !loaded:
+		m.RunsAlso("", "not yet on the interface: Linux verifies it")
+	case m.slow != nil:
+		m.RunsAlso("", fmt.Sprintf("no longer on the interface: %v", m.slow))
+	default:
+		m.RunsAlso(name, "")
+		return true
+	}
+	return false
+}
+
+// refuse notes why an extension does not run here, and closes what was made for it.
+func (m *member) refuse(why error) {
+	m.why = why
+	m.close()
+}
+
+// close closes the maps. The memory of the extension stays what it is.
+func (m *member) close() {
+	for _, each := range m.maps {
+		each.Close()
+	}
+	m.maps = nil
+	if m.tally != nil {
+		m.tally.Close()
+		m.tally = nil
+	}
+}
+
+// leave keeps the program from asking an extension that was removed, and PID 1 from keeping its
+// maps. The caller holds the lock.
+func (b *Border) leave(m *member) {
+	if m.tally == nil {
+		return
+	}
+	m.report()
+	atomic.StoreUint32(&m.tally.is.Off, 1)
+	b.gone = append(b.gone, m)
+	if m.covers {
+		b.drop(memberItem(m.Handle()))
+	}
+}
+
+// Report adds what the program has counted to the statistics of the extensions.
+func (b *Border) Report() {
+	b.mu.Lock()
+	for _, m := range b.members {
+		if m.tally != nil {
+			m.report()
+		}
+	}
+	changed := b.settle()
+	b.mu.Unlock()
+	if changed {
+		b.config.Changed()
+	}
+}
+
+// A run that takes longer than slowTime, in the program's clock, is slow. Each one counts slowCost,
+// and each other one pays 1 back. At slowLimit, messages pass the node kernels again.
+const (
+	slowTime  = 500 * time.Microsecond
+	slowCost  = 4
+	slowLimit = 64
+)
+
+// report is Report for an extension. The caller holds the lock.
+func (m *member) report() {
+	now := m.tally.is.read()
+	if now.Runs != m.was.Runs {
+		m.Ran(now.Runs-m.was.Runs, time.Duration(now.Time-m.was.Time))
+	}
+	m.Dropped(now.Drops - m.was.Drops)
+	for range now.Faults - m.was.Faults {
+		m.Fault(fault(&now))
+	}
+	if now.Slow >= slowLimit && m.slow == nil {
+		m.slow = fmt.Errorf("more than one in %d of its runs there took longer than %v", slowCost+1, slowTime)
+	}
+	m.was = now
+}
+
+// fault returns the error of the last fault.
+func fault(k *tally) error {
+	row, err := slot.Find(slot.Packet)
+	if err != nil {
+		return err
+	}
+	if answer := slot.Verdict(k.Answer); !row.Allows(answer) {
+		return fmt.Errorf("answer %d is not a verdict of slot %s", answer, slot.Packet)
+	}
+	return fmt.Errorf("it stops a message of the libraries, for handler %d, from rank %d to rank %d", k.Handler, k.Source, k.Target)
+}

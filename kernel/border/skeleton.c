@@ -1,0 +1,465 @@
+//go:build ignore
+
+/* The skeleton judges messages between ranks on the interface of a node (package border). It takes
+ * datagrams of mirrored channels (kernel/abi/mirror) apart, and asks the extensions in slot packet
+ * about each message in them. The chain of extensions is spliced in before it is loaded.
+ *
+ * Every frame is hostile until it has the key of the pair of ranks that it names, and the other
+ * rank's address as its source. A frame that is not understood passes unchanged: no rank takes it
+ * whose channel has a seal.
+ */
+#include "margay_ext.h"
+
+#define noinline __attribute__((noinline))
+
+#define MAP_HASH MAP_TYPE(1)
+#define MAP_FLAGS(number) int (*map_flags)[number]
+#define BPF_F_NO_PREALLOC 1
+#define BPF_F_MMAPABLE 1024
+
+struct xdp_md {
+	__u32 data;
+	__u32 data_end;
+	__u32 data_meta;
+	__u32 ingress_ifindex;
+	__u32 rx_queue_index;
+	__u32 egress_ifindex;
+};
+
+#define XDP_PASS 2
+
+static __s64 (*const csum_diff)(const __u32 *from, __u32 from_size, const __u32 *to, __u32 to_size, __u32 seed) = (void *)28;
+static long (*const loop)(__u32 times, void *f, void *context, __u64 flags) = (void *)181;
+static __u64 (*const frame_length)(struct xdp_md *frame) = (void *)188;
+static long (*const load)(struct xdp_md *frame, __u32 offset, void *to, __u32 length) = (void *)189;
+static long (*const store)(struct xdp_md *frame, __u32 offset, const void *from, __u32 length) = (void *)190;
+
+/* Offsets in a frame without tags and IP options. */
+#define ETHERNET 14
+#define IP 20
+#define UDP 8
+#define CHECKSUM (ETHERNET + IP + 6)
+#define HEADER (ETHERNET + IP + UDP)
+#define KEY (HEADER + 8)
+#define DATA (HEADER + 40)
+
+/* Of kernel/abi/mirror and kernel/abi/wire. */
+#define MAGIC 0x4d4d
+#define VERSION 1
+#define FLAGS 1
+#define MOST_DATA 8960
+#define RING 131072
+#define MESSAGE 1
+#define PAD 2
+#define RECORD 24
+#define MOST_PAYLOAD (RING / 16 - RECORD)
+#define PIECE 259
+#define PIECE_ARGS 16
+#define STOPPED 261
+#define MOST_LONG (1 << 20)
+
+#define PLACES (RING / 8)
+#define MOST_RECORDS (MOST_DATA / RECORD + 1)
+#define NOWHERE (~7ull) /* a position that no rank takes */
+#define FAULTS 16	/* after so many an extension is not asked any more */
+#define TRIES 256	/* to have the extensions, some microseconds */
+#define SLOW_TIME 500000
+#define SLOW_COST 4
+
+struct headers {
+	__u16 unused;
+	__u8 to[6];
+	__u8 from[6];
+	__u16 type;
+	__u8 version;
+	__u8 tos;
+	__u16 total;
+	__u16 identification;
+	__u16 fragment;
+	__u8 ttl;
+	__u8 protocol;
+	__u16 header_checksum;
+	__u32 source;
+	__u32 target;
+	__u16 source_port;
+	__u16 target_port;
+	__u16 length;
+	__u16 checksum;
+};
+
+struct mirror_header {
+	__u16 magic;
+	__u8 version;
+	__u8 flags;
+	__u32 number;
+	__u64 key;
+	__u64 offset;
+	__u64 arrived;
+	__u64 taken;
+};
+
+/* An end of mirrored channels on this node. */
+struct end {
+	__u32 number;
+	__u16 port; /* as in a frame */
+	__u16 unused;
+};
+
+/* The other end, and what the extensions have answered about messages from there. */
+struct peer {
+	__u64 key;  /* of this end */
+	__u64 seal; /* changes it */
+	__u32 address; /* as in a frame */
+	__u16 port;    /* the same */
+	__u16 unused;
+	__u32 job;
+	__u32 source_node;
+	__u32 source_rank;
+	__u32 target_rank;
+	__u64 judged; /* position up to which messages were judged */
+	__u32 total;  /* bytes of a long message that was stopped; 0: there is none */
+	__u32 next;   /* offset of its next piece */
+	__u8 stopped[PLACES / 8]; /* a bit for each place of the ring */
+};
+
+/* What the program and the node kernel share. */
+struct common {
+	__u32 busy; /* extensions run: 1 here, 2 in the node kernel */
+	__u32 unused;
+	__u64 met;     /* frames that were not judged because they ran */
+	__u64 refused; /* frames of a peer that made no sense */
+	__u64 judged;  /* frames that were judged */
+};
+
+/* Of an extension. */
+struct tally {
+	__u64 begun; /* start of the last run */
+	__u64 runs;
+	__u64 time; /* of all runs, in nanoseconds */
+	__u64 drops;
+	__u64 faults;
+	__u64 answer; /* of the last fault */
+	__u32 handler;
+	__u32 source;
+	__u32 target;
+	__u32 slow; /* a measure of slow runs: each adds SLOW_COST, each other one takes 1 back */
+	__u32 off;  /* it was removed */
+	__u32 unused;
+};
+
+struct { MAP_HASH; struct end *key; MAP_VALUE(struct peer); MAP_ENTRIES(16384); MAP_FLAGS(BPF_F_NO_PREALLOC); } peers SEC(".maps");
+struct { MAP_ARRAY; MAP_VALUE(struct common); MAP_ENTRIES(1); MAP_FLAGS(BPF_F_MMAPABLE); } states SEC(".maps");
+struct { MAP_ARRAY; MAP_VALUE(struct margay_packet); MAP_ENTRIES(1); } contexts SEC(".maps");
+/* Each extension has such a map. The one here is a placeholder. */
+struct { MAP_ARRAY; MAP_VALUE(struct tally); MAP_ENTRIES(1); MAP_FLAGS(BPF_F_MMAPABLE); } tallies SEC(".maps");
+
+/* walk is the way through a frame. */
+struct walk {
+	struct xdp_md *frame;
+	struct peer *peer;
+	__u64 position; /* in the ring, of the record at `at` */
+	__u32 at;	/* in the frame */
+	__u32 end;
+	__u32 sum; /* change of the checksum */
+	__u32 bad;
+
+	/* The message about which the extensions are asked. */
+	__u32 payload; /* in the frame */
+	__u32 length;  /* of it, as far as they see it */
+	__u32 total;
+	__u32 handler;
+	__u64 args[2];
+};
+
+/* fill writes the context of the slot. */
+static noinline int fill(struct walk *w, struct margay_packet *p)
+{
+	struct margay_message *m = &p->message;
+	__u32 length = w->length;
+
+	m->job = w->peer->job;
+	m->source_node = w->peer->source_node;
+	m->source_rank = w->peer->source_rank;
+	m->target_rank = w->peer->target_rank;
+	m->handler = w->handler;
+	m->length = length;
+	m->args[0] = w->args[0];
+	m->args[1] = w->args[1];
+	m->total = w->total;
+	p->from_node = w->peer->source_node;
+	p->hops = 0;
+	__builtin_memset(m->data, 0, sizeof m->data);
+	asm volatile("" : "+r"(length));
+	if (length > 0 && length <= sizeof m->data)
+		load(w->frame, w->payload, m->data, length);
+	return 0;
+}
+
+/* begin begins a run of an extension, and reports whether it is asked. */
+static noinline int begin(struct tally *k)
+{
+	if (k->off || k->faults >= FAULTS)
+		return 0;
+	k->begun = time_ns();
+	return 1;
+}
+
+/* judge ends the run of an extension, and returns its verdict, if that is allowed. */
+static noinline __u64 judge(struct walk *w, struct margay_packet *p, struct tally *k, __u64 answer)
+{
+	__u64 took = time_ns() - k->begun;
+
+	k->runs += 1;
+	k->time += took;
+	if (took > SLOW_TIME)
+		k->slow += SLOW_COST;
+	else if (k->slow)
+		k->slow -= 1;
+	if (answer == MARGAY_PASS)
+		return MARGAY_PASS;
+	if ((answer == MARGAY_CONSUME || answer == MARGAY_DROP) && w->handler < MARGAY_HANDLERS) {
+		k->drops += answer == MARGAY_DROP;
+		return answer;
+	}
+	k->faults += 1;
+	k->answer = answer;
+	k->handler = w->handler;
+	k->source = w->peer->source_rank;
+	k->target = w->peer->target_rank;
+	fill(w, p); /* without what it has written there */
+	return MARGAY_PASS;
+}
+
+/* chain asks the extensions in turn until one stops the message. The code here is a placeholder. */
+static noinline __u64 chain(struct walk *w, struct margay_packet *p)
+{
+	__u32 first = 0;
+	struct tally *k = map_lookup(&tallies, &first);
+
+	if (!k || !begin(k))
+		return MARGAY_PASS;
+	return judge(w, p, k, p->hops);
+}
+
+/* asked returns the verdict about the message that w describes. */
+static inline_always __u64 asked(struct walk *w)
+{
+	__u32 first = 0;
+	struct margay_packet *p = map_lookup(&contexts, &first);
+
+	if (!p)
+		return MARGAY_PASS;
+	fill(w, p);
+	return chain(w, p);
+}
+
+/* piece is what arguments of a record for PIECE say (kernel/abi/wire, Piece). */
+struct piece {
+	__u32 total;
+	__u32 offset;
+	__u32 handler;
+};
+
+#define PASSES 0
+#define STOPS 1
+#define ASKS 2
+
+/* describe_piece is describe for a piece. The first one decides about the others. */
+static inline_always int describe_piece(struct walk *w, __u32 size)
+{
+	struct piece piece = { .total = w->args[0], .offset = w->args[0] >> 32, .handler = w->args[1] >> 32 };
+	struct peer *p = w->peer;
+
+	if (piece.offset > 0) {
+		int stops = p->total > 0 && p->total == piece.total && p->next == piece.offset;
+
+		p->next = piece.offset + size;
+		p->total = stops && p->next < piece.total ? piece.total : 0;
+		return stops ? STOPS : PASSES;
+	}
+	if (piece.handler >= MARGAY_HANDLERS || piece.total <= MARGAY_MESSAGE_MAX || piece.total > MOST_LONG || size <= PIECE_ARGS)
+		return PASSES; /* nonsense, about which the rank complains */
+	load(w->frame, w->at + RECORD, w->args, sizeof w->args);
+	size -= PIECE_ARGS;
+	w->payload = w->at + RECORD + PIECE_ARGS;
+	w->length = size < MARGAY_MESSAGE_MAX - PIECE_ARGS ? size : MARGAY_MESSAGE_MAX - PIECE_ARGS;
+	w->total = piece.total;
+	w->handler = piece.handler;
+	p->next = size;
+	p->total = size < piece.total ? piece.total : 0; /* if it is stopped */
+	return ASKS;
+}
+
+/* describe describes the message in the record at `at`, with a payload of size bytes, and returns
+ * whether the extensions are asked about it. */
+static noinline int describe(struct walk *w, __u32 handler, __u32 size)
+{
+	load(w->frame, w->at + 8, w->args, sizeof w->args);
+	if (handler == PIECE)
+		return describe_piece(w, size);
+	w->payload = w->at + RECORD;
+	w->length = size < MARGAY_MESSAGE_MAX ? size : MARGAY_MESSAGE_MAX;
+	w->total = size;
+	w->handler = handler;
+	return ASKS;
+}
+
+/* stops returns whether a new message is stopped. */
+static inline_always int stops(struct walk *w, __u32 handler, __u32 size)
+{
+	int answer = describe(w, handler, size);
+
+	if (answer != ASKS)
+		return answer;
+	if (asked(w) != MARGAY_PASS)
+		return STOPS;
+	if (handler == PIECE)
+		w->peer->total = 0;
+	return PASSES;
+}
+
+/* place returns the byte of the bit for a position. */
+static inline_always __u8 *place(struct peer *p, __u64 position)
+{
+	__u32 at = position / 64;
+
+	asm volatile("" : "+r"(at));
+	return &p->stopped[at & (PLACES / 8 - 1)];
+}
+
+/* change writes 8 bytes over others of a frame. */
+static inline_always void change(struct walk *w, __u32 at, __u64 from, __u64 to)
+{
+	__u64 both[2] = { from, to };
+
+	w->sum = csum_diff((__u32 *)&both[0], 8, (__u32 *)&both[1], 8, w->sum);
+	store(w->frame, at, &both[1], 8);
+}
+
+/* step judges one record, and returns 1 after the last one. */
+static long step(__u32 index, struct walk *w)
+{
+	struct peer *p = w->peer;
+	__u32 left, length, size, kind, handler;
+	__u64 head = 0, bit = 1ull << (w->position / 8 % 8);
+	__u8 *byte = place(p, w->position);
+
+	(void)index;
+	if (w->at >= w->end || w->at > DATA + MOST_DATA)
+		return 1;
+	w->bad = 1;
+	left = w->end - w->at;
+	if (load(w->frame, w->at, &head, sizeof head))
+		return 1;
+	size = head;
+	kind = head >> 32 & 0xffff;
+	handler = head >> 48;
+	length = (RECORD + size + 7) & ~7u;
+	if (kind == PAD)
+		length = RING - w->position % RING;
+	else if (kind != MESSAGE || size > MOST_PAYLOAD || w->position % RING + length > RING)
+		return 1;
+	if (length > left || (w->position < p->judged && w->position + length > p->judged))
+		return 1;
+	if (w->position >= p->judged) {
+		int stopped = kind == MESSAGE && stops(w, handler, size);
+
+		if (stopped)
+			*byte |= bit;
+		else
+			*byte &= ~bit;
+		p->judged = w->position + length;
+	}
+	if (kind == MESSAGE && *byte & bit)
+		change(w, w->at, head, (head & ~(0xffffull << 48)) | (__u64)STOPPED << 48);
+	w->bad = 0;
+	w->at += length;
+	w->position += length;
+	return w->at >= w->end;
+}
+
+/* walk_through judges the data of a datagram, and reports whether they make sense. */
+static inline_always int walk_through(struct walk *w, struct mirror_header *m)
+{
+	if (w->end == DATA)
+		return 1;
+	if (m->offset % 8 || m->offset > w->peer->judged || w->peer->judged - m->offset > RING) {
+		change(w, HEADER + 16, m->offset, NOWHERE);
+		return 1;
+	}
+	w->position = m->offset;
+	loop(MOST_RECORDS, step, w, 0);
+	return !w->bad && w->at >= w->end;
+}
+
+/* seal_up changes the key of a datagram, and its checksum. */
+static inline_always void seal_up(struct walk *w, struct headers *h, struct mirror_header *m)
+{
+	__u32 sum;
+	__u16 checksum;
+
+	change(w, KEY, m->key, m->key ^ w->peer->seal);
+	if (!h->checksum)
+		return;
+	sum = (__u16)~h->checksum;
+	sum += (w->sum & 0xffff) + (w->sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	checksum = ~sum;
+	if (!checksum)
+		checksum = 0xffff;
+	store(w->frame, CHECKSUM, &checksum, sizeof checksum);
+}
+
+/* take reports whether the extensions are this frame's, until it gives them back. It waits a moment
+ * for a frame on another core. */
+static noinline int take(struct common *s)
+{
+	for (int i = 0; i < TRIES; i++)
+		if (!__sync_val_compare_and_swap(&s->busy, 0, 1))
+			return 1;
+	return 0;
+}
+
+SEC("xdp.frags") int border(struct xdp_md *frame)
+{
+	struct headers h = {};
+	struct mirror_header m;
+	struct walk w = { .frame = frame, .at = DATA };
+	struct end end = {};
+	struct common *s;
+	__u32 total, length, first = 0;
+
+	if (load(frame, 0, &h.to, HEADER))
+		return XDP_PASS;
+	total = __builtin_bswap16(h.total);
+	length = __builtin_bswap16(h.length);
+	if (h.type != __builtin_bswap16(0x0800) || h.version != 0x45 || h.protocol != 17 || h.fragment & __builtin_bswap16(0x3fff) ||
+	    total != IP + length || length < UDP + sizeof m || length % 8 || length > UDP + sizeof m + MOST_DATA || ETHERNET + total > frame_length(frame))
+		return XDP_PASS;
+	if (load(frame, HEADER, &m, sizeof m) || m.magic != MAGIC || m.version != VERSION || m.flags & ~FLAGS)
+		return XDP_PASS;
+	end.number = m.number;
+	end.port = h.target_port;
+	s = map_lookup(&states, &first);
+	if (!s)
+		return XDP_PASS;
+	if (!take(s)) {
+		__sync_fetch_and_add(&s->met, 1);
+		return XDP_PASS;
+	}
+	w.peer = map_lookup(&peers, &end); /* now that the node kernel does not replace it */
+	w.end = ETHERNET + total;
+	if (!w.peer || w.peer->key != m.key || w.peer->address != h.source || w.peer->port != h.source_port) {
+		;
+	} else if (walk_through(&w, &m)) {
+		s->judged += 1;
+		seal_up(&w, &h, &m);
+	} else {
+		s->refused += 1;
+	}
+	__sync_lock_test_and_set(&s->busy, 0);
+	return XDP_PASS;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

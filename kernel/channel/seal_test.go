@@ -1,0 +1,120 @@
+package channel
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/mirror"
+)
+
+// seals notes the calls of a table.
+type seals struct {
+	table  *Table
+	calls  []string
+	known  map[id.Rank]uint64 // seals
+	absent bool               // there is no program
+}
+
+func (s *seals) called(what string, p Peering, args ...any) {
+	s.calls = append(s.calls, fmt.Sprint(what, " ", p.Rank, " ", args))
+}
+
+func (s *seals) Admit(p Peering, seal, position uint64) (bool, error) {
+	if s.absent {
+		return false, nil
+	}
+	s.called("admit", p, position)
+	if is := s.table.farOf(p.Local, p.Rank).in.Seal().Load(); seal == 0 || is != seal || s.known[p.Rank] != 0 && s.known[p.Rank] != seal {
+		return false, fmt.Errorf("rank %d is admitted with seal %d, and has %d", p.Rank, seal, is)
+	}
+	s.known[p.Rank] = seal
+	return true, nil
+}
+
+func (s *seals) Advance(p Peering, position uint64) error {
+	s.called("advance", p, position)
+	return nil
+}
+
+func (s *seals) Leave(p Peering) { s.called("leave", p) }
+
+// Mirrored channels are judged from the position on that their rank has reached, and keep their
+// seals. The first bytes that arrive afterwards are reported, once. The next node kernel has the
+// channels with seals judged again, and takes the seals away if it cannot.
+func TestSeals(t *testing.T) {
+	host := netip.MustParseAddr("127.0.0.1")
+	remote := &Remote{Self: host, Addresses: slices.Repeat([]netip.Addr{host}, 20), Largest: mirror.Least}
+	table, k := openWith(t, 1, remote)
+	s := &seals{table: table, known: make(map[id.Rank]uint64)}
+	table.config.Seals = s
+	meet := func(rank id.Rank) *far {
+		t.Helper()
+		table.Meet(0, rank)
+		if err := table.Met(0, rank, Meeting{Number: 1, Key: 2, Port: 3}); err != nil {
+			t.Fatal(err)
+		}
+		return table.farOf(0, rank)
+	}
+	calls := func(want ...string) {
+		t.Helper()
+		if !slices.Equal(s.calls, want) {
+			t.Errorf("calls %q, want %q", s.calls, want)
+		}
+		s.calls = nil
+	}
+	first, alone := meet(5), meet(6)
+	calls()
+	first.in.Arrived().Store(805) // a rank writes any number there
+	table.Meet(0, 7)
+	for range 2 {
+		if err := table.Seal(true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	calls("admit 5 [800]", "admit 6 [0]")
+	late := meet(7)
+	calls("admit 7 [0]")
+	table.Tend(0)
+	calls()
+	first.in.Arrived().Store(880)
+	table.Tend(0)
+	first.in.Arrived().Store(960)
+	table.Tend(0)
+	calls("advance 5 [880]")
+	if err := table.Seal(false); err != nil {
+		t.Fatal(err)
+	}
+	none := meet(8)
+	for _, f := range []*far{first, alone, late, none} {
+		if got := f.in.Seal().Load(); got != s.known[f.Rank] {
+			t.Errorf("rank %d: seal %d, want %d", f.Rank, got, s.known[f.Rank])
+		}
+	}
+	calls()
+	none.in.Seal().Store(9) // by a node kernel that was killed before it could admit it
+	for _, absent := range []bool{false, true} {
+		s.absent = absent
+		again, err := Adopt(Config{Ranks: ranksOf(t, 1), Remote: remote, Keeper: k, Seals: s, Log: t.Logf}, k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if absent {
+			calls()
+		} else {
+			calls("admit 5 [960]", "admit 6 [0]", "admit 7 [0]", "admit 8 [0]")
+		}
+		again.Close()
+		if absent {
+			calls()
+		} else {
+			calls("leave 5 []", "leave 6 []", "leave 7 []", "leave 8 []")
+		}
+	}
+	if first.in.Seal().Load() != 0 {
+		t.Error("a channel that nothing judges has a seal")
+	}
+	s.absent = false
+}

@@ -1,0 +1,89 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// An extension in slot packet gives the same results on the interface of a node and in its node
+// kernel, to which it goes back while there is one beside it that Linux refuses: the same messages
+// arrive, and as many are judged and dropped. A restarted node kernel finds it on the interface.
+func TestPacket(t *testing.T) {
+	m := use(t, "qemu")
+	insert := func(settings ...string) {
+		t.Helper()
+		if r := m.margay(append([]string{"ext", "insert", object(t, "packet/firewall"), "--node=1"}, settings...)...); r.code != 0 {
+			t.Fatal(r)
+		}
+	}
+	insert("--set=handler=2")
+	x := m.awaitPacket("+eth0", 0)
+	defer func() { m.margay("ext", "remove", x.id()) }()
+	// sift runs a job, and returns what the extension has done.
+	sift := func() packetState {
+		t.Helper()
+		before := m.awaitPacket("", x.Handle)
+		r := m.run(0, "-n", "2", "--ppn", "1", probe(), "sift", "600")
+		for _, want := range []string{"rank 0 has handled [200 200 200] sums [59700 59900 60100]\n", "rank 1 has handled [200 0 200] sums [59700 0 60100]\n"} {
+			if !strings.Contains(r.stdout, want) {
+				t.Errorf("want %s%v", want, r)
+			}
+		}
+		o := m.awaitPacket("", x.Handle)
+		o.Runs, o.Instructions, o.Dropped = o.Runs-before.Runs, o.Instructions-before.Instructions, o.Dropped-before.Dropped
+		if o.Runs < 600 || o.Runs > 650 || o.Dropped != 200 || o.Faults != 0 { // leaders send notes to each other
+			t.Errorf("%+v", o)
+		}
+		return o
+	}
+	there := sift()
+	insert("--set=handler=77", "--set=refuse=4")
+	second := m.awaitPacket("not on the interface: ", x.Handle+1)
+	here := sift()
+	t.Logf("on the interface %+v, in the node kernel %+v", there, here)
+	if here.Runs != 600 || there.Instructions > here.Instructions/2 {
+		t.Errorf("on the interface %+v, in the node kernel %+v", there, here)
+	}
+	if r := m.margay("ext", "remove", second.id()); r.code != 0 {
+		t.Error(r)
+	}
+	if r := m.margay("machine", "restart", "1"); r.code != 0 {
+		t.Error(r)
+	}
+	m.awaitPacket("+eth0", x.Handle)
+	if again := sift(); again.Instructions > here.Instructions/2 {
+		t.Errorf("%+v, in the node kernel %+v", again, here)
+	}
+}
+
+// packetState is an extension in slot packet on node 1.
+type packetState struct {
+	Handle                              int
+	Slot, State, Engine, Passed         string
+	Runs, Instructions, Dropped, Faults uint64
+}
+
+func (x packetState) id() string { return fmt.Sprintf("1.%d", x.Handle) }
+
+// awaitPacket waits until an extension with a handle, 0 for any, is active, and where the list
+// says.
+func (m *machine) awaitPacket(where string, handle int) (x packetState) {
+	m.t.Helper()
+	var r result
+	eventually(m.t, "extension: "+where, func() bool {
+		var list struct{ Extensions []packetState }
+		r = m.margay("ext", "list", "--node", "1", "--json")
+		if err := json.Unmarshal([]byte(r.stdout), &list); err != nil || r.code != 0 {
+			return false // the node kernel may be away
+		}
+		for _, x = range list.Extensions {
+			if x.Slot == "packet" && x.State == "active" && (handle == 0 || x.Handle == handle) {
+				return strings.Contains(x.Engine+" "+x.Passed, where)
+			}
+		}
+		return false
+	}, func() string { return fmt.Sprint(r) })
+	return x
+}
