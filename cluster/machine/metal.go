@@ -465,7 +465,7 @@ func (m *metalNodes) met(mac boot.MAC) {
 	})
 }
 
-// reached passes on how far a node has got. While it gets further, no other card can have its place.
+// reached passes on how far a node has got. While it gets further, its machine keeps its card.
 func (m *metalNodes) reached(number id.Node, s boot.Status) {
 	m.mu.Lock()
 	m.cards.Uses(time.Now(), number)

@@ -27,7 +27,7 @@ import (
 // approval. The owner makes it and brings it on the disk; the machine presents it when it asks for
 // its configuration. The folder of the machine has the hash of each token that was not presented
 // yet, in a file by the number of the node. Presenting a token removes the file, whatever comes of
-// it, so a token is good for one attempt. Whoever changes the folder of the tokens has it locked.
+// it, so a token is good for one attempt. A process that changes the folder has it locked.
 
 // NodeToken is the token of a node.
 type NodeToken struct {

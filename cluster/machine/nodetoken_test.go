@@ -223,8 +223,8 @@ func TestMetalToken(t *testing.T) {
 	}
 }
 
-// The number of a token is kept for its machine until the token is used up or has expired. A machine
-// whose token admits nothing is approved where all are.
+// The number of a token is kept for its machine until the token is used up or has expired. A
+// machine whose token admits nothing is approved where all are.
 func TestMetalPromised(t *testing.T) {
 	d := madeMetal(t)
 	p := playMetal(t, nil, metal.Card{Node: 0, MAC: cardOf(1).String()})

@@ -155,9 +155,9 @@ func (c *Cards) Bind(now time.Time, mac boot.MAC, n id.Node) (was boot.MAC, chan
 	return was, true, nil
 }
 
-// Release takes a card that a node has by Bind away from it, and reports that, if another machine asks
-// with it now and it was silent for bindTime: it was moved. A known card in another machine is then no
-// error for Find.
+// Release takes a card that a node has by Bind away from it, and reports that, if another machine
+// asks with it now and it was silent for bindTime: it was moved. A known card in another machine is
+// then no error for Find.
 func (c *Cards) Release(now time.Time, mac boot.MAC, machine uuid.ID) bool {
 	n, known := c.nodes[mac]
 	last, byMachine := c.bound[n]

@@ -71,8 +71,8 @@ func (id ID) swapped() ID {
 // example is the identifier of boards whose maker has left the one of the firmware's template.
 var example = ID{0x03, 0x00, 0x02, 0x00, 0x04, 0x00, 0x05, 0x00, 0x00, 0x06, 0x00, 0x07, 0x00, 0x08, 0x00, 0x09}
 
-// common reports whether many machines have the identifier: all its bytes are equal, which says that
-// nothing was set, or it is an example.
+// common reports whether many machines have the identifier: all its bytes are equal, which says
+// that nothing was set, or it is an example.
 func (id ID) common() bool {
 	return id == ID(bytes.Repeat(id[:1], len(id))) || id.Key() == example.Key()
 }
