@@ -189,6 +189,7 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	in.ranks[r.Rank] = started
 	in.pids[started.pid] = started
 	in.follow(started, pipes)
+	go started.whenEnded(in.reaper.Collect)
 	if in.stopsFirst() {
 		started.awaitStop()
 		if in.limitsData() {
@@ -241,8 +242,20 @@ func (in *initProcess) fork(r *rank, files []uintptr) error {
 	if err != nil {
 		return err
 	}
+	_ = unix.SetNonblock(pidfd, true) // so that Go waits for it without a thread
 	r.pid, r.process, r.traced = pid, os.NewFile(uintptr(pidfd), "pidfd"), attr.Ptrace
 	return nil
+}
+
+// whenEnded calls do when the process has ended. It may be called earlier, too.
+func (r *rank) whenEnded(do func()) {
+	if conn, err := r.process.SyscallConn(); err == nil {
+		_ = conn.Read(func(fd uintptr) (ended bool) {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			return n > 0 || err != nil && err != unix.EINTR
+		})
+	}
+	do()
 }
 
 // awaitStop waits until a traced rank has stopped, or was killed. Before, its execve is not over,
