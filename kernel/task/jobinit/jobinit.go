@@ -6,10 +6,10 @@
 // link's other end is gone, it ends the job.
 //
 // Locks: initProcess.mu guards the tables of ranks and is held while a rank is started, so that the
-// reaper finds it there. The others are taken after it, and no other lock is taken under them but
-// the journal's: debugger.mu for what gdb and gdbserver have said, input.mu for the input of a
-// rank, output.mu for what the ranks write, brought.mu for the files that are unpacked,
-// pmiServer.mu for the process management interface.
+// reaper, whose own lock is taken before, finds it there. The others are taken after it, and no
+// other lock is taken under them but the journal's: debugger.mu for what gdb and gdbserver have
+// said, input.mu for the input of a rank, output.mu for what the ranks write, brought.mu for the
+// files that are unpacked, pmiServer.mu for the process management interface.
 package jobinit
 
 import (
