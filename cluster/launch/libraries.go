@@ -122,7 +122,7 @@ func parallel(program *elf.File) (what string, pmi1 bool) {
 }
 
 // mayHave reports whether a program may have a symbol with one of the names: they are in the table
-// of names. To look there takes a tenth of the processor time of reading all symbols.
+// of names, which is read faster than the symbols.
 func mayHave(program *elf.File, names []string) bool {
 	at := slices.IndexFunc(program.Sections, func(s *elf.Section) bool { return s.Type == elf.SHT_SYMTAB })
 	if at < 0 || int(program.Sections[at].Link) >= len(program.Sections) {
