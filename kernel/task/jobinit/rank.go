@@ -242,9 +242,16 @@ func (in *initProcess) fork(r *rank, files []uintptr) error {
 	if err != nil {
 		return err
 	}
-	_ = unix.SetNonblock(pidfd, true) // so that Go waits for it without a thread
-	r.pid, r.process, r.traced = pid, os.NewFile(uintptr(pidfd), "pidfd"), attr.Ptrace
+	r.pid, r.process, r.traced = pid, newProcess(pidfd), attr.Ptrace
 	return nil
+}
+
+// newProcess returns a pidfd that Go waits for without a thread. The node kernel gets a copy, which
+// shares the mode with it and would wake the node kernel, too.
+func newProcess(pidfd int) *os.File {
+	_ = unix.SetNonblock(pidfd, true)
+	defer unix.SetNonblock(pidfd, false) // nothing reads it
+	return os.NewFile(uintptr(pidfd), "pidfd")
 }
 
 // whenEnded calls do when the process has ended. It may be called earlier, too.
