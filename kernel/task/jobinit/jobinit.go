@@ -40,9 +40,9 @@ const outputPiece = 32 << 10
 // it them.
 const killWait = 2 * time.Second
 
-// orphansWait is how long processes whose parents have ended stay unreaped at the begin. The ends
-// of ranks are noticed at once (rank.whenEnded). A job that does nothing has ended by then, and its
-// init has spared the threads and the wake-ups for SIGCHLD.
+// orphansWait is how long processes whose parents have ended stay unreaped at the begin, and count
+// as processes of the job. The ends of ranks are noticed at once (rank.whenEnded). A job that does
+// nothing has ended by then, and its init has spared the threads and the wake-ups for SIGCHLD.
 const orphansWait = 50 * time.Millisecond
 
 // tellWait bounds how long the init, when it ends, waits for room to say what vanishes with it.
@@ -299,7 +299,11 @@ func (in *initProcess) unpackEnd() error {
 }
 
 func (in *initProcess) start() error {
-	time.AfterFunc(orphansWait, in.reaper.Follow)
+	wait := orphansWait
+	if len(in.spec.Shared) > 0 {
+		wait = 0 // the end of the relay must end the ranks before they take their writes for done
+	}
+	time.AfterFunc(wait, in.reaper.Follow)
 	if err := enterStage(in.spec); err != nil {
 		return err
 	}
