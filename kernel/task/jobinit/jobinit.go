@@ -461,7 +461,8 @@ func (in *initProcess) ended(pid int, status unix.WaitStatus, used *unix.Rusage)
 // killAll ends every process of the job but this one.
 func (in *initProcess) killAll() {
 	deadline := time.Now().Add(killWait)
-	for ; time.Now().Before(deadline); in.reaper.Collect() {
+	for time.Now().Before(deadline) {
+		in.reaper.Collect() // orphans, at the begin
 		if alone() {
 			return
 		}
