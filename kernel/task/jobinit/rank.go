@@ -209,8 +209,16 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 // a resource limit bounds their memory.
 func (in *initProcess) stopsFirst() bool { return in.spec.Hold || in.limitsData() }
 
+// errNoRelay reports that the relay of shared folders has ended before a rank was started. Its end
+// kills the ranks that run then.
+var errNoRelay = errors.New("the relay of shared folders has ended")
+
 // fork starts the process of a rank. One that stops first is traced by this thread until release.
+// The caller holds initProcess.mu.
 func (in *initProcess) fork(r *rank, files []uintptr) error {
+	if len(in.spec.Shared) > 0 && in.relay == 0 {
+		return errNoRelay
+	}
 	pidfd := -1
 	// The ranks stay in the init's session, which Linux may schedule as a group (autogroup): a rank
 	// yields only to its own group. One that has a terminal leads a session.
