@@ -1,9 +1,9 @@
 package launch
 
 import (
+	"bytes"
 	"cmp"
 	"debug/elf"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -100,8 +100,11 @@ func parallel(program *elf.File) (what string, pmi1 bool) {
 	if at := slices.IndexFunc(names, parallelLibrary); at >= 0 {
 		return names[at], false // addLibraries looks at all libraries
 	}
+	if !mayHave(program, parallelFunctions) {
+		return "", false
+	}
 	symbols, err := program.Symbols()
-	if err != nil && !errors.Is(err, elf.ErrNoSymbols) {
+	if err != nil {
 		return "", false
 	}
 	other := false
@@ -116,4 +119,17 @@ func parallel(program *elf.File) (what string, pmi1 bool) {
 		other = other || s.Name == "PMI2_Init" || s.Name == "PMIx_Init" || s.Name == "opal_init"
 	}
 	return what, pmi1 && !other
+}
+
+// mayHave reports whether a program may have a symbol with one of the names: they are in the table
+// of names, which is read faster than the symbols.
+func mayHave(program *elf.File, names []string) bool {
+	at := slices.IndexFunc(program.Sections, func(s *elf.Section) bool { return s.Type == elf.SHT_SYMTAB })
+	if at < 0 || int(program.Sections[at].Link) >= len(program.Sections) {
+		return false
+	}
+	table, err := program.Sections[program.Sections[at].Link].Data()
+	return err == nil && slices.ContainsFunc(names, func(name string) bool {
+		return bytes.Contains(table, append([]byte(name), 0)) // it may be the end of a longer name
+	})
 }

@@ -37,6 +37,8 @@ func TestParallelPrograms(t *testing.T) {
 		{"through another library", "int solve(void); int main(void) { return solve(); }", "libmpi.so.40", []string{solver}},
 		{"static", inside, "MPI_Init_thread", []string{"-static"}},
 		{"linked in", inside, "MPI_Init_thread", nil},
+		{"another name of it", "int PMPI_Init(void) { return 0; } int MPI_Init(void) __attribute__((weak, alias(\"PMPI_Init\"))); int main(void) { return MPI_Init(); }", "MPI_Init", nil},
+		{"a longer name", "int XMPI_Init(void) { return 0; } int main(void) { return XMPI_Init(); }", "", nil},
 		{"PMI 2, static", "int PMI2_Init(void) { return 0; } int main(void) { return PMI2_Init(); }", "PMI2_Init", []string{"-static"}},
 		{"stripped", inside, "", []string{"-static", "-s"}},
 		{"large integers", direct, "", []string{integers}},

@@ -23,7 +23,8 @@ const (
 
 // Start calls start. The processes that it starts from the calling thread, as os/exec and
 // syscall.ForkExec do, have the given slack, and so have those that they start. This process keeps
-// its own. Where a host does not let slack be set, everything keeps what it has.
+// its own, unless start executes another program in it. Where a host does not let slack be set,
+// everything keeps what it has.
 func Start(slack time.Duration, start func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

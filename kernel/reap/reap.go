@@ -5,6 +5,7 @@ package reap
 import (
 	"os"
 	"os/signal"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,25 +15,47 @@ import (
 // process: os/exec also waits and cannot be used with it. A traced child that stops has not ended.
 // A caller that starts processes holds a lock of its own around the start and in ended, so that
 // ended knows the pid.
-func All(ended func(pid int, status unix.WaitStatus, used *unix.Rusage)) {
+func All(ended func(pid int, status unix.WaitStatus, used *unix.Rusage)) { New(ended).Follow() }
+
+// Reaper is All for a process that may know before Linux's signal that children have ended. It is
+// safe for concurrent use.
+type Reaper struct {
+	mu    sync.Mutex // held while ended is called
+	ended func(pid int, status unix.WaitStatus, used *unix.Rusage)
+}
+
+// New returns a Reaper that calls ended as All does, one call at a time.
+func New(ended func(pid int, status unix.WaitStatus, used *unix.Rusage)) *Reaper {
+	return &Reaper{ended: ended}
+}
+
+// Follow collects children as they end, and does not return. Go's runtime has two threads more for
+// the signal.
+func (r *Reaper) Follow() {
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, unix.SIGCHLD)
 	for {
-		for {
-			var status unix.WaitStatus
-			var used unix.Rusage
-			pid, err := unix.Wait4(-1, &status, unix.WNOHANG, &used)
-			if err == unix.EINTR {
-				continue
-			}
-			if err != nil || pid <= 0 {
-				break
-			}
-			if status.Stopped() {
-				continue
-			}
-			ended(pid, status, &used)
-		}
+		r.Collect()
 		<-children
+	}
+}
+
+// Collect collects the children that have ended by now.
+func (r *Reaper) Collect() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for {
+		var status unix.WaitStatus
+		var used unix.Rusage
+		pid, err := unix.Wait4(-1, &status, unix.WNOHANG, &used)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+		if !status.Stopped() {
+			r.ended(pid, status, &used)
+		}
 	}
 }

@@ -24,6 +24,8 @@ func TestMain(m *testing.M) {
 		switch os.Args[1] {
 		case "reaper":
 			reaper()
+		case "collector":
+			collector()
 		case "exit":
 			status, _ := strconv.Atoi(os.Args[2])
 			os.Exit(status)
@@ -62,6 +64,24 @@ func reaper() {
 		}
 	}
 	time.Sleep(time.Hour) // until it is killed
+}
+
+// collector collects a child that has ended without the signal, and then nothing.
+func collector() {
+	r := reap.New(func(pid int, status unix.WaitStatus, _ *unix.Rusage) {
+		fmt.Printf("%d exited %d\n", pid, status.ExitStatus())
+	})
+	pid, err := spawn("exit", "5")
+	if err != nil {
+		panic(err)
+	}
+	for err = unix.EINTR; err == unix.EINTR; {
+		err = unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+	}
+	r.Collect()
+	r.Collect()
+	fmt.Printf("%d collected\n", pid)
+	os.Exit(0)
 }
 
 // traced starts a child that is traced, and kills it when its stop has been waited for.
@@ -171,6 +191,18 @@ func TestStatus(t *testing.T) {
 func TestStop(t *testing.T) {
 	if lines, _ := run(t, []string{"traced"}, 1); lines[0] != "killed 9" {
 		t.Errorf("%q", lines)
+	}
+}
+
+// Children that have ended can be collected without the signal, once each.
+func TestCollect(t *testing.T) {
+	out, err := exec.Command("/proc/self/exe", "collector").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pid, status, again int
+	if n, err := fmt.Sscanf(string(out), "%d exited %d\n%d collected\n", &pid, &status, &again); n != 3 || status != 5 || pid != again {
+		t.Errorf("%q, %v", out, err)
 	}
 }
 

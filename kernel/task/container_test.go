@@ -377,6 +377,28 @@ func TestStreamsByName(t *testing.T) {
 	}
 }
 
+// An init outlives what signals ask for, and a rank gets their default action.
+func TestSignalledInit(t *testing.T) {
+	e := newEvents()
+	c := start(t, spec(1, "sleep"), e)
+	e.await(t, "output", func() bool { return e.text(0, task.Stdout) != "" })
+	for _, sig := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT} {
+		if err := unix.Kill(c.PID(), sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Signal(0, unix.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	e.await(t, "exit", func() bool { return len(e.exits()) == 1 })
+	if s := e.exits()[0]; s.Signal != unix.SIGHUP {
+		t.Errorf("the rank %v", s)
+	}
+	if err := c.End(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestSignalAndEnd(t *testing.T) {
 	e := newEvents()
 	c := start(t, spec(2, "sleep"), e)

@@ -39,7 +39,9 @@ func TestAllocation(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer mpirun.Close()
-	script := fmt.Sprintf(`margay exec --label=host hostname | sort
+	script := fmt.Sprintf(`for t in /proc/$PPID/task/*; do cat /proc/${t##*/}/timerslack_ns; done | sort -n | tail -n 1
+cat /proc/self/timerslack_ns
+margay exec --label=host hostname | sort
 margay run -n 5 hostname
 echo "status $?"
 margay mpi-agent node1 bash daemon '"1.0;tcp://%s;tcp6://[::1]:1"'
@@ -69,7 +71,7 @@ margay run -n 4 /bin/sh -c 'echo runs; kill -STOP $$'
 	eventually(t, "start of the last step", func() bool { return strings.Count(c.stdout.String(), "runs\n") == 4 }, func() string {
 		return c.stdout.String() + c.stderr.String()
 	})
-	if out := c.stdout.String(); !strings.HasPrefix(out, "[node0] node0\n[node1] node1\nstatus 125\n") || !strings.Contains(c.stderr.String(), "5 ranks need 5 application cores, but 4 of 4 are free") {
+	if out := c.stdout.String(); !strings.HasPrefix(out, "1000000\n50000\n[node0] node0\n[node1] node1\nstatus 125\n") || !strings.Contains(c.stderr.String(), "5 ranks need 5 application cores, but 4 of 4 are free") {
 		t.Errorf("%s%s", out, c.stderr.String())
 	}
 	if r := m.margay("ps"); !strings.Contains(r.stdout, "allocated") || !strings.Contains(r.stdout, " (in ") {

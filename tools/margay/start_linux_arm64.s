@@ -4,8 +4,11 @@
 
 #define SYS_fcntl 25
 #define SYS_openat 56
+#define SYS_prctl 167
 #define F_GETFD 1
 #define EBADF 9
+#define PR_SET_TIMERSLACK 29
+#define SLACK 1000000
 
 TEXT margay_start(SB), NOSPLIT|NOFRAME, $0
 	MOVD $0, R19
@@ -27,6 +30,10 @@ open:
 	ADD  $1, R19
 	CMP  $3, R19
 	BLT  next
+	MOVD $PR_SET_TIMERSLACK, R0
+	MOVD $SLACK, R1
+	MOVD $SYS_prctl, R8
+	SVC
 	B    _rt0_arm64_linux(SB)
 
 DATA margay_null<>+0(SB)/8, $"/dev/nul"

@@ -6,10 +6,10 @@
 // link's other end is gone, it ends the job.
 //
 // Locks: initProcess.mu guards the tables of ranks and is held while a rank is started, so that the
-// reaper finds it there. The others are taken after it, and no other lock is taken under them but
-// the journal's: debugger.mu for what gdb and gdbserver have said, input.mu for the input of a
-// rank, output.mu for what the ranks write, brought.mu for the files that are unpacked,
-// pmiServer.mu for the process management interface.
+// reaper, whose own lock is taken before, finds it there. The others are taken after it, and no
+// other lock is taken under them but the journal's: debugger.mu for what gdb and gdbserver have
+// said, input.mu for the input of a rank, output.mu for what the ranks write, brought.mu for the
+// files that are unpacked, pmiServer.mu for the process management interface.
 package jobinit
 
 import (
@@ -17,7 +17,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"slices"
 	"sync"
 	"time"
@@ -41,6 +40,11 @@ const outputPiece = 32 << 10
 // it them.
 const killWait = 2 * time.Second
 
+// orphansWait is how long processes whose parents have ended stay unreaped at the begin, and count
+// as processes of the job. The ends of ranks are noticed at once (rank.whenEnded). A job that does
+// nothing has ended by then, and its init has spared the threads and the wake-ups for SIGCHLD.
+const orphansWait = 50 * time.Millisecond
+
 // tellWait bounds how long the init, when it ends, waits for room to say what vanishes with it.
 const tellWait = time.Second
 
@@ -60,6 +64,7 @@ type initProcess struct {
 	started bool
 	halted  bool // the job's processes were sent SIGSTOP, and no SIGCONT since; written with mu held
 	kept    keep.Store
+	reaper  *reap.Reaper
 	output  output
 	pmi     *pmiServer    // nil: the ranks do without
 	dumps   *dumps        // of ranks that a fault ends; nil: there are none
@@ -87,9 +92,9 @@ type initProcess struct {
 // Main runs the init of a job. It returns when the job is over; the process must end then. Words
 // are task.WithGroup and task.Ahead, as they apply.
 func Main(words ...string) error {
-	// The init outlives what a signal asks for. They are caught, not ignored, because the ranks
-	// would inherit that.
-	signal.Notify(make(chan os.Signal, 1), unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
+	if err := outliveSignals(); err != nil {
+		return err
+	}
 	// Ranks have their standard streams and their socket, whatever has come here.
 	if err := descriptor.CloseOnExec(3); err != nil {
 		return err
@@ -123,7 +128,7 @@ func Main(words ...string) error {
 			return err
 		}
 	}
-	go reap.All(in.ended)
+	in.reaper = reap.New(in.ended)
 	go in.report()
 	err = in.obey()
 	in.killAll()
@@ -294,6 +299,11 @@ func (in *initProcess) unpackEnd() error {
 }
 
 func (in *initProcess) start() error {
+	wait := orphansWait
+	if len(in.spec.Shared) > 0 {
+		wait = 0 // the end of the relay must end the ranks before they take their writes for done
+	}
+	time.AfterFunc(wait, in.reaper.Follow)
 	if err := enterStage(in.spec); err != nil {
 		return err
 	}
@@ -451,7 +461,11 @@ func (in *initProcess) ended(pid int, status unix.WaitStatus, used *unix.Rusage)
 // killAll ends every process of the job but this one.
 func (in *initProcess) killAll() {
 	deadline := time.Now().Add(killWait)
-	for time.Now().Before(deadline) && !alone() {
+	for time.Now().Before(deadline) {
+		in.reaper.Collect() // orphans, at the begin
+		if alone() {
+			return
+		}
 		if err := unix.Kill(-1, unix.SIGKILL); err == unix.ESRCH {
 			return
 		}

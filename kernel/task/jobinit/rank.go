@@ -189,6 +189,7 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	in.ranks[r.Rank] = started
 	in.pids[started.pid] = started
 	in.follow(started, pipes)
+	go started.whenEnded(in.reaper.Collect)
 	if in.stopsFirst() {
 		started.awaitStop()
 		if in.limitsData() {
@@ -208,8 +209,16 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 // a resource limit bounds their memory.
 func (in *initProcess) stopsFirst() bool { return in.spec.Hold || in.limitsData() }
 
+// errNoRelay reports that the relay of shared folders has ended before a rank was started. Its end
+// kills the ranks that run then.
+var errNoRelay = errors.New("the relay of shared folders has ended")
+
 // fork starts the process of a rank. One that stops first is traced by this thread until release.
+// The caller holds initProcess.mu.
 func (in *initProcess) fork(r *rank, files []uintptr) error {
+	if len(in.spec.Shared) > 0 && in.relay == 0 {
+		return errNoRelay
+	}
 	pidfd := -1
 	// The ranks stay in the init's session, which Linux may schedule as a group (autogroup): a rank
 	// yields only to its own group. One that has a terminal leads a session.
@@ -241,8 +250,27 @@ func (in *initProcess) fork(r *rank, files []uintptr) error {
 	if err != nil {
 		return err
 	}
-	r.pid, r.process, r.traced = pid, os.NewFile(uintptr(pidfd), "pidfd"), attr.Ptrace
+	r.pid, r.process, r.traced = pid, newProcess(pidfd), attr.Ptrace
 	return nil
+}
+
+// newProcess returns a pidfd that Go waits for without a thread. The node kernel gets a copy, which
+// shares the mode with it and would wake the node kernel, too.
+func newProcess(pidfd int) *os.File {
+	_ = unix.SetNonblock(pidfd, true)
+	defer unix.SetNonblock(pidfd, false) // nothing reads it
+	return os.NewFile(uintptr(pidfd), "pidfd")
+}
+
+// whenEnded calls do when the process has ended. It may be called earlier, too.
+func (r *rank) whenEnded(do func()) {
+	if conn, err := r.process.SyscallConn(); err == nil {
+		_ = conn.Read(func(fd uintptr) (ended bool) {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			return n > 0 || err != nil && err != unix.EINTR
+		})
+	}
+	do()
 }
 
 // awaitStop waits until a traced rank has stopped, or was killed. Before, its execve is not over,

@@ -22,6 +22,9 @@ import (
 // unpackMemory bounds what decompression may take, in bytes.
 const unpackMemory = 64 << 20
 
+// copyPiece is how much of a file is copied at once, in bytes.
+const copyPiece = 32 << 10
+
 // unpacker is where the files of an archive go.
 type unpacker struct {
 	spec    task.Spec
@@ -90,9 +93,9 @@ type folder struct {
 	unpacker
 	root    *os.Root // of the job
 	name    string
-	open    *os.Root       // nil before the first file
-	covered int            // files with code, of all folders
-	buf     [32 << 10]byte // for one file at a time
+	open    *os.Root // nil before the first file
+	covered int      // files with code, of all folders
+	buf     []byte   // for one file at a time; nil before the first with data
 }
 
 // enter goes to a folder, which it makes if it is missing.
@@ -163,8 +166,11 @@ func (d *folder) unpackFile(name string, mode fs.FileMode, h *tar.Header, r io.R
 	if isHeld {
 		err = copyHeld(f, d.held[c.digest])
 	} else {
+		if d.buf == nil {
+			d.buf = make([]byte, copyPiece)
+		}
 		var n int64
-		n, err = io.CopyBuffer(struct{ io.Writer }{f}, r, d.buf[:]) // ReadFrom of the file would make a buffer of its own
+		n, err = io.CopyBuffer(struct{ io.Writer }{f}, r, d.buf) // ReadFrom of the file would make a buffer of its own
 		if err == nil && n != h.Size {
 			err = io.ErrUnexpectedEOF
 		}

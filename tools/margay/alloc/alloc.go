@@ -28,6 +28,7 @@ import (
 	"margay/cluster/launch"
 	"margay/internal/nodeset"
 	"margay/internal/printable"
+	"margay/internal/slack"
 	"margay/tools/margay/command"
 	"margay/tools/margay/job"
 )
@@ -244,6 +245,7 @@ func start(cmd *exec.Cmd) (done <-chan struct{}, err error) {
 	started, ended := make(chan error), make(chan struct{})
 	go func() {
 		runtime.LockOSThread() // the thread ends with this goroutine
+		slack.Set(slack.Application)
 		err := cmd.Start()
 		started <- err
 		if err == nil {

@@ -18,6 +18,7 @@ import (
 	"margay/cluster/launch"
 	"margay/cluster/wayback"
 	"margay/internal/nodeset"
+	"margay/internal/slack"
 	"margay/tools/margay/command"
 	"margay/tools/margay/job"
 )
@@ -204,7 +205,7 @@ func (a commands) daemon(words string) error {
 	go wayback.ServeNode(l, a.Stdin, below(a.Stdout))
 	cmd := exec.Command("/bin/sh", "-c", contact.ReplaceAllString(words, "$1;tcp://"+l.Addr().String()))
 	cmd.Stdout, cmd.Stderr = a.Stderr, a.Stderr
-	err = cmd.Run()
+	err = slack.Start(slack.Application, cmd.Run)
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		return command.Failed(exit.ExitCode(), nil)
 	}

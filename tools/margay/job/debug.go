@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
+	"margay/internal/slack"
 	"margay/tools/margay/command"
 )
 
@@ -99,7 +100,8 @@ func execGDB(pid int, args []string) error {
 		argv = append(argv, "-iex", "file "+program)
 	}
 	argv = append(argv, "-p", strconv.Itoa(pid))
-	if err := unix.Exec(gdb, append(argv, args...), os.Environ()); err != nil {
+	err = slack.Start(slack.Application, func() error { return unix.Exec(gdb, append(argv, args...), os.Environ()) })
+	if err != nil {
 		return fmt.Errorf("debug: start gdb: %w", err)
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 	"margay/cluster/client"
 	"margay/cluster/launch/ldso"
 	"margay/internal/printable"
+	"margay/internal/slack"
 	"margay/internal/splice"
 	"margay/kernel/abi/gdb"
 	"margay/tools/margay/command"
@@ -178,7 +179,7 @@ func runGDB(program string, args []string, stream net.Conn) error {
 	runtime.LockOSThread() // the signal comes when this thread ends
 	defer runtime.UnlockOSThread()
 	gdb.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	if err := gdb.Start(); err != nil {
+	if err := slack.Start(slack.Application, gdb.Start); err != nil {
 		return fmt.Errorf("debug: start gdb: %w", err)
 	}
 	over, asked := make(chan struct{}), make(chan os.Signal, 1)

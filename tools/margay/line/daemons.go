@@ -5,6 +5,7 @@ import (
 	"os"
 	"syscall"
 
+	"margay/internal/slack"
 	"margay/tools/margay/command"
 )
 
@@ -13,7 +14,8 @@ import (
 func Daemons() error {
 	path, err := command.Beside("margayd")
 	if err == nil {
-		err = &os.PathError{Op: "execute", Path: path, Err: syscall.Exec(path, os.Args, os.Environ())}
+		err = slack.Start(slack.Application, func() error { return syscall.Exec(path, os.Args, os.Environ()) })
+		err = &os.PathError{Op: "execute", Path: path, Err: err}
 	}
 	return fmt.Errorf("%w; make build makes it beside margay", err)
 }

@@ -20,6 +20,7 @@ import (
 	"margay/cluster/launch"
 	"margay/cluster/trace"
 	"margay/internal/printable"
+	"margay/internal/slack"
 	"margay/kernel/abi/id"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
@@ -190,7 +191,7 @@ func (a commands) recordedCommand(d time.Duration, signals <-chan os.Signal, arg
 		cmd.Stdout = f // the command writes to it directly
 	}
 	cmd.Env = append(os.Environ(), "MARGAY_MACHINE="+a.Machine)
-	if err := cmd.Start(); err != nil {
+	if err := slack.Start(slack.Application, cmd.Start); err != nil {
 		code := 127
 		if errors.Is(err, unix.EACCES) {
 			code = 126
