@@ -127,7 +127,7 @@ static int post_long(struct engine *e, struct engine_peer *p, struct engine_send
 		s->is_long = 1;
 	}
 	words[n++] = s->id;
-	if (s->memory.length > ENGINE_SHORT && e->calls->offer(e->io, s->rank, place.proof)) {
+	if (s->memory.length > ENGINE_SHORT && e->calls->offer(e->io, s->rank, s->memory.length, place.proof)) {
 		place.memory = s->memory;
 		n += place_write(&words[n], &place);
 	}

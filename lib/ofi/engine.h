@@ -92,10 +92,11 @@ struct engine_io {
 	/* post sends a message. It returns 1 if it is sent, 0 if there is no room, and -1 if no message
 	 * can be sent any more. */
 	int (*post)(void *io, int rank, int kind, const uint64_t args[2], const void *payload, size_t length);
-	/* offer stores the proof for places of this process, and returns 0 if a rank cannot read them.
+	/* offer stores the proof for places of this process, and returns 0 if a rank cannot read them,
+	 * or if so many bytes (length) are faster in pieces.
 	 * pull copies from a place that a rank has named, which may be anywhere, and reports whether it
 	 * could; if not, it may have changed the memory. */
-	int (*offer)(void *io, int rank, uint64_t proof[PLACE_PROOF]);
+	int (*offer)(void *io, int rank, uint64_t length, uint64_t proof[PLACE_PROOF]);
 	int (*pull)(void *io, int rank, const struct place *from, const struct memory *to);
 	/* sent is called when the memory of a message may be reused, received when a message is in the
 	 * memory of a receive. Neither may call the engine. */

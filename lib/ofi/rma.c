@@ -109,7 +109,7 @@ static int post_answer(struct rma *m, struct rma_peer *p, struct request *r)
 	struct place place;
 	size_t n = 0;
 	int gives = r->status == RMA_OK && !r->writes && r->length > 0;
-	r->wants_place = gives && r->moved == 0 && r->wants_place && m->calls->offer(m->io, p - m->peers, place.proof);
+	r->wants_place = gives && r->moved == 0 && r->wants_place && m->calls->offer(m->io, p - m->peers, r->length, place.proof);
 	if (gives && !r->wants_place) {
 		if (!post_results(m, p, r))
 			return 0;
@@ -153,7 +153,7 @@ static int post_request(struct rma *m, struct rma_peer *p, struct rma_op *op)
 	struct place place;
 	uint64_t flags = (op->writes ? WRITES : 0) | (op->has_data ? HAS_DATA : 0);
 	size_t n = (op->has_data ? 2 : 1) * sizeof b.words[0];
-	int offers = op->in_place && op->memory.length > EAGER && m->calls->offer(m->io, op->rank, place.proof);
+	int offers = op->in_place && op->memory.length > EAGER && m->calls->offer(m->io, op->rank, op->memory.length, place.proof);
 	op->in_place = offers;
 	if (!op->writes) {
 		flags |= offers ? PLACE : 0;

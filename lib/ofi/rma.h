@@ -71,7 +71,7 @@ struct rma_op {
 struct rma_io {
 	/* post, offer and pull are as in struct engine_io. */
 	int (*post)(void *io, int rank, int kind, const uint64_t args[2], const void *payload, size_t length);
-	int (*offer)(void *io, int rank, uint64_t proof[PLACE_PROOF]);
+	int (*offer)(void *io, int rank, uint64_t length, uint64_t proof[PLACE_PROOF]);
 	int (*pull)(void *io, int rank, const struct place *from, const struct memory *to);
 	/* find returns the region of a key, NULL if there is none. */
 	const struct rma_region *(*find)(void *io, uint64_t key);

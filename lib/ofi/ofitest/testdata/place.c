@@ -11,7 +11,7 @@
 
 #include "played.h"
 
-#define LENGTH 5000
+#define LENGTH 9000
 #define HANDLERS 240 /* number of the first handler */
 #define RMA_HANDLERS (HANDLERS + ENGINE_KINDS)
 #define LONG ((uint64_t)4 << 56)

@@ -186,8 +186,9 @@ static int written(void *io, int rank, uint64_t length, uint64_t data)
 
 /* ---- Places ---- */
 
-static int offer(void *io, int rank, uint64_t proof[PLACE_PROOF])
+static int offer(void *io, int rank, uint64_t length, uint64_t proof[PLACE_PROOF])
 {
+	(void)length;
 	uint64_t from = (struct rma *)io - machines;
 	memcpy(proof, (uint64_t[]){from, 1, 2}, PLACE_PROOF * sizeof proof[0]);
 	return rank >= 0 && below(2);

@@ -9,7 +9,7 @@
 #include "played.h"
 
 #define THREADS 8
-#define LENGTH 5000
+#define LENGTH 9000
 
 static int rounds;
 
