@@ -6,11 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
+
+	"margay/nimble/engine/linux"
 )
 
 // skeletonObject is the compiled skeleton.c.
@@ -61,7 +62,7 @@ func build(maps map[string]*ebpf.Map, parts []part) (*ebpf.Program, error) {
 	}
 	p, err := ebpf.NewProgram(spec)
 	if err != nil {
-		return nil, fmt.Errorf("refused by Linux: %w", refusal(err))
+		return nil, fmt.Errorf("refused by Linux: %w", linux.Refusal(err))
 	}
 	return p, nil
 }
@@ -115,16 +116,4 @@ func chainCode(parts []part) asm.Instructions {
 	}
 	code = append(code, asm.Mov.Imm(asm.R0, 0))
 	return append(code, asm.Return().WithSymbol("stopped"))
-}
-
-// refusal shortens the log of Linux's verifier to its last three lines, which have the reason.
-func refusal(err error) error {
-	refused, ok := errors.AsType[*ebpf.VerifierError](err)
-	if !ok {
-		return err
-	}
-	lines := slices.DeleteFunc(slices.Clone(refused.Log), func(l string) bool {
-		return strings.TrimSpace(l) == "" || strings.HasPrefix(l, "processed ")
-	})
-	return fmt.Errorf("%s (%w)", strings.Join(lines[max(0, len(lines)-3):], "; "), refused.Cause)
 }

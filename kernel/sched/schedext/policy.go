@@ -335,7 +335,7 @@ func (e *Enforcer) build(c *chain, core id.Core) error {
 	}
 	collection, err := enter(&ebpf.CollectionSpec{Programs: map[string]*ebpf.ProgramSpec{spec.Name: spec}})
 	if err != nil {
-		return fmt.Errorf("refused by Linux, as a chain: %w", refusal(err))
+		return fmt.Errorf("refused by Linux, as a chain: %w", linux.Refusal(err))
 	}
 	defer collection.Close()
 	c.program = collection.DetachProgram(spec.Name)

@@ -124,11 +124,3 @@ func TestSplice(t *testing.T) {
 		t.Error("a program without a chain was taken")
 	}
 }
-
-func TestRefusal(t *testing.T) {
-	log := []string{"a", "b", "R1 is bad", "at insn 3", "", "processed 9 insns"}
-	err := refusal(&ebpf.VerifierError{Cause: ebpf.ErrNotSupported, Log: log})
-	if got := err.Error(); got != "b; R1 is bad; at insn 3 (not supported)" {
-		t.Error(got)
-	}
-}

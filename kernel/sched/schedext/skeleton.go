@@ -19,6 +19,7 @@ import (
 
 	"margay/kernel/abi/id"
 	"margay/kernel/sched"
+	"margay/nimble/engine/linux"
 )
 
 // skeletonObject is the compiled skeleton.c.
@@ -116,7 +117,7 @@ func load() (*skeleton, error) {
 	// The program policy is loaded with each chain.
 	delete(spec.Programs, "policy")
 	if s.collection, err = enter(spec); err != nil {
-		return nil, fmt.Errorf("load the skeleton: this Linux refuses it: %w", refusal(err))
+		return nil, fmt.Errorf("load the skeleton: this Linux refuses it: %w", linux.Refusal(err))
 	}
 	if err := s.share(); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -245,16 +246,4 @@ func (s *skeleton) Close() error {
 	}
 	s.collection.Close()
 	return errors.Join(errs...)
-}
-
-// refusal shortens the log of Linux's verifier to its last three lines, which have the reason.
-func refusal(err error) error {
-	refused, ok := errors.AsType[*ebpf.VerifierError](err)
-	if !ok {
-		return err
-	}
-	lines := slices.DeleteFunc(slices.Clone(refused.Log), func(l string) bool {
-		return strings.TrimSpace(l) == "" || strings.HasPrefix(l, "processed ")
-	})
-	return fmt.Errorf("%s (%w)", strings.Join(lines[max(0, len(lines)-3):], "; "), refused.Cause)
 }

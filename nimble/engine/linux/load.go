@@ -176,6 +176,19 @@ func (t *translator) reason(err error) error {
 	return fmt.Errorf("the kernel refuses it: %s (%w)", strings.Join(why, ", "), refused.Cause)
 }
 
+// Refusal returns the error for a program with parts (Part) that Linux did not load. It shortens
+// the log of the verifier to its last three lines, which have the reason.
+func Refusal(err error) error {
+	refused, ok := errors.AsType[*ebpf.VerifierError](err)
+	if !ok {
+		return err
+	}
+	lines := slices.DeleteFunc(slices.Clone(refused.Log), func(l string) bool {
+		return strings.TrimSpace(l) == "" || strings.HasPrefix(l, "processed ")
+	})
+	return fmt.Errorf("%s (%w)", strings.Join(lines[max(0, len(lines)-3):], "; "), refused.Cause)
+}
+
 // about reports whether a line of the log is a statistic of the verifier.
 func about(line string) bool {
 	for _, begin := range []string{"processed ", "verification time ", "stack depth ", "subprog ", "cur state", "old state"} {

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
 	"margay/nimble/isa"
@@ -77,5 +78,13 @@ func TestPart(t *testing.T) {
 	}
 	if _, err := NewPart(pointing); err == nil || !strings.Contains(err.Error(), "addresses") {
 		t.Errorf("a program with addresses in its data: %v", err)
+	}
+}
+
+func TestRefusal(t *testing.T) {
+	log := []string{"a", "b", "R1 is bad", "at insn 3", "", "processed 9 insns"}
+	err := Refusal(&ebpf.VerifierError{Cause: ebpf.ErrNotSupported, Log: log})
+	if got := err.Error(); got != "b; R1 is bad; at insn 3 (not supported)" {
+		t.Error(got)
 	}
 }
