@@ -12,6 +12,7 @@ import (
 
 	"margay/cluster/site"
 	"margay/cluster/way"
+	"margay/internal/flock"
 )
 
 // The bounds of a history, in bytes in all of its files.
@@ -96,16 +97,10 @@ func lock(dir string, how int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	pause := 100 * time.Microsecond
-	for deadline := time.Now().Add(lockTimeout); ; pause = min(2*pause, 20*time.Millisecond) {
-		switch err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); {
-		case err == nil:
-			return f, nil
-		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || !time.Now().Before(deadline):
-			return nil, errors.Join(&fs.PathError{Op: "lock", Path: f.Name(), Err: err}, f.Close())
-		}
-		time.Sleep(pause)
+	if err := flock.Lock(f, how, lockTimeout); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
+	return f, nil
 }
 
 // lost returns how many records were lost since the last one that was written: the size of the file

@@ -19,6 +19,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/folder"
 	"margay/cluster/trust"
+	"margay/internal/flock"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 )
@@ -77,15 +78,11 @@ func (d Dir) lockTokens() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	for deadline := time.Now().Add(lockWait); ; time.Sleep(10 * time.Millisecond) {
-		switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
-		case err == nil:
-			return f, nil
-		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(deadline):
-			f.Close()
-			return nil, &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
-		}
+	if err := flock.Lock(f, unix.LOCK_EX, lockWait); err != nil {
+		f.Close()
+		return nil, err
 	}
+	return f, nil
 }
 
 // MakeNodeToken makes the token of a node that the machine, of the substrate metal, does not have
