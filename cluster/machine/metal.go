@@ -2,186 +2,27 @@ package machine
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"margay/cluster/boot"
 	"margay/cluster/control"
-	"margay/cluster/folder"
-	"margay/cluster/ledger"
 	"margay/cluster/metal"
 	"margay/cluster/power"
 	"margay/cluster/power/file"
-	"margay/cluster/provision"
-	"margay/cluster/provision/firmware"
-	"margay/cluster/roster"
-	"margay/cluster/site"
 	"margay/cluster/trust"
-	"margay/cluster/way"
 	"margay/initramfs"
 	"margay/internal/uuid"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/qemu/console"
 )
-
-// MetalSpec is the part of a Spec of a machine whose nodes boot over a network of this host.
-type MetalSpec struct {
-	Interface  string       `json:"interface"`             // to that network
-	Range      netip.Prefix `json:"range,omitzero"`        // as the user gave it; none: the interface's subnet
-	ApproveAll bool         `json:"approve_all,omitempty"` // every machine that boots becomes a node
-	Proxy      bool         `json:"proxy_dhcp,omitempty"`  // a server of the site gives addresses to what boots
-	File       string       `json:"file,omitempty"`        // path of the machine file
-	Plan       metal.Plan   `json:"plan"`                  // filled in by Up
-	Cards      string       `json:"cards"`                 // path of the file with the cards of nodes
-}
-
-// prepareMetal finds the boot network, the nodes that the machine has from its beginning and what
-// they boot, and enters all of it in the spec.
-func prepareMetal(ctx context.Context, d Dir, o *UpOptions) error {
-	if os.Geteuid() != 0 {
-		return fmt.Errorf("--substrate %s answers on ports of the network that only root may use: become root", node.Metal)
-	}
-	m := &o.Spec.Metal
-	var err error
-	if m.Plan, err = metal.Find(m.Interface, m.Range, m.Proxy); err != nil {
-		return err
-	}
-	cards, err := m.firstCards(o)
-	if err != nil {
-		return err
-	}
-	if err := writeCards(m.Cards, cards.List()); err != nil {
-		return err
-	}
-	var numbers []uint32
-	for _, c := range cards.List() {
-		numbers = append(numbers, uint32(c.Node))
-	}
-	first, err := roster.Of(numbers)
-	if err != nil {
-		return err
-	}
-	o.Spec.Nodes = len(numbers)
-	if err := d.writeRoster(first); err != nil {
-		return err
-	}
-	return prepareMetalBoot(ctx, d, o)
-}
-
-// prepareMetalBoot finds what metal nodes boot.
-func prepareMetalBoot(ctx context.Context, d Dir, o *UpOptions) error {
-	files, err := provision.FindFirmware(ctx, firmware.Options{Progress: o.Progress})
-	if err != nil {
-		o.Told("only machines whose network card has an iPXE can boot: %v", err)
-	}
-	o.Spec.IPXEBIOS, o.Spec.IPXEUEFI = files.IPXEBIOS, files.IPXEUEFI
-	if o.Spec.Kernel == "" {
-		o.Told("the kernel is for network cards of virtual machines: give --kernel %s for others", provision.Generic)
-	}
-	image, err := provision.BuildImage(ctx, provision.ImageOptions{
-		Program: o.Spec.Program, JobInit: o.Spec.JobInit, Kernel: o.Spec.Kernel, Metal: true, Told: o.Progress,
-	})
-	if err != nil {
-		return err
-	}
-	if err := useImage(d, o, image, initramfs.AllCores, ""); err != nil {
-		return err
-	}
-	o.Spec.Cmdline = strings.TrimSpace(provision.ScreenToo + " " + o.Spec.Cmdline + " " + o.Spec.KernelWords)
-	return nil
-}
-
-// firstCards returns the cards of the machine file, and those that were approved for an earlier
-// machine of this name, as far as they do not contradict the file.
-func (m *MetalSpec) firstCards(o *UpOptions) (*metal.Cards, error) {
-	base, err := ledger.Base()
-	if err != nil {
-		return nil, err
-	}
-	folder := way.Folder{What: "network cards", Path: filepath.Join(filepath.Dir(base), "cards"), Variable: site.StateVariable}
-	dir, err := folder.Follow(way.Made(0o700))
-	if err != nil {
-		return nil, err
-	}
-	m.Cards = filepath.Join(dir, o.Spec.Name+".json")
-	var all []metal.Card
-	if m.File != "" {
-		f, err := file.Read(m.File)
-		if err != nil {
-			return nil, err
-		}
-		for _, c := range f.Cards() {
-			known := metal.Card{Node: id.Node(c.Node), MAC: c.MAC.String()}
-			if c.UUID != (uuid.ID{}) {
-				known.UUID = c.UUID.String()
-			}
-			all = append(all, known)
-		}
-	}
-	cards, err := metal.NewCards(m.Plan, all)
-	if err != nil {
-		return nil, err
-	}
-	earlier, err := readCards(m.Cards)
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range earlier {
-		if mac, err := metal.ParseMAC(c.MAC); err == nil {
-			if _, known := cards.Node(mac); known {
-				continue
-			}
-		}
-		if slices.ContainsFunc(all, func(own metal.Card) bool {
-			return own.Node == c.Node && strings.EqualFold(own.UUID, c.UUID) && c.UUID != ""
-		}) {
-			continue
-		}
-		if err := cards.Add(c); err != nil {
-			o.Told("a network card that was approved earlier must be approved again: %v", err)
-		}
-	}
-	return cards, nil
-}
-
-// writeCards records the cards of nodes. A reader gets all of the last ones or of these, also after
-// a crash of the host.
-func writeCards(path string, all []metal.Card) error {
-	text, err := json.MarshalIndent(all, "", "  ")
-	if err != nil {
-		return err
-	}
-	next := path + ".next"
-	if err := errors.Join(writeFile(next, append(text, '\n')), syncFile(next)); err != nil {
-		return err
-	}
-	return os.Rename(next, path)
-}
-
-func readCards(path string) (all []metal.Card, err error) {
-	text, err := folder.Read(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(text, &all)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return all, nil
-}
 
 // metalEvents are the callbacks of a metal substrate. They are called by goroutines of their own,
 // and without its lock, but for log, which is called with it as well and must not wait for it.
@@ -555,88 +396,6 @@ func (m *metalNodes) start(number id.Node, term uint32) (int, <-chan exit, error
 	return 0, n.ended, nil
 }
 
-// findDriver makes the driver of a node, if the machine file has one. The caller holds m.mu.
-func (m *metalNodes) findDriver(number id.Node, n *metalNode) (err error) {
-	if n.driver == nil && m.power != nil && m.power.Switched(uint32(number)) {
-		n.driver, n.patience, err = m.power.Driver(uint32(number))
-	}
-	return err
-}
-
-// switchOn switches a node on when it is its turn, or resets it if it is on: something else may run
-// there. A node that was stopped before, or is up, stays as it is.
-func (m *metalNodes) switchOn(number id.Node, n *metalNode, ended chan exit) {
-	err := m.turns.Wait(m.ctx, func() {
-		if m.awaits(n, ended) {
-			m.events.stage(number, boot.Status{Stage: boot.Unpowered})
-		}
-	})
-	if err != nil {
-		return // the machine ends, and the node with it
-	}
-	err = m.switched(n, func(ctx context.Context) error {
-		if !m.awaits(n, ended) {
-			return nil
-		}
-		action := power.SwitchOn
-		if state, err := power.Carry(ctx, n.driver, power.Look); err == nil && state == power.On {
-			action = power.Reset
-		}
-		_, err := power.Carry(ctx, n.driver, action)
-		return err
-	})
-	if err != nil {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.over(number, n, ended, exit{Reason: fmt.Sprintf("switch it on: %v", err), Off: true})
-	}
-}
-
-// awaits reports whether a start of a node goes on, and the node has not got its configuration.
-func (m *metalNodes) awaits(n *metalNode, ended chan exit) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return n.ended == ended && n.phase == booting
-}
-
-// stop implements substrate. A node that cannot be switched off from here gets no answer any more.
-func (m *metalNodes) stop(number id.Node) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	n := m.node(number)
-	ended := n.ended
-	n.began = false
-	if n.driver == nil {
-		m.over(number, n, ended, exit{Reason: "it is ended, and runs on until it is switched off by hand"})
-		return
-	}
-	n.phase = stopped
-	m.boot.services.Remove(number)
-	m.running.Go(func() {
-		err := m.switched(n, func(ctx context.Context) error {
-			_, err := power.Carry(ctx, n.driver, power.SwitchOff)
-			return err
-		})
-		if err != nil && !errors.Is(err, power.ErrUnsupported) {
-			m.events.log("node%d is not switched off: %v", number, err)
-			return // the holder waits in vain, and reports that
-		}
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		n.runs = false
-		m.over(number, n, ended, exit{Reason: "it was switched off"})
-	})
-}
-
-// switched carries out an action on the power of a node.
-func (m *metalNodes) switched(n *metalNode, act func(context.Context) error) error {
-	n.switching.Lock()
-	defer n.switching.Unlock()
-	ctx, cancel := context.WithTimeoutCause(m.ctx, n.patience, fmt.Errorf("timed out after %v", n.patience))
-	defer cancel()
-	return act(ctx)
-}
-
 // over ends a start of a node, unless it has ended. The caller holds m.mu.
 func (m *metalNodes) over(number id.Node, n *metalNode, ended chan exit, e exit) {
 	if ended == nil || n.ended != ended {
@@ -725,125 +484,6 @@ func (m *metalNodes) guests() *control.Guests {
 		all.Notices = append(all.Notices, fmt.Sprintf("%s: %s: it can keep nodes from their boot", m.spec.Metal.Interface, otherServer(o)))
 	}
 	return all
-}
-
-// otherServer describes another DHCP server.
-func otherServer(o metal.Offer) string {
-	if o.Boots {
-		return fmt.Sprintf("another DHCP server, %v, answers there and names something to boot", o.Server)
-	}
-	return fmt.Sprintf("another DHCP server, %v, answers there", o.Server)
-}
-
-// mostRivals bounds the other DHCP servers that are reported: any station can play them.
-const mostRivals = 8
-
-// rival notes an offer of another DHCP server. The server of the site is none, unless it names
-// something to boot. The caller holds m.mu.
-func (m *metalNodes) rival(o metal.Offer) {
-	known := slices.ContainsFunc(m.others, func(other metal.Offer) bool { return other.Server == o.Server })
-	if known || len(m.others) >= mostRivals || m.spec.Metal.Proxy && !o.Boots {
-		return
-	}
-	m.others = append(m.others, o)
-	m.running.Go(func() {
-		m.events.log("%s: %s", m.spec.Metal.Interface, otherServer(o))
-		m.events.changed()
-	})
-}
-
-// watch looks for other DHCP servers.
-func (m *metalNodes) watch(ctx context.Context) {
-	err := m.wire.Watch(ctx, m.spec.Metal.Plan.Server.Addr(), func(o metal.Offer) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.rival(o)
-	})
-	if err != nil && ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
-		m.events.log("%s: other DHCP servers stay unseen: %v", m.spec.Metal.Interface, err)
-	}
-}
-
-// startWatch begins to look for other DHCP servers, until the returned function is called. When
-// that returns, the port of DHCP clients is free.
-func (m *metalNodes) startWatch() (end func()) {
-	ctx, cancel := context.WithCancel(m.ctx)
-	var watching sync.WaitGroup
-	watching.Go(func() { m.watch(ctx) })
-	return func() {
-		cancel()
-		watching.Wait()
-	}
-}
-
-// lookPause is the time between two looks at the interface.
-const lookPause = 2 * time.Second
-
-// attend looks after the interface of the boot network, and at other DHCP servers there.
-func (m *metalNodes) attend() {
-	line := m.wire.Line()
-	unwatch := m.startWatch()
-	ticker := time.NewTicker(lookPause)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-m.ctx.Done():
-			unwatch()
-			return
-		case <-ticker.C:
-		}
-		sight := m.wire.Look()
-		bind, changed := line.See(sight)
-		if bind {
-			changed = line.Bound(sight.Index, m.wire.Bind())
-		}
-		if line.Trouble() == "" && (bind || changed) { // its socket, or its question, may have failed
-			unwatch()
-			unwatch = m.startWatch()
-		}
-		m.attended(line.Trouble(), bind, changed)
-	}
-}
-
-// attended notes what a look at the interface has shown.
-func (m *metalNodes) attended(trouble string, bound, changed bool) {
-	m.mu.Lock()
-	m.trouble, m.ownCard = trouble, m.wire.MAC()
-	m.mu.Unlock()
-	switch {
-	case trouble == "" && (changed || bound):
-		m.events.log("the interface %s serves machines that boot again", m.spec.Metal.Interface)
-	case changed:
-		m.events.log("%s", trouble)
-	}
-	if changed {
-		m.events.changed()
-	}
-}
-
-// expirePause is the time between two looks for guests that have gone.
-const expirePause = 30 * time.Second
-
-// expire forgets guests that have gone.
-func (m *metalNodes) expire() {
-	ticker := time.NewTicker(expirePause)
-	defer ticker.Stop()
-	for {
-		select {
-		case now := <-ticker.C:
-			m.mu.Lock()
-			gone := m.cards.Expire(now)
-			for _, mac := range gone {
-				m.boot.services.Forget(mac)
-			}
-			m.mu.Unlock()
-			if len(gone) > 0 {
-				m.events.changed()
-			}
-		case <-m.ctx.Done():
-			return
-		}
-	}
 }
 
 // close implements substrate.
