@@ -142,6 +142,7 @@ func (s *Server) sight(u *control.NodeUpdate) update.Sight {
 	}
 	return update.Sight{
 		Up: n.up(), Gone: n.gone() || n.health == control.NodeHealth_NODE_REFUSED, Why: n.why(),
+		Down: n.health == control.NodeHealth_NODE_DEAD && n.power == control.NodePower_POWER_OFF && !n.retry,
 		Busy: len(n.uses) > 0, Boot: n.boot, Image: n.info.GetImage(),
 	}
 }

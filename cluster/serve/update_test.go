@@ -133,6 +133,27 @@ func TestUpdateFallsBack(t *testing.T) {
 	})
 }
 
+// A node that ends with the image is waited for while the holder starts it again. Once it stays
+// down, it is reset without waiting for the time-out.
+func TestUpdateStaysDown(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		x := updatable(t, 1)
+		x.begin(1, 0)
+		x.wants(2*time.Second, "starting")
+		x.holder.tell(&control.NodeExit{Node: 0, Reason: "it was killed", Retry: true})
+		x.wants(2*time.Second, "starting")
+		x.holder.tell(&control.NodeExit{Node: 0, Reason: "it was killed"})
+		x.wants(2*time.Second, "resetting")
+		one[*control.RebootNode](t, &x.holder.recorder)
+		x.boots(0, "again", "")
+		x.wants(time.Second, "failed")
+		want := "node0: image new ended before it was up and left the node down, and the node has booted its old one"
+		if got := must[*control.Update](x.c, &control.ReadUpdate{}).Stopped; got != want {
+			t.Errorf("stopped: %s", got)
+		}
+	})
+}
+
 // A serve that is started again goes on with an update where it was.
 func TestUpdateRestart(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -8,11 +8,12 @@
 //	                                         |
 //	                                       failed
 //
-// A node gets its turn when fewer than Rolling nodes are between waiting and an end. It fails if
-// it ends, refuses the image, comes up with another one, leaves the machine, or takes longer than
-// the time-out for a stage, without the time before serve was started. Only draining takes as long
-// as the node's jobs. The first failure stops the update: nodes that wait are left as they are, and
-// others go on. The same happens when an operator resumes a node that is draining.
+// A node gets its turn when fewer than Rolling nodes are between waiting and an end. It fails if it
+// ends, refuses the image, comes up with another one, leaves the machine, or takes longer than the
+// time-out for a stage, without the time before serve was started. One that stays down is reset at
+// once. Only draining takes as long as the node's jobs. The first failure stops the update: nodes
+// that wait are left as they are, and others go on. The same happens when an operator resumes a
+// node that is draining.
 //
 // The state is a control.Update, which serve records before it acts on it. All work can be done
 // again, so a serve that is started again goes on from the recorded state. What a node does follows
@@ -48,6 +49,7 @@ const (
 type Sight struct {
 	Up    bool   // it is connected, and can be given requests
 	Gone  bool   // it is dead, off or refused
+	Down  bool   // it has ended, and stays down until an order starts it
 	Left  bool   // it has left the machine
 	Why   string // it is not up
 	Busy  bool   // it has a job
@@ -217,6 +219,9 @@ func (s step) advance(sight Sight, started time.Time) {
 			s.fail("the node has booted its old image instead of image %s", s.u.Image)
 		case back:
 			s.fail("image %s ended before it was up, and the node has booted its old one", s.u.Image)
+		case sight.Down:
+			s.n.Reason = fmt.Sprintf("image %s ended before it was up and left the node down", s.u.Image)
+			s.enter(Resetting)
 		case s.late(started):
 			s.n.Reason = fmt.Sprintf("image %s was not up within %v", s.u.Image, s.timeout())
 			s.enter(Resetting)

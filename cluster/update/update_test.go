@@ -55,6 +55,9 @@ func TestAdvance(t *testing.T) {
 		"up":                       {Starting, late, new, Keeping, ""},
 		"not up":                   {Starting, late, Sight{}, Resetting, "image new was not up within 1s"},
 		"the image ended":          {Starting, soon, reset, Failed, "image new ended before it was up, and the node has booted its old one"},
+		"down while it starts":     {Starting, soon, Sight{Gone: true, Down: true}, Resetting, "image new ended before it was up and left the node down"},
+		"down while it loads":      {Loading, soon, Sight{Gone: true, Down: true}, Resetting, "and left the node down"},
+		"down until it is reset":   {Resetting, soon, Sight{Gone: true, Down: true}, Resetting, ""},
 		"being reset":              {Resetting, soon, Sight{}, Resetting, ""},
 		"reset":                    {Resetting, soon, reset, Failed, ", and the node has booted its old one"},
 		"not up after the reset":   {Resetting, late, Sight{}, Failed, ", and its old one not either"},
@@ -153,6 +156,7 @@ type world struct {
 	nodes    []*simulated
 	broken   bool // the image
 	hangs    bool // rather than ends
+	stays    bool // down when it has ended
 }
 
 type simulated struct {
@@ -163,13 +167,16 @@ type simulated struct {
 	up    time.Time
 	was   bool // active in the update before
 	out   bool // of service
+	down  bool // until it is reset
 }
 
-func (n *simulated) boot(image string, up time.Time) { n.boots, n.image, n.up = n.boots+1, image, up }
+func (n *simulated) boot(image string, up time.Time) {
+	n.boots, n.image, n.up, n.down = n.boots+1, image, up, false
+}
 
 func (w *world) see(u *control.NodeUpdate) Sight {
 	n := w.nodes[u.Node]
-	return Sight{Up: !w.now.Before(n.up), Busy: n.jobs > 0, Boot: fmt.Sprint(n.boots), Image: n.image}
+	return Sight{Up: !w.now.Before(n.up) && !n.down, Gone: n.down, Down: n.down, Busy: n.jobs > 0, Boot: fmt.Sprint(n.boots), Image: n.image}
 }
 
 // work does the work of a stage at once, or fails.
@@ -187,6 +194,8 @@ func (w *world) work(n *control.NodeUpdate) (err error) {
 			node.boot(image, w.now.Add(time.Second))
 		case w.hangs:
 			node.boot("", w.now.Add(time.Hour))
+		case w.stays:
+			node.down = true
 		default:
 			node.boot(node.takes, w.now.Add(time.Second))
 		}
@@ -286,7 +295,7 @@ func TestModel(t *testing.T) {
 	r := rand.New(rand.NewPCG(check.Seed(t), 0))
 	for range 2000 {
 		w := &world{
-			t: t, r: r, now: time.Unix(1000, 0), working: make(map[uint32]control.UpdateStage), broken: r.IntN(4) == 0, hangs: r.IntN(2) == 0,
+			t: t, r: r, now: time.Unix(1000, 0), working: make(map[uint32]control.UpdateStage), broken: r.IntN(4) == 0, hangs: r.IntN(2) == 0, stays: r.IntN(2) == 0,
 			recorded: &control.Update{Image: image, Rolling: 1 + r.Uint32N(3), TimeoutMs: 5000},
 		}
 		for i := range 1 + r.IntN(6) {
