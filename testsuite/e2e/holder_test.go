@@ -26,9 +26,9 @@ func TestMachineTwice(t *testing.T) {
 // it leaves on disk.
 func TestHolderKilled(t *testing.T) {
 	onOwn(t, func(t *testing.T, substrate string) {
-		m := up(t, substrate, 1, 2)
-		c := m.start("run", "-n", "2", probe(), "sleep")
-		c.awaitRanks("sleeping", 2)
+		m := up(t, substrate, 1, 1)
+		c := m.start("run", "-n", "1", probe(), "sleep")
+		c.awaitRanks("sleeping", 1)
 		holder, serve := m.status()
 		kill(t, holder)
 		r := c.wait()

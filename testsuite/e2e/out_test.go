@@ -228,13 +228,14 @@ func rootHostLent(t *testing.T, m *machine) {
 		t.Fatal(err)
 	}
 	defer os.Remove(secret)
-	r := m.runIn(dir, "-n", "2", "-N", "2", "--root", "host", "bash", "-c", `
-seq 10 | sort -rn | head -1; id -un; cut -d: -f1 /etc/passwd | wc -l
+	// In locale C, programs read none of the many small files of a locale.
+	r := m.runIn(dir, "-n", "2", "-N", "2", "--env", "LC_ALL=C", "--root", "host", "bash", "-c", `
+seq 10 | sort -rn | head -1; if [ $MARGAY_RANK = 0 ]; then id -un; cut -d: -f1 /etc/passwd | wc -l; fi
 for f in /home /root /var /srv /opt /etc/shadow `+secret+`; do [ -e $f ] && echo "there is $f"; done
 for f in /usr/new /usr/bin/env /etc/hosts; do ( : >>$f ) 2>/dev/null && echo "writes $f"; done
 test /etc/os-release -ef /usr/lib/os-release || echo "os-release is another file"`).wait()
 	user := strings.TrimSpace(string(output(t, "id", "-un")))
-	if want := strings.Repeat("10\n"+user+"\n2\n", 2); r.code != 0 || !slices.Equal(sorted(r.stdout), sorted(want)) || r.stderr != "" {
+	if want := "10\n10\n" + user + "\n2\n"; r.code != 0 || !slices.Equal(sorted(r.stdout), sorted(want)) || r.stderr != "" {
 		t.Errorf("want %q: %v", want, r)
 	}
 	if r := m.run(125, "-d", "--root", "host", "true"); !strings.Contains(r.stderr, "leave out -d") {

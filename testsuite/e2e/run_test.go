@@ -331,7 +331,7 @@ func TestHistogram(t *testing.T) {
 	}
 	onBoth(t, func(t *testing.T, m *machine) {
 		text, programs := text, []string{"histogram", "histogram-c"}
-		if !m.hosted() { // an emulated processor is slow, and TestDuties runs the one in Go
+		if !m.hosted() { // an emulated processor is slow, and README.md runs the one in Go there
 			text, programs = filepath.Join(bin, "..", "README.md"), programs[1:]
 		}
 		want := counted(t, text)
@@ -351,6 +351,15 @@ func TestHistogram(t *testing.T) {
 			t.Error(r)
 		}
 	})
+}
+
+// histogram is the example in Go where nodes are as fast as their host, and else the one in C: an
+// emulated processor is slow to start a program in Go.
+func (m *machine) histogram() string {
+	if m.hosted() {
+		return filepath.Join(bin, "histogram")
+	}
+	return filepath.Join(bin, "histogram-c")
 }
 
 // Ranks that share cores receive their messages and their node's share of memory, and end, like
@@ -388,11 +397,11 @@ func TestSharedCores(t *testing.T) {
 		if r := c.wait(); r.code != 143 {
 			t.Error(r)
 		}
-		if r := m.run(0, "-n", "8", "--ppn", "8", probe(), "hello"); strings.Count(r.stdout, " of 8 on node0 ") != 8 {
+		if r := m.run(0, "-n", "8", "--ppn", "8", filepath.Join(bin, "hello-c")); strings.Count(r.stdout, " of 8 on node 0, ") != 8 {
 			t.Error(r)
 		}
 		text := filepath.Join(bin, "..", "README.md")
-		shared := m.run(0, "-n", "8", "--ppn", "4", "--with", text, filepath.Join(bin, "histogram"), text)
+		shared := m.run(0, "-n", "8", "--ppn", "4", "--with", text, m.histogram(), text)
 		if got, _, _ := cutLast(shared.stdout); got != counted(t, text) {
 			t.Errorf("%v\nwant %s", shared, counted(t, text))
 		}
@@ -427,7 +436,7 @@ func TestDuties(t *testing.T) {
 		each := strconv.Itoa(m.nodes) // ranks, one for each node
 		histogram := func() string {
 			t.Helper()
-			r := m.run(0, "-n", each, "--with", text, filepath.Join(bin, "histogram"), text)
+			r := m.run(0, "-n", each, "--with", text, m.histogram(), text)
 			counts, _, _ := cutLast(r.stdout)
 			return counts
 		}
@@ -435,9 +444,13 @@ func TestDuties(t *testing.T) {
 		c := m.start("run", "-n", each, "--ppn", "1", probe(), "sleep") // on the first core of each node
 		c.awaitRanks("sleeping", m.nodes)
 		cores(0, "", "--message-core", "on", "--node", "0") // if all polled all the time, the processors of the host would do nothing else
-		if nodes := m.margay("nodes"); !strings.Contains(nodes.stdout, "node0 handles messages on core 2, which does nothing else\n") {
-			t.Error(nodes)
+		handles := func() {
+			t.Helper()
+			if nodes := m.margay("nodes"); !strings.Contains(nodes.stdout, "node0 handles messages on core 2, which does nothing else\n") {
+				t.Error(nodes)
+			}
 		}
+		handles()
 		m.run(125, "-n", each, probe(), "hello")
 		cores(0, "", "--all", "on")
 		if nodes := m.margay("nodes"); !strings.Contains(nodes.stdout, fmt.Sprintf("node0-%d compute on core 0 as well, ", m.nodes-1)) {
@@ -449,8 +462,11 @@ func TestDuties(t *testing.T) {
 		if r := m.margay("machine", "restart", "0"); r.code != 0 {
 			t.Error(r)
 		}
-		if got := histogram(); got != want {
-			t.Errorf("after a restart: %s\nwant %s", got, want)
+		handles()
+		if m.hosted() { // an emulated core that polls takes most of its host
+			if got := histogram(); got != want {
+				t.Errorf("after a restart: %s\nwant %s", got, want)
+			}
 		}
 		cores(0, "", "--message-core", "off")
 		m.run(0, "-n", m.all(), probe(), "hello")

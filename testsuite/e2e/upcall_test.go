@@ -70,18 +70,22 @@ func TestNodeKernelKilledUnderUpcalls(t *testing.T) {
 // source, before a barrier is passed. A Go program takes upcalls while it computes.
 func TestForwardAndUpcallInGo(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
+		messages := 2000 // to each rank
+		if !m.hosted() {
+			messages = 400 // an emulated processor is slow
+		}
 		spread := object(t, "message/spread")
 		ranks := m.nodes * m.cores
-		r := m.run(0, "-n", m.all(), "--with", spread, probe(), "spread", spread, "2000")
+		r := m.run(0, "-n", m.all(), "--with", spread, probe(), "spread", spread, fmt.Sprint(messages))
 		for rank := range ranks {
-			if !strings.Contains(r.stdout, fmt.Sprintf("rank %d owns 2000 messages, %d of each rank\n", rank, 2000/ranks)) {
+			if !strings.Contains(r.stdout, fmt.Sprintf("rank %d owns %d messages, %d of each rank\n", rank, messages, messages/ranks)) {
 				t.Fatal(r)
 			}
 		}
 		upcall := object(t, "message/upcall")
-		r = m.run(0, "-n", m.all(), "--with", upcall, probe(), "upcalls", upcall, "2000")
+		r = m.run(0, "-n", m.all(), "--with", upcall, probe(), "upcalls", upcall, fmt.Sprint(messages))
 		for rank := 1; rank < ranks; rank++ {
-			if !strings.Contains(r.stdout, fmt.Sprintf("rank %d was interrupted for 2000 messages\n", rank)) {
+			if !strings.Contains(r.stdout, fmt.Sprintf("rank %d was interrupted for %d messages\n", rank, messages)) {
 				t.Fatal(r)
 			}
 		}
