@@ -13,7 +13,7 @@ import (
 // A client that takes nothing for a while keeps its connection, however many nodes have output for
 // it: the output stays on the nodes. Then the client gets all of it, each record once and in order.
 func TestSlowClient(t *testing.T) {
-	const nodes, each = 20, 2 // records of 1 MiB, more than serve queues for a client
+	const nodes, each = 12, 2 // records of 1 MiB, more than serve queues for a client
 	bubble(t, func(t *testing.T) {
 		m := up(t, nodes)
 		c := &playedClient{m: m, conn: control.NewConn(m.clients.Dial(t))}

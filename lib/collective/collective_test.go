@@ -268,7 +268,7 @@ func (w *world) over() bool {
 // Calls of several groups at a time, with any root and length, that ranks start in any order
 // between groups, give what a sequential program computes; messages arrive in any order that the
 // system allows, and find no room. No rank waits for ever.
-func TestModel(t *testing.T) {
+func TestTreeModel(t *testing.T) {
 	seed := check.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range max(30, rounds()/10) {

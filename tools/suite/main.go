@@ -72,11 +72,12 @@ const (
 )
 
 // alone are long computations in a single goroutine, or in several that take turns: random
-// programs, simulated hours, lists of thousands of jobs, killed writers of a history, upcalls to a
-// program in C. The race detector would find nothing in them and make them ten times slower.
+// programs, simulated hours, lists of thousands of jobs, killed writers of a history, models of
+// requests and of collective operations, upcalls to a program in C. The race detector would find
+// nothing in them and make them ten times slower.
 var alone = computing{
-	"TestRegisters|TestAgreesWithPortable|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestListOfManyJobs|TestStateOfLargeJob|TestTooManyJobs|TestDrainModel|TestLogModel|TestManyUpcalls",
-	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/verify", "./cluster/serve", "./cluster/ledger", "./lib/c/ctest"},
+	"TestRegisters|TestAgreesWithPortable|TestCallsAgreesWithPortable|TestEmittedCode|TestConstantDivisors|TestProofsHold|TestListOfManyJobs|TestStateOfLargeJob|TestTooManyJobs|TestDrainModel|TestLogModel|TestManyUpcalls|TestRequestModel|TestTreeModel",
+	[]string{"./nimble/engine/direct", "./nimble/engine/subroutine", "./nimble/verify", "./cluster/serve", "./cluster/ledger", "./lib/c/ctest", "./kernel/abi/onesided", "./lib/collective"},
 }
 
 // computing names tests, separated by |, and their packages.

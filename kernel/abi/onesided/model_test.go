@@ -310,7 +310,7 @@ func (m *model) step(asks bool) bool {
 // Each request takes effect once and in order, and is answered once, whatever the network does,
 // whichever server carries it out, and wherever the node kernel is killed or the window's rank
 // ends. The job ends only when that happens in an atomic access.
-func TestModel(t *testing.T) {
+func TestRequestModel(t *testing.T) {
 	seed := check.Seed(t)
 	finished, doubtful, kills, ends := 0, 0, 0, 0
 	served := make(map[Server]int)

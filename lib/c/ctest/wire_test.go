@@ -196,7 +196,7 @@ func objects(t *testing.T, sources ...string) (made []string) {
 
 func gcc(t *testing.T, args ...string) {
 	t.Helper()
-	args = append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I", "..", "-I", "../../../kernel/abi/wire", "-I", "../../../kernel/abi/mirror", "-I", "../../../kernel/abi/onesided"}, args...)
+	args = append([]string{"-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-I", "..", "-I", "../../../kernel/abi/wire", "-I", "../../../kernel/abi/mirror", "-I", "../../../kernel/abi/onesided"}, args...)
 	if out, err := exec.Command(compiler(t), args...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}

@@ -2,12 +2,13 @@ package enginetest
 
 import (
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
+	"reflect"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -124,10 +125,57 @@ func agree(t testing.TB, oracle, e engine.Engine, spec *object.Spec, promise ver
 type replica struct {
 	code     []isa.Instruction
 	programs map[bool]*verify.Program // by trust
-	maps     []*state.Map
-	context  *memory.Memory
-	machine  *engine.Machine
-	stack    []byte // all of it
+	*room
+	machine *engine.Machine
+	stack   []byte // all of it
+}
+
+// room is the memory of a replica apart from its stack.
+type room struct {
+	specs   []state.Spec
+	maps    []*state.Map
+	context *memory.Memory
+}
+
+// spare is the room of the last replica that was closed, or nil. Mapping memory
+// takes longer than most programs, and programs of a test have the same maps.
+// Runs set the memory to its initial state, see once.
+var spare atomic.Pointer[room]
+
+// takeRoom returns a room with some maps.
+func takeRoom(t testing.TB, specs []state.Spec) *room {
+	t.Helper()
+	if last := spare.Swap(nil); last != nil {
+		if reflect.DeepEqual(last.specs, specs) {
+			return last
+		}
+		last.close(t)
+	}
+	m := &room{specs: specs}
+	for _, spec := range specs {
+		each, err := state.New(spec, state.Options{Cores: cores})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.maps = append(m.maps, each)
+	}
+	var err error
+	if m.context, err = memory.Map("context", replicaContext); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func (m *room) close(t testing.TB) {
+	t.Helper()
+	for _, each := range m.maps {
+		if err := each.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := m.context.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 const (
@@ -145,16 +193,7 @@ func newReplica(t testing.TB, spec *object.Spec, promise verify.Context) *replic
 			t.Fatalf("refused: %v\n%v", err, spec.Instructions)
 		}
 	}
-	for _, each := range spec.Maps {
-		m, err := state.New(each, state.Options{Cores: cores})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.maps = append(r.maps, m)
-	}
-	if r.context, err = memory.Map("context", replicaContext); err != nil {
-		t.Fatal(err)
-	}
+	r.room = takeRoom(t, spec.Maps)
 	if r.machine, err = engine.NewMachine(r.programs[false], r.maps, replicaDepth); err != nil {
 		t.Fatal(err)
 	}
@@ -162,14 +201,13 @@ func newReplica(t testing.TB, spec *object.Spec, promise verify.Context) *replic
 	return r
 }
 
+// close keeps the room for the next replica.
 func (r *replica) close(t testing.TB) {
 	t.Helper()
-	for _, m := range r.maps {
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
+	if before := spare.Swap(r.room); before != nil { // of another goroutine
+		before.close(t)
 	}
-	if err := errors.Join(r.context.Close(), r.machine.Close()); err != nil {
+	if err := r.machine.Close(); err != nil {
 		t.Error(err)
 	}
 }
@@ -185,7 +223,7 @@ func (r *replica) run(t testing.TB, e engine.Engine, trusted bool, fuel uint64) 
 	defer code.Close()
 	first := r.once(code, fuel)
 	if again := r.once(code, fuel); !maps.Equal(first, again) {
-		t.Errorf("%s: first %v, then %v", e.Name(), first, again)
+		t.Errorf("%s: first %v, then %v", e.Name(), readable(first), readable(again))
 	}
 	return first
 }
@@ -203,7 +241,7 @@ func (r *replica) once(code engine.Code, fuel uint64) map[string]string {
 	m.Fuel = fuel
 	r0, err := code.Run(m)
 	got := outcome(&Rig{Maps: r.maps, Machine: m, Context: r.context}, r0, err)
-	got["stack"] = hex.EncodeToString(r.stack)
+	got["stack"] = string(r.stack)
 	if err != nil {
 		got["error"] = err.Error()
 	}
@@ -215,6 +253,7 @@ func (r *replica) compare(t testing.TB, want, got map[string]string, version str
 	if maps.Equal(want, got) {
 		return
 	}
+	want, got = readable(want), readable(got)
 	for name, v := range want {
 		if got[name] != v {
 			t.Errorf("%s: %s is %s, want %s", version, name, got[name], v)
@@ -225,4 +264,12 @@ func (r *replica) compare(t testing.TB, want, got map[string]string, version str
 		listing += fmt.Sprintf("%4d %v\n", slot, i)
 	}
 	t.Errorf("%s: got %v in\n%s", version, got, listing)
+}
+
+// readable returns an outcome with its stack in hexadecimal digits. Most outcomes
+// are only compared.
+func readable(outcome map[string]string) map[string]string {
+	outcome = maps.Clone(outcome)
+	outcome["stack"] = hex.EncodeToString([]byte(outcome["stack"]))
+	return outcome
 }

@@ -59,7 +59,7 @@ Nodes are given by number, name and range: 2, node2, 1..4,10 or node[1-4,10].`,
 			if err != nil {
 				return err
 			}
-			p := &kernelLogPrinter{w: a.Stdout, json: a.JSON, label: len(nodes) > 1, levels: levels}
+			p := &kernelLogPrinter{w: a.Stdout, json: a.JSON, several: len(nodes) > 1, levels: levels}
 			if follow {
 				return a.followKernelLogs(c.Context(), nodes, p)
 			}
@@ -201,9 +201,9 @@ func stays(err error) bool {
 	return errors.As(err, &f) && slices.Contains([]control.Code{control.Code_CODE_NOT_FOUND, control.Code_CODE_REFUSED, control.Code_CODE_BAD_REQUEST}, f.Code)
 }
 
-// maxKernelLog bounds the printed text of a node that is not followed, in bytes: the kernels of
-// nodes keep some MiB. An answer counts as kernelLogAnswer at least, which is about the size of a
-// node's answer if there is more.
+// maxKernelLog bounds the printed text of an answer, and of all answers of a node that is not
+// followed, in bytes: the kernels of nodes keep some MiB. Where a node is not followed, an answer
+// counts as kernelLogAnswer at least, which is about the size of a node's answer if there is more.
 const (
 	maxKernelLog    = 64 << 20
 	kernelLogAnswer = 256 << 10
@@ -255,11 +255,13 @@ func (l *kernelLog) take(answer *control.KernelLog, p *kernelLogPrinter) error {
 			p.missing(&out, l.node, l.next, r.Sequence-l.next)
 		}
 		l.next = r.Sequence + 1
-		p.record(&out, l.node, r)
+		if !p.record(&out, l.node, r) {
+			return l.tooMuch()
+		}
 	}
 	l.size += max(out.Len(), kernelLogAnswer)
 	if l.once && l.size > maxKernelLog {
-		return control.Failf(control.Code_CODE_BAD_REQUEST, "it gives more of its kernel's log than a kernel keeps: the rest is not printed").At(l.node)
+		return l.tooMuch()
 	}
 	if err := p.print(out.Bytes()); err != nil {
 		return &forAll{err}
@@ -270,11 +272,16 @@ func (l *kernelLog) take(answer *control.KernelLog, p *kernelLogPrinter) error {
 	return nil
 }
 
+// tooMuch is the error of a node that gives more than a kernel keeps.
+func (l *kernelLog) tooMuch() error {
+	return control.Failf(control.Code_CODE_BAD_REQUEST, "it gives more of its kernel's log than a kernel keeps: the rest is not printed").At(l.node)
+}
+
 // kernelLogPrinter prints records of several nodes. The records of a call of print stay together.
 type kernelLogPrinter struct {
-	json   bool
-	label  bool         // begin lines with the node
-	levels []klog.Level // nil: all
+	json    bool
+	several bool         // lines begin with their node
+	levels  []klog.Level // nil: all
 
 	mu sync.Mutex
 	w  io.Writer
@@ -297,22 +304,25 @@ type kernelRecord struct {
 	Text     string `json:"text"`
 }
 
-// record writes a record, unless its level is not wanted.
-func (p *kernelLogPrinter) record(out *bytes.Buffer, node uint32, r *control.KernelRecord) {
+// record writes a record, unless its level is not wanted. It reports whether all text stays within
+// maxKernelLog: of a record that would not, it writes nothing.
+func (p *kernelLogPrinter) record(out *bytes.Buffer, node uint32, r *control.KernelRecord) bool {
 	priority := klog.Priority(r.Priority)
 	if p.levels != nil && !slices.Contains(p.levels, priority.Level()) {
-		return
+		return true
 	}
 	text := strings.TrimSuffix(printable.Lines(string(r.Text)), "\n")
 	if p.json {
 		p.object(out, kernelRecord{node, r.Sequence, priority.Level().Short(), priority.Facility(), r.TimeNs, text})
-		return
+		return true
 	}
-	head := fmt.Sprintf("[%5d.%06d] ", r.TimeNs/1e9, r.TimeNs%1e9/1e3)
-	for line := range strings.SplitSeq(text, "\n") {
-		p.line(out, node, "%s%s", head, line)
-		head = strings.Repeat(" ", len(head)) // a line break in the name of a program begins no record
+	label, head := p.label(node), fmt.Sprintf("[%5d.%06d] ", r.TimeNs/1e9, r.TimeNs%1e9/1e3)
+	next := "\n" + label + strings.Repeat(" ", len(head)) // a line break in the name of a program begins no record
+	if out.Len()+len(text)+strings.Count(text, "\n")*len(next) > maxKernelLog {
+		return false
 	}
+	out.WriteString(label + head + strings.ReplaceAll(text, "\n", next) + "\n")
+	return true
 }
 
 // missing writes that records from a sequence number on are missing.
@@ -325,14 +335,15 @@ func (p *kernelLogPrinter) missing(out *bytes.Buffer, node uint32, from, n uint6
 		}{node, from, n})
 		return
 	}
-	p.line(out, node, "-- missing: %d of the kernel's records --", n)
+	fmt.Fprintf(out, "%s-- missing: %d of the kernel's records --\n", p.label(node), n)
 }
 
-func (p *kernelLogPrinter) line(out *bytes.Buffer, node uint32, format string, args ...any) {
-	if p.label {
-		fmt.Fprintf(out, "[node%d] ", node)
+// label returns what the lines of a node begin with.
+func (p *kernelLogPrinter) label(node uint32) string {
+	if !p.several {
+		return ""
 	}
-	fmt.Fprintf(out, format+"\n", args...)
+	return fmt.Sprintf("[node%d] ", node)
 }
 
 func (p *kernelLogPrinter) object(out *bytes.Buffer, v any) {
