@@ -12,6 +12,7 @@ import (
 
 	"margay/kernel/abi/id"
 	"margay/kernel/cgroup"
+	"margay/kernel/hardware"
 	"margay/kernel/link"
 )
 
@@ -50,7 +51,7 @@ func (h Host) spawn(group string, user int, words ...string) (*initProcess, erro
 	err = h.join(cmd, group)
 	if err == nil {
 		cmd.Args = append(cmd.Args, words...)
-		err = cmd.Start()
+		err = hardware.WithoutHugePages(cmd.Start)
 	}
 	for _, f := range cmd.ExtraFiles {
 		f.Close() // far, too: the end of the last other holder is the end of the link
