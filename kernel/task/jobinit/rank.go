@@ -66,6 +66,7 @@ func (in *initProcess) spawn() error {
 	go func() {
 		// The thread gives up its privileges, so it is never unlocked: it ends with this goroutine.
 		runtime.LockOSThread()
+		growStack()
 		failed <- in.spawnAll()
 	}()
 	err := <-failed
