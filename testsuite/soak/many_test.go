@@ -28,8 +28,8 @@ const usualJobs = 1500
 // 5,000 jobs.
 const (
 	mayGrowKiB  = 4 << 10
-	mayGrowFDs  = 8 // the jobs that run at a moment have some
-	mayGrowRuns = 8 // threads
+	mayGrowFDs  = 48 // of the jobs that run or end at a moment, a dozen each
+	mayGrowRuns = 8  // threads
 	mostStore   = 8 << 20
 	mostLog     = 1 << 20 // of serve, in bytes: it has a line for each job that fails
 )

@@ -146,8 +146,8 @@ func Main(words ...string) error {
 // stackRoom is how much of a stack the requests of a launch take, in bytes.
 const stackRoom = 12 << 10
 
-// growStack makes room on the stack of the calling goroutine. Go's runtime would double the stack
-// several times, and each time look for the callers in tables of which an init needs nothing else.
+// growStack makes room on the stack of the calling goroutine. Otherwise Go's runtime doubles the
+// stack several times, and each time looks for the callers in tables that are not in memory yet.
 //
 //go:noinline
 func growStack() {
