@@ -222,7 +222,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	info := n.Info()
 	t := task.Spec{
 		Exec: s.Exec, Job: s.Job, Hostname: n.config.Boot.Hostname(), User: s.User, Umask: s.Umask,
-		Pids: s.Pids, Host: s.HostRoot, Hold: s.Hold, Shared: s.Shared, Rlimits: n.host.Cgroups == nil, Small: n.ownLinux() && !s.HugePages, Rest: n.restOf(s), Words: words,
+		Pids: s.Pids, Host: s.HostRoot, Hold: s.Hold, Shared: s.Shared, Rlimits: n.host.Cgroups == nil, Small: (n.ownLinux() || n.declined) && !s.HugePages, Rest: n.restOf(s), Words: words,
 	}
 	if t.Pids == 0 {
 		t.Pids = DefaultPids

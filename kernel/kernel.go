@@ -113,6 +113,7 @@ type Node struct {
 	inits   *task.Pool // that jobs' inits come from
 
 	hugePages error // why there are none on request; nil: there are
+	declined  bool  // the node kernel and its jobs were started without huge pages
 
 	messages   *message.Engine
 	extensions *extension.Manager
@@ -271,6 +272,7 @@ func (n *Node) ownLinux() bool { return n.config.Boot.Substrate != node.Hosted }
 func (n *Node) findPages() {
 	have := true
 	var err error
+	n.declined = hardware.HugePagesDeclined()
 	if n.ownLinux() {
 		err = hardware.OfferHugePages()
 	} else {

@@ -711,7 +711,9 @@ func (s *Server) finish(j *job) {
 		if j.spool != nil {
 			j.spool.close()
 		}
-		s.config.Log("job %d ended with status %d", j.number, j.exitCode())
+		if j.spec.Task == nil || j.exitCode() != 0 {
+			s.config.Log("job %d ended with status %d", j.number, j.exitCode())
+		}
 		if !early {
 			j.tellClient()
 		}

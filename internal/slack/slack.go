@@ -4,7 +4,7 @@
 // processor for too long, for as long as some goroutine runs or could run. With the two programs of
 // each node and a job init for each job, these looks took a quarter of the processor time of a job
 // on 64 hosted nodes. With slack, Linux puts them together with other work, or off. No time-out of
-// these processes must be exact to a millisecond, and an event ends a wait at once.
+// these processes must be exact to some milliseconds, and an event ends a wait at once.
 package slack
 
 import (
@@ -14,10 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Daemon is how late a wait of a process that runs a machine may end. Application is the same for
-// users' programs, and Linux's own default.
+// How late a wait may end: of a process that runs a machine, of the init of a job, which may live
+// for less than 100 ms, and of users' programs, as Linux has it by default.
 const (
 	Daemon      = time.Millisecond
+	Init        = 5 * time.Millisecond
 	Application = 50 * time.Microsecond
 )
 

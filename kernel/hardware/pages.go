@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -94,6 +95,37 @@ func DeclineHugePages() error {
 		return fmt.Errorf("hardware: decline huge pages: %w", err)
 	}
 	return nil
+}
+
+// AcceptHugePages undoes DeclineHugePages for this process and its later children.
+func AcceptHugePages() error {
+	if err := unix.Prctl(unix.PR_SET_THP_DISABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("hardware: accept huge pages: %w", err)
+	}
+	return nil
+}
+
+// HugePagesDeclined reports whether this process, or one that it descends from, has declined huge
+// pages.
+func HugePagesDeclined() bool {
+	declined, err := unix.PrctlRetInt(unix.PR_GET_THP_DISABLE, 0, 0, 0, 0)
+	return err == nil && declined != 0
+}
+
+// declining is held while this process declines huge pages for a child.
+var declining sync.Mutex
+
+// WithoutHugePages calls start, and declines huge pages for the children that it starts. For that
+// time they are declined for this process, too. It is for programs that are short and small: Linux
+// clears each huge page, which takes longer than all their small ones.
+func WithoutHugePages(start func() error) error {
+	declining.Lock()
+	defer declining.Unlock()
+	if HugePagesDeclined() || DeclineHugePages() != nil {
+		return start()
+	}
+	defer AcceptHugePages() // it cannot fail where declining has worked
+	return start()
 }
 
 // LockMemory keeps every page that this process has touched or will touch in memory. It is of use

@@ -1,7 +1,11 @@
 package hardware
 
 import (
+	"fmt"
+	"os"
+	"os/exec"
 	"runtime"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -25,5 +29,35 @@ func TestHugePagesIsCheap(t *testing.T) {
 	}
 	if n := faults() - before; n > 200 {
 		t.Errorf("it takes %d page faults", n)
+	}
+}
+
+// A child that is started without huge pages has none, and later children have them again.
+func TestWithoutHugePages(t *testing.T) {
+	const child = "MARGAY_TEST_DECLINED"
+	if os.Getenv(child) != "" {
+		fmt.Println("declined:", HugePagesDeclined())
+		return
+	}
+	if HugePagesDeclined() {
+		t.Skip("this test was started without huge pages")
+	}
+	for _, c := range []struct {
+		around func(start func() error) error
+		want   string
+	}{
+		{WithoutHugePages, "declined: true\n"},
+		{func(start func() error) error { return start() }, "declined: false\n"},
+	} {
+		cmd := exec.Command("/proc/self/exe", "-test.run", "^TestWithoutHugePages$")
+		cmd.Env = append(os.Environ(), child+"=1")
+		var out strings.Builder
+		cmd.Stdout = &out
+		if err := c.around(cmd.Start); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), c.want) {
+			t.Errorf("%q, %v, want %q", out.String(), err, c.want)
+		}
 	}
 }

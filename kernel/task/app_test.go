@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"margay/kernel/hardware"
 )
 
 // app is what the jobs of these tests run.
@@ -88,6 +90,7 @@ func app(args []string) int {
 		}
 		fmt.Print("TimerSlack:\t")
 		fmt.Println(unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0))
+		fmt.Printf("HugePagesDeclined:\t%v\n", hardware.HugePagesDeclined())
 	case "strings":
 		fmt.Print(digest(os.Args), digest(os.Environ()))
 	case "surroundings":

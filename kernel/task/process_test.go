@@ -27,6 +27,21 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+// Ranks have huge pages where the node kernel has them, unless they are declined: only the init is
+// without.
+func TestHugePages(t *testing.T) {
+	for _, small := range []bool{false, true} {
+		e := newEvents()
+		s := spec(1, "status")
+		s.Small = small
+		start(t, s, e)
+		e.await(t, "end", func() bool { return len(e.exits()) == 1 })
+		if got, want := e.text(0, task.Stdout), fmt.Sprintf("HugePagesDeclined:\t%v\n", small); !strings.Contains(got, want) {
+			t.Errorf("the status of a rank lacks %q:\n%s", want, got)
+		}
+	}
+}
+
 // The node kernel gets hold of each rank's process: a number that means the rank here, and a
 // descriptor that only ever means it.
 func TestProcesses(t *testing.T) {

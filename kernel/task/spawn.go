@@ -10,8 +10,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/slack"
 	"margay/kernel/abi/id"
 	"margay/kernel/cgroup"
+	"margay/kernel/hardware"
 	"margay/kernel/link"
 )
 
@@ -50,7 +52,7 @@ func (h Host) spawn(group string, user int, words ...string) (*initProcess, erro
 	err = h.join(cmd, group)
 	if err == nil {
 		cmd.Args = append(cmd.Args, words...)
-		err = cmd.Start()
+		err = hardware.WithoutHugePages(func() error { return slack.Start(slack.Init, cmd.Start) })
 	}
 	for _, f := range cmd.ExtraFiles {
 		f.Close() // far, too: the end of the last other holder is the end of the link

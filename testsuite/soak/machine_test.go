@@ -92,9 +92,14 @@ func (r result) String() string {
 // commandTimeout.
 func (m *machine) command(args ...string) (cmd *exec.Cmd, cancel context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
-	cmd = exec.CommandContext(ctx, filepath.Join(bin, "margay"), args...)
+	return m.commandFor(ctx, args...), cancel
+}
+
+// commandFor returns a margay command on the machine, not started yet. It is killed when ctx ends.
+func (m *machine) commandFor(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "margay"), args...)
 	cmd.Env = append(os.Environ(), "MARGAY_DIR="+m.dir, "MARGAY_STATE="+m.state)
-	return cmd, cancel
+	return cmd
 }
 
 // margay runs a margay command on the machine to its end.

@@ -43,7 +43,7 @@ const killWait = 2 * time.Second
 // orphansWait is how long processes whose parents have ended stay unreaped at the begin, and count
 // as processes of the job. The ends of ranks are noticed at once (rank.whenEnded). A job that does
 // nothing has ended by then, and its init has spared the threads and the wake-ups for SIGCHLD.
-const orphansWait = 50 * time.Millisecond
+const orphansWait = 200 * time.Millisecond
 
 // tellWait bounds how long the init, when it ends, waits for room to say what vanishes with it.
 const tellWait = time.Second
@@ -128,6 +128,7 @@ func Main(words ...string) error {
 			return err
 		}
 	}
+	growStack()
 	in.reaper = reap.New(in.ended)
 	go in.report()
 	err = in.obey()
@@ -141,6 +142,21 @@ func Main(words ...string) error {
 	}
 	return errors.Join(err, forgetKeys(in.spec.UID))
 }
+
+// stackRoom is how much of a stack the requests of a launch take, in bytes.
+const stackRoom = 12 << 10
+
+// growStack makes room on the stack of the calling goroutine. Otherwise Go's runtime doubles the
+// stack several times, and each time looks for the callers in tables that are not in memory yet.
+//
+//go:noinline
+func growStack() {
+	var room [stackRoom]byte
+	touch(&room)
+}
+
+//go:noinline
+func touch(*[stackRoom]byte) {}
 
 // obey carries out the node kernel's requests until the request to end, or until the node kernel
 // and all keepers of its link have ended.

@@ -66,6 +66,7 @@ func (in *initProcess) spawn() error {
 	go func() {
 		// The thread gives up its privileges, so it is never unlocked: it ends with this goroutine.
 		runtime.LockOSThread()
+		growStack()
 		failed <- in.spawnAll()
 	}()
 	err := <-failed
@@ -240,18 +241,30 @@ func (in *initProcess) fork(r *rank, files []uintptr) error {
 	}
 	path, argv, env := in.spec.Program(r.Rank.Rank)
 	how := &syscall.ProcAttr{Dir: in.spec.Dir, Env: overlay(overlay(in.spec.Env, env), r.Env), Files: files, Sys: attr}
-	pid, err := syscall.ForkExec(path, argv, how)
+	pid, err := in.forkExec(path, argv, how)
 	if err == unix.EPERM && attr.Ptrace {
 		// Some hosts let no process be traced. There the limit and the stop come a moment after the
 		// rank has begun.
 		attr.Ptrace = false
-		pid, err = syscall.ForkExec(path, argv, how)
+		pid, err = in.forkExec(path, argv, how)
 	}
 	if err != nil {
 		return err
 	}
 	r.pid, r.process, r.traced = pid, newProcess(pidfd), attr.Ptrace
 	return nil
+}
+
+// forkExec starts a program. Unlike the init (task.Host.spawn), it has huge pages if the node's
+// processes have them.
+func (in *initProcess) forkExec(path string, argv []string, how *syscall.ProcAttr) (pid int, err error) {
+	if !in.spec.Small {
+		if err := hardware.AcceptHugePages(); err != nil {
+			return 0, err
+		}
+		defer hardware.DeclineHugePages() // without, only the init is slower
+	}
+	return syscall.ForkExec(path, argv, how)
 }
 
 // newProcess returns a pidfd that Go waits for without a thread. The node kernel gets a copy, which

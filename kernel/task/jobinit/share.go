@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/slack"
 	"margay/kernel/task"
 	"margay/kernel/task/relay"
 )
@@ -61,10 +62,13 @@ func (in *initProcess) startRelay() error {
 	defer report.Close()
 	c := relay.Config{UID: in.spec.UID, GID: in.spec.GID, Folders: in.spec.Shared}
 	in.mu.Lock() // the reaper waits until the pid is known
-	in.relay, err = syscall.ForkExec("/proc/self/exe", append(os.Args[:2:2], relay.Word, c.Argument()), &syscall.ProcAttr{
-		Env:   os.Environ(),
-		Files: []uintptr{^uintptr(0), far.Fd(), os.Stderr.Fd(), kept[0].Fd(), in.device.Fd()},
-		Sys:   &syscall.SysProcAttr{Setpgid: true},
+	err = slack.Start(slack.Daemon, func() (err error) {
+		in.relay, err = syscall.ForkExec("/proc/self/exe", append(os.Args[:2:2], relay.Word, c.Argument()), &syscall.ProcAttr{
+			Env:   os.Environ(),
+			Files: []uintptr{^uintptr(0), far.Fd(), os.Stderr.Fd(), kept[0].Fd(), in.device.Fd()},
+			Sys:   &syscall.SysProcAttr{Setpgid: true},
+		})
+		return err
 	})
 	in.mu.Unlock()
 	far.Close()
