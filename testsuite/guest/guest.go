@@ -30,6 +30,7 @@ import (
 	"margay/cluster/provision"
 	"margay/cluster/provision/emulator"
 	"margay/initramfs"
+	"margay/kernel/usage"
 	"margay/qemu"
 	"margay/qemu/console"
 	"margay/testsuite/guest/report"
@@ -225,6 +226,10 @@ func (s *Spec) boot(ctx context.Context, e *qemu.Emulator, config qemu.Config) (
 		<-vm.Done()
 	}()
 	c := newCollector(s)
+	c.processor = func() time.Duration {
+		spent, _ := usage.CPU(vm.PID()) // 0 when it has ended
+		return spent
+	}
 	if err := c.follow(ctx, vm.Console()); err != nil {
 		if exit := vm.Exit(); exit != nil {
 			err = errors.Join(err, exit)
@@ -241,13 +246,15 @@ func (s *Spec) boot(ctx context.Context, e *qemu.Emulator, config qemu.Config) (
 
 // collector turns the events of a guest into results.
 type collector struct {
-	told    func(format string, args ...any)
-	reader  report.Reader
-	up      bool
-	started time.Time // start of the current run
-	packed  [][]byte  // compressed profiles
-	results []Result
-	noise   [][]byte // the last lines of the console that were not events
+	told      func(format string, args ...any)
+	processor func() time.Duration // what the guest has taken of the host's processors; may be nil
+	reader    report.Reader
+	up        bool
+	started   time.Time     // start of the current run
+	spent     time.Duration // of the host's processors, until then
+	packed    [][]byte      // compressed profiles
+	results   []Result
+	noise     [][]byte // the last lines of the console that were not events
 }
 
 // maxNoise is the number of lines of noise that are kept.
@@ -304,14 +311,14 @@ func (c *collector) line(line string) (done bool, err error) {
 	switch e.Kind {
 	case report.Up:
 		c.up, c.started = true, time.Now()
-		c.told("the guest is up")
+		c.told("the guest is up, after %v of a processor", c.took())
 	case report.Output:
 		r.Output = append(r.Output, e.Data...)
 	case report.Profile:
 		c.packed[e.Run] = append(c.packed[e.Run], e.Data...)
 	case report.Exit:
 		r.Ended, r.Exit = true, e.Text
-		c.told("%s took %v", r.Package, time.Since(c.started).Round(time.Millisecond))
+		c.told("%s took %v, and %v of a processor", r.Package, time.Since(c.started).Round(time.Millisecond), c.took())
 		c.started = time.Now()
 		if r.Profile, err = unpack(c.packed[e.Run]); err != nil {
 			return false, fmt.Errorf("coverage profile of %s: %w", r.Package, err)
@@ -322,6 +329,16 @@ func (c *collector) line(line string) (done bool, err error) {
 		return true, nil
 	}
 	return false, nil
+}
+
+// took returns what the guest has taken of the host's processors since the last call.
+func (c *collector) took() time.Duration {
+	if c.processor == nil {
+		return 0
+	}
+	before := c.spent
+	c.spent = c.processor()
+	return (c.spent - before).Round(10 * time.Millisecond)
 }
 
 // maxProfile bounds an unpacked coverage profile, in bytes.

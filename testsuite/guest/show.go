@@ -10,12 +10,14 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Test is the result of one test inside a guest.
 type Test struct {
 	Name    string
-	Verdict string // "pass", "fail" or "skip"; empty when there was none
+	Verdict string        // "pass", "fail" or "skip"; empty when there was none
+	Took    time.Duration // by the guest's clock, of a test with a verdict
 	Output  string
 }
 
@@ -50,7 +52,10 @@ func (r Result) Tests(ctx context.Context) (tests []Test, rest string, err error
 	index := make(map[string]int)
 	var outside strings.Builder
 	for d := json.NewDecoder(bytes.NewReader(text)); ; {
-		var e struct{ Action, Test, Output string }
+		var e struct {
+			Action, Test, Output string
+			Elapsed              float64 // seconds
+		}
 		if err := d.Decode(&e); err == io.EOF {
 			return tests, outside.String(), nil
 		} else if err != nil {
@@ -69,7 +74,7 @@ func (r Result) Tests(ctx context.Context) (tests []Test, rest string, err error
 		tests[i].Output += e.Output
 		switch e.Action {
 		case "pass", "fail", "skip":
-			tests[i].Verdict = e.Action
+			tests[i].Verdict, tests[i].Took = e.Action, time.Duration(e.Elapsed*float64(time.Second))
 		}
 	}
 }
@@ -98,6 +103,7 @@ func Show(t *testing.T, results []Result) {
 			}
 			for _, test := range tests {
 				t.Run(test.Name, func(t *testing.T) {
+					t.Logf("took %.2f s in the guest", test.Took.Seconds()) // make test adds that
 					if err := test.Err(); err != nil {
 						t.Errorf("%v\n%s", err, test.Output)
 					} else {
