@@ -9,6 +9,7 @@ import (
 	"io"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -34,10 +35,23 @@ func (t Test) Err() error {
 	return errors.New("it failed")
 }
 
+// test2json returns the path of Go's program, which the go command takes longer to find than it runs.
+var test2json = sync.OnceValues(func() (string, error) {
+	path, err := exec.Command("go", "tool", "-n", "test2json").Output()
+	if err != nil {
+		return "", fmt.Errorf("go tool -n test2json: %w", err)
+	}
+	return strings.TrimSpace(string(path)), nil
+})
+
 // Tests returns the tests that were started, in that order and with subtests. rest is the output
 // outside of tests.
 func (r Result) Tests(ctx context.Context) (tests []Test, rest string, err error) {
-	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-p", r.Package)
+	program, err := test2json()
+	if err != nil {
+		return nil, "", err
+	}
+	cmd := exec.CommandContext(ctx, program, "-t", "-p", r.Package) // without -t it gives no times
 	// The mark identifies lines of the test binary itself. This one is for a verdict that a panic
 	// follows.
 	input := strings.TrimSuffix(string(r.Output), "\n") + "\n"
@@ -47,7 +61,7 @@ func (r Result) Tests(ctx context.Context) (tests []Test, rest string, err error
 	cmd.Stdin = strings.NewReader(input)
 	text, err := cmd.Output()
 	if err != nil {
-		return nil, "", fmt.Errorf("go tool test2json: %w", err)
+		return nil, "", fmt.Errorf("test2json: %w", err)
 	}
 	index := make(map[string]int)
 	var outside strings.Builder
@@ -59,7 +73,7 @@ func (r Result) Tests(ctx context.Context) (tests []Test, rest string, err error
 		if err := d.Decode(&e); err == io.EOF {
 			return tests, outside.String(), nil
 		} else if err != nil {
-			return nil, "", fmt.Errorf("go tool test2json: %w", err)
+			return nil, "", fmt.Errorf("test2json: %w", err)
 		}
 		if e.Test == "" {
 			outside.WriteString(e.Output)
