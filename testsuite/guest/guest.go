@@ -7,7 +7,8 @@
 // inside, and a test without a verdict has failed.
 //
 // A test that must not run elsewhere, because it would change the machine it runs on, is in a file
-// with the build tag guest.
+// with the build tag guest. Of most packages only such tests run in a guest: emulation costs several
+// times as much as the run outside that the others have anyway.
 package guest
 
 import (
@@ -25,6 +26,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"margay/cluster/provision"
@@ -39,6 +41,7 @@ import (
 // Spec describes the tests and the guest. Only Packages and Dir are required.
 type Spec struct {
 	Packages  []Package
+	Programs  []string          // import paths of commands that tests start; a guest has them in report.Folder
 	Dir       string            // a folder for binaries and the image
 	Tags      string            // build tags besides guest, separated by commas; may be empty
 	Pattern   string            // of the tests to run, as in go test -run; empty: all
@@ -51,6 +54,7 @@ type Spec struct {
 // Package is a package whose tests run. The last elements of the import paths in one Spec differ.
 type Package struct {
 	Path    string        // import path
+	All     bool          // tests in files without the build tag guest run, too
 	Timeout time.Duration // for its tests; 0: DefaultTimeout
 	Profile bool          // make a coverage profile, without the children of tests
 }
@@ -120,10 +124,11 @@ func (s *Spec) complete() {
 
 // build makes the image of the guest.
 func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
-	init := filepath.Join(s.Dir, "guestinit")
-	if err := goTool(ctx, "build", "-trimpath", "-ldflags=-s -w", "-o", init, "margay/testsuite/programs/guestinit"); err != nil {
+	programs := append([]string{"margay/testsuite/programs/guestinit"}, s.Programs...)
+	if err := goTool(ctx, append([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", s.Dir + "/"}, programs...)...); err != nil {
 		return qemu.Config{}, err
 	}
+	init := filepath.Join(s.Dir, "guestinit")
 	image, err := provision.BuildImage(ctx, provision.ImageOptions{Program: init, Kernel: os.Getenv("KERNEL"), Plain: true})
 	if err != nil {
 		return qemu.Config{}, err
@@ -155,17 +160,34 @@ func (s *Spec) tests(ctx context.Context) ([]initramfs.File, error) {
 	if err := s.compile(ctx); err != nil {
 		return nil, err
 	}
+	module, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	if err != nil {
+		return nil, fmt.Errorf("go env: %w", err)
+	}
+	root := filepath.Dir(string(module))
 	var plan report.Plan
 	var files []initramfs.File
+	for _, program := range s.Programs {
+		name := path.Base(program)
+		files = append(files, initramfs.File{Path: path.Join(report.Folder, name), Mode: 0o755, Source: filepath.Join(s.Dir, name)})
+	}
 	for _, pkg := range s.Packages {
 		name := pkg.binary()
 		source := filepath.Join(s.Dir, name)
 		if _, err := os.Stat(source); err != nil {
 			return nil, fmt.Errorf("package %s has no tests: %w", pkg.Path, err)
 		}
-		binary := initramfs.File{Path: path.Join(path.Dir(report.PlanPath), name), Mode: 0o755, Source: source}
+		binary := initramfs.File{Path: path.Join(report.Folder, name), Mode: 0o755, Source: source}
+		pattern := s.Pattern
+		if pattern == "" && !pkg.All {
+			names, err := tagged(filepath.Join(root, strings.TrimPrefix(pkg.Path, "margay/")), s.Tags)
+			if err != nil {
+				return nil, fmt.Errorf("package %s: %w", pkg.Path, err)
+			}
+			pattern = "^(" + strings.Join(names, "|") + ")$"
+		}
 		run := report.Run{Argv: []string{
-			binary.Path, "-test.v=test2json", "-test.paniconexit0", "-test.run=" + s.Pattern, "-test.timeout=" + pkg.Timeout.String(),
+			binary.Path, "-test.v=test2json", "-test.paniconexit0", "-test.run=" + pattern, "-test.timeout=" + pkg.Timeout.String(),
 		}}
 		if pkg.Profile {
 			run.Profile = "/tmp/" + name + ".cover"
