@@ -142,8 +142,8 @@ func (r *rig) reopen(names ...string) {
 	}
 }
 
-// judging starts the border, and waits until the program judges messages. Linux verifies one program
-// with all extensions that there are by then.
+// judging starts the border, and waits until the program judges messages. Linux verifies one
+// program with all extensions that there are by then.
 func (r *rig) judging() {
 	r.t.Helper()
 	begin := time.Now()

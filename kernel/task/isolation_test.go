@@ -8,10 +8,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/check"
 	"margay/internal/slack"
 	"margay/kernel/abi/id"
 	"margay/kernel/hardware"
@@ -202,11 +202,12 @@ func members(t *testing.T, c *task.Container) func() []int {
 // awaitNone waits until nothing of a job is left.
 func awaitNone(t *testing.T, members func() []int) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); len(members()) > 0; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("processes %v are left after %v", members(), patience)
+	defer func() {
+		if t.Failed() {
+			t.Logf("processes that are left: %v", members())
 		}
-	}
+	}()
+	check.AwaitFor(t, patience, "end of all processes", func() bool { return len(members()) == 0 })
 }
 
 // A process that leaves its session and outlives its rank does not outlive the job, however that

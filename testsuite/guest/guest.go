@@ -7,8 +7,8 @@
 // inside, and a test without a verdict has failed.
 //
 // A test that must not run elsewhere, because it would change the machine it runs on, is in a file
-// with the build tag guest. Of most packages only such tests run in a guest: emulation costs several
-// times as much as the run outside that the others have anyway.
+// with the build tag guest. Of most packages only such tests run in a guest: emulation costs
+// several times as much as the run outside that the others have anyway.
 package guest
 
 import (

@@ -35,7 +35,8 @@ func (t Test) Err() error {
 	return errors.New("it failed")
 }
 
-// test2json returns the path of Go's program, which the go command takes longer to find than it runs.
+// test2json returns the path of Go's program, which the go command takes longer to find than it
+// runs.
 var test2json = sync.OnceValues(func() (string, error) {
 	path, err := exec.Command("go", "tool", "-n", "test2json").Output()
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// tagged returns the names of the tests in a folder that are compiled only with the build tag guest,
-// besides other tags, which are separated by commas.
+// tagged returns the names of the tests in a folder that are compiled only with the build tag
+// guest. Other tags, separated by commas, are set anyway.
 func tagged(dir, tags string) (names []string, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 	if err != nil {

@@ -554,8 +554,8 @@ func testBlock(r *rig) {
 	}
 }
 
-// A message takes the core from a process in the middle of its turn, and it gets the core back. On a
-// slow host a turn may have ended before the message comes.
+// A message takes the core from a process in the middle of its turn, and it gets the core back. On
+// a slow host a turn may have ended before the message comes.
 func testArrival(r *rig) {
 	const quantum = 250 * time.Millisecond
 	r.insert(r.config.MessageFirst, extension.Setting{Name: "quantum", Value: uint64(quantum)})

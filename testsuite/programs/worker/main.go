@@ -1,6 +1,7 @@
-// Command worker is a process that shares a core in the tests of schedulers (kernel/sched/schedtest),
-// which run in a guest. It is a program of its own because it is started a hundred times, and an
-// emulated processor takes a quarter of a second for a start of a test binary.
+// Command worker is a process that shares a core in the tests of schedulers
+// (kernel/sched/schedtest), which run in a guest. It is a program of its own because it is started
+// a hundred times, and an emulated processor takes a quarter of a second for a start of a test
+// binary.
 //
 // It writes "r" when it is ready, and begins when it has read a byte for each of its threads that
 // compute. The environment variable KIND says what it does then, until it is killed.
