@@ -85,7 +85,7 @@ func newRig(t *testing.T) *rig {
 		for _, err := range r.faults {
 			times[err.Error()]++
 		}
-		for fault, n := range times { // a guest's console takes a processor 1.5 ms for each line
+		for fault, n := range times { // a guest's console takes a processor a millisecond for each line
 			t.Logf("fault, %d times: %s", n, fault)
 		}
 	})
