@@ -9,6 +9,7 @@ package main
 
 import (
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -91,7 +92,7 @@ func compute(threads int) {
 const forever = 1 << 62
 
 // spun keeps the compiler from leaving out what spin does.
-var spun uint64
+var spun atomic.Uint64
 
 // spin computes until the thread has had so many nanoseconds of processor time.
 func spin(until int64) {
@@ -104,7 +105,7 @@ func spin(until int64) {
 			continue
 		}
 		if now, ok := spent(); !ok || now > until {
-			spun = x
+			spun.Store(x)
 			return
 		}
 	}
