@@ -24,12 +24,18 @@ func Await(t testing.TB, what string, ok func() bool) {
 // AwaitFor is Await with another bound.
 func AwaitFor(t testing.TB, within time.Duration, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(within); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
+	for begin := time.Now(); !ok(); {
+		waited := time.Since(begin)
+		if waited > within {
 			t.Fatalf("no %s within %v", what, within)
 		}
+		time.Sleep(min(time.Millisecond+waited/10, maxPause))
 	}
 }
+
+// maxPause bounds the pauses between the calls of ok. They grow with the wait, because calls that
+// read files of /proc would otherwise keep the processor of an emulated guest busy.
+const maxPause = 10 * time.Millisecond
 
 // Rounds returns how often a test repeats something: few times, or many under MARGAY_SOAK.
 func Rounds(few, many int) int {

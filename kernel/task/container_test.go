@@ -416,37 +416,6 @@ func TestSignalAndEnd(t *testing.T) {
 	e.await(t, "end", e.isGone)
 }
 
-func TestBackpressure(t *testing.T) {
-	e := newEvents()
-	c := start(t, spec(1, "flood"), e)
-	time.Sleep(500 * time.Millisecond)
-	records := e.all()
-	held := 0
-	for _, r := range records {
-		held += len(r.Data)
-	}
-	if held > 1<<20 {
-		t.Fatalf("%d bytes came without an acknowledgement", held)
-	}
-	for len(e.exits()) == 0 {
-		if err := c.Ack(uint64(len(records))); err != nil {
-			t.Fatal(err)
-		}
-		acked := len(records)
-		e.await(t, "more output", func() bool { return len(e.all()) > acked })
-		records = e.all()
-	}
-	lines := strings.Split(strings.TrimSuffix(e.text(0, task.Stdout), "\n"), "\n")
-	for i, line := range lines {
-		if line != fmt.Sprint("line ", i) {
-			t.Fatalf("line %d is %q", i, line)
-		}
-	}
-	if len(lines) != flooded {
-		t.Fatalf("%d lines", len(lines))
-	}
-}
-
 // A job that has its files and was not started is found so by the next node kernel, which can start
 // it.
 func TestAdoptBeforeStart(t *testing.T) {

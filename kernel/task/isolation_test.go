@@ -1,8 +1,6 @@
 package task_test
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,14 +8,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/check"
 	"margay/internal/slack"
 	"margay/kernel/abi/id"
 	"margay/kernel/hardware"
-	"margay/kernel/link"
 	"margay/kernel/task"
 )
 
@@ -178,39 +175,6 @@ func TestNoSuchProgram(t *testing.T) {
 	}
 }
 
-// Nothing that an archive says gets out of the job's root.
-func TestArchiveStaysInside(t *testing.T) {
-	outside := t.TempDir()
-	file := tar.Header{Name: "out/file", Typeflag: tar.TypeReg, Mode: 0o644}
-	up := strings.Repeat("../", 20) + outside
-	for name, c := range map[string]struct {
-		entries []entry
-		refused bool
-	}{
-		"through a link":    {[]entry{{Header: tar.Header{Name: "out", Typeflag: tar.TypeSymlink, Linkname: outside}}, {Header: file}}, true},
-		"through a way up":  {[]entry{{Header: tar.Header{Name: "out", Typeflag: tar.TypeSymlink, Linkname: up}}, {Header: file}}, true},
-		"device":            {[]entry{{Header: tar.Header{Name: "null", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}}}, true},
-		"hard link":         {[]entry{{Header: tar.Header{Name: "passwd", Typeflag: tar.TypeLink, Linkname: "etc/passwd"}}}, true},
-		"name that goes up": {[]entry{{Header: tar.Header{Name: up + "/file", Typeflag: tar.TypeReg, Mode: 0o644}}}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			archive, err := pack(c.entries...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			job := prepare(t, spec(1, "hello"), newEvents())
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			if err := job.Unpack(ctx, bytes.NewReader(archive)); (err != nil) != c.refused {
-				t.Error(err)
-			}
-		})
-	}
-	if left, err := os.ReadDir(outside); err != nil || len(left) > 0 {
-		t.Errorf("outside: %v, %v", left, err)
-	}
-}
-
 // members returns the processes of the PID namespace that the init of a job has made.
 func members(t *testing.T, c *task.Container) func() []int {
 	t.Helper()
@@ -238,38 +202,12 @@ func members(t *testing.T, c *task.Container) func() []int {
 // awaitNone waits until nothing of a job is left.
 func awaitNone(t *testing.T, members func() []int) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); len(members()) > 0; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("processes %v are left after %v", members(), patience)
+	defer func() {
+		if t.Failed() {
+			t.Logf("processes that are left: %v", members())
 		}
-	}
-}
-
-// An init ends on request, even if its link is held open and full of unread messages.
-func TestEndUnread(t *testing.T) {
-	s, e := spec(1, "flood"), newEvents()
-	s.Ranks[0].Stdin = false // the init would wait for room to say what of it was taken
-	c := start(t, s, e)
-	e.await(t, "more output than the link holds", func() bool { return len(e.text(0, task.Stdout)) > 1<<19 })
-	left := members(t, c)
-	item, err := c.Kept("job/1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Detach()
-	conn, err := link.NewConn(item.Files[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if err := conn.Send(link.New(task.Rewind, nil)); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(300 * time.Millisecond) // for the link to be full
-	if err := conn.Send(link.New(task.Quit, nil)); err != nil {
-		t.Fatal(err)
-	}
-	awaitNone(t, left)
+	}()
+	check.AwaitFor(t, patience, "end of all processes", func() bool { return len(members()) == 0 })
 }
 
 // A process that leaves its session and outlives its rank does not outlive the job, however that

@@ -7,7 +7,8 @@
 // inside, and a test without a verdict has failed.
 //
 // A test that must not run elsewhere, because it would change the machine it runs on, is in a file
-// with the build tag guest.
+// with the build tag guest. Of most packages only such tests run in a guest: emulation costs
+// several times as much as the run outside that the others have anyway.
 package guest
 
 import (
@@ -25,11 +26,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"margay/cluster/provision"
 	"margay/cluster/provision/emulator"
 	"margay/initramfs"
+	"margay/kernel/usage"
 	"margay/qemu"
 	"margay/qemu/console"
 	"margay/testsuite/guest/report"
@@ -38,6 +41,7 @@ import (
 // Spec describes the tests and the guest. Only Packages and Dir are required.
 type Spec struct {
 	Packages  []Package
+	Programs  []string          // import paths of commands that tests start; a guest has them in report.Folder
 	Dir       string            // a folder for binaries and the image
 	Tags      string            // build tags besides guest, separated by commas; may be empty
 	Pattern   string            // of the tests to run, as in go test -run; empty: all
@@ -50,6 +54,7 @@ type Spec struct {
 // Package is a package whose tests run. The last elements of the import paths in one Spec differ.
 type Package struct {
 	Path    string        // import path
+	All     bool          // tests in files without the build tag guest run, too
 	Timeout time.Duration // for its tests; 0: DefaultTimeout
 	Profile bool          // make a coverage profile, without the children of tests
 }
@@ -119,10 +124,11 @@ func (s *Spec) complete() {
 
 // build makes the image of the guest.
 func (s *Spec) build(ctx context.Context) (qemu.Config, error) {
-	init := filepath.Join(s.Dir, "guestinit")
-	if err := goTool(ctx, "build", "-trimpath", "-ldflags=-s -w", "-o", init, "margay/testsuite/programs/guestinit"); err != nil {
+	programs := append([]string{"margay/testsuite/programs/guestinit"}, s.Programs...)
+	if err := goTool(ctx, append([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", s.Dir + "/"}, programs...)...); err != nil {
 		return qemu.Config{}, err
 	}
+	init := filepath.Join(s.Dir, "guestinit")
 	image, err := provision.BuildImage(ctx, provision.ImageOptions{Program: init, Kernel: os.Getenv("KERNEL"), Plain: true})
 	if err != nil {
 		return qemu.Config{}, err
@@ -154,17 +160,34 @@ func (s *Spec) tests(ctx context.Context) ([]initramfs.File, error) {
 	if err := s.compile(ctx); err != nil {
 		return nil, err
 	}
+	module, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	if err != nil {
+		return nil, fmt.Errorf("go env: %w", err)
+	}
+	root := filepath.Dir(string(module))
 	var plan report.Plan
 	var files []initramfs.File
+	for _, program := range s.Programs {
+		name := path.Base(program)
+		files = append(files, initramfs.File{Path: path.Join(report.Folder, name), Mode: 0o755, Source: filepath.Join(s.Dir, name)})
+	}
 	for _, pkg := range s.Packages {
 		name := pkg.binary()
 		source := filepath.Join(s.Dir, name)
 		if _, err := os.Stat(source); err != nil {
 			return nil, fmt.Errorf("package %s has no tests: %w", pkg.Path, err)
 		}
-		binary := initramfs.File{Path: path.Join(path.Dir(report.PlanPath), name), Mode: 0o755, Source: source}
+		binary := initramfs.File{Path: path.Join(report.Folder, name), Mode: 0o755, Source: source}
+		pattern := s.Pattern
+		if pattern == "" && !pkg.All {
+			names, err := tagged(filepath.Join(root, strings.TrimPrefix(pkg.Path, "margay/")), s.Tags)
+			if err != nil {
+				return nil, fmt.Errorf("package %s: %w", pkg.Path, err)
+			}
+			pattern = "^(" + strings.Join(names, "|") + ")$"
+		}
 		run := report.Run{Argv: []string{
-			binary.Path, "-test.v=test2json", "-test.paniconexit0", "-test.run=" + s.Pattern, "-test.timeout=" + pkg.Timeout.String(),
+			binary.Path, "-test.v=test2json", "-test.paniconexit0", "-test.run=" + pattern, "-test.timeout=" + pkg.Timeout.String(),
 		}}
 		if pkg.Profile {
 			run.Profile = "/tmp/" + name + ".cover"
@@ -225,6 +248,10 @@ func (s *Spec) boot(ctx context.Context, e *qemu.Emulator, config qemu.Config) (
 		<-vm.Done()
 	}()
 	c := newCollector(s)
+	c.processor = func() time.Duration {
+		spent, _ := usage.CPU(vm.PID()) // 0 when it has ended
+		return spent
+	}
 	if err := c.follow(ctx, vm.Console()); err != nil {
 		if exit := vm.Exit(); exit != nil {
 			err = errors.Join(err, exit)
@@ -241,13 +268,15 @@ func (s *Spec) boot(ctx context.Context, e *qemu.Emulator, config qemu.Config) (
 
 // collector turns the events of a guest into results.
 type collector struct {
-	told    func(format string, args ...any)
-	reader  report.Reader
-	up      bool
-	started time.Time // start of the current run
-	packed  [][]byte  // compressed profiles
-	results []Result
-	noise   [][]byte // the last lines of the console that were not events
+	told      func(format string, args ...any)
+	processor func() time.Duration // what the guest has taken of the host's processors; may be nil
+	reader    report.Reader
+	up        bool
+	started   time.Time     // start of the current run
+	spent     time.Duration // of the host's processors, until then
+	packed    [][]byte      // compressed profiles
+	results   []Result
+	noise     [][]byte // the last lines of the console that were not events
 }
 
 // maxNoise is the number of lines of noise that are kept.
@@ -304,14 +333,14 @@ func (c *collector) line(line string) (done bool, err error) {
 	switch e.Kind {
 	case report.Up:
 		c.up, c.started = true, time.Now()
-		c.told("the guest is up")
+		c.told("the guest is up, after %v of a processor", c.took())
 	case report.Output:
 		r.Output = append(r.Output, e.Data...)
 	case report.Profile:
 		c.packed[e.Run] = append(c.packed[e.Run], e.Data...)
 	case report.Exit:
 		r.Ended, r.Exit = true, e.Text
-		c.told("%s took %v", r.Package, time.Since(c.started).Round(time.Millisecond))
+		c.told("%s took %v, and %v of a processor", r.Package, time.Since(c.started).Round(time.Millisecond), c.took())
 		c.started = time.Now()
 		if r.Profile, err = unpack(c.packed[e.Run]); err != nil {
 			return false, fmt.Errorf("coverage profile of %s: %w", r.Package, err)
@@ -322,6 +351,16 @@ func (c *collector) line(line string) (done bool, err error) {
 		return true, nil
 	}
 	return false, nil
+}
+
+// took returns what the guest has taken of the host's processors since the last call.
+func (c *collector) took() time.Duration {
+	if c.processor == nil {
+		return 0
+	}
+	before := c.spent
+	c.spent = c.processor()
+	return (c.spent - before).Round(10 * time.Millisecond)
 }
 
 // maxProfile bounds an unpacked coverage profile, in bytes.

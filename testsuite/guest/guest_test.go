@@ -23,6 +23,9 @@ var (
 	profiles = flag.String("profiles", "", "write the coverage profiles of the tests in the guest to `folder`")
 )
 
+// workers has the processes of tests of schedulers.
+var workers = []string{"margay/testsuite/programs/worker"}
+
 // Tests that need root, control groups or their own network run in this guest, followed by the
 // packages for the ways in which tests can end. The guests run in parallel, because tests in both
 // of them wait.
@@ -33,15 +36,14 @@ func TestInGuest(t *testing.T) {
 		{Path: "margay/kernel/hardware"},
 		{Path: "margay/kernel/klog"},
 		{Path: "margay/kernel/pid1"},
-		{Path: "margay/kernel/reap"},
 		{Path: "margay/kernel/sched/priority", Timeout: 10 * time.Minute},
-		{Path: "margay/kernel/task"},
+		{Path: "margay/kernel/task", All: true}, // jobs have control groups here
 	}
 	if *pattern != "" || *only != "" {
-		inGuest(t, Spec{}, packages)
+		inGuest(t, Spec{Programs: workers}, packages)
 		return
 	}
-	results := inGuest(t, Spec{}, packages, endings...)
+	results := inGuest(t, Spec{Programs: workers}, packages, endings...)
 	t.Run("verdicts", func(t *testing.T) { verdicts(t, results) })
 }
 
@@ -49,7 +51,7 @@ func TestInGuest(t *testing.T) {
 // kernel run in either guest; this one has less to do.
 func TestInSchedGuest(t *testing.T) {
 	t.Parallel()
-	inGuest(t, Spec{Boot: initramfs.Sched}, []Package{
+	inGuest(t, Spec{Boot: initramfs.Sched, Programs: workers}, []Package{
 		{Path: "margay/kernel/sched/schedext", Timeout: 14 * time.Minute},
 		{Path: "margay/kernel/border"},
 		{Path: "margay/kernel/sched/list"},

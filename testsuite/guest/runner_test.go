@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -14,10 +16,10 @@ import (
 
 // endings are packages whose tests end in every possible way.
 var endings = []Package{
-	{Path: "margay/testsuite/guest/testdata/mixed", Profile: true},
-	{Path: "margay/testsuite/guest/testdata/broken"},
-	{Path: "margay/testsuite/guest/testdata/silent"},
-	{Path: "margay/testsuite/guest/testdata/hanging", Timeout: 5 * time.Second},
+	{Path: "margay/testsuite/guest/testdata/mixed", All: true, Profile: true},
+	{Path: "margay/testsuite/guest/testdata/broken", All: true},
+	{Path: "margay/testsuite/guest/testdata/silent", All: true},
+	{Path: "margay/testsuite/guest/testdata/hanging", All: true, Timeout: 5 * time.Second},
 }
 
 // verdicts checks the results of tests that end in every possible way inside a guest.
@@ -41,6 +43,9 @@ func verdicts(t *testing.T, results []Result) {
 		var got []string
 		for _, test := range tests {
 			got = append(got, test.Name+" "+test.Verdict)
+			if test.Name == "TestMany" && test.Took == 0 {
+				t.Error("a test that writes 700 lines took no time")
+			}
 		}
 		if all := strings.Join(got, ", "); all != want.tests {
 			t.Errorf("%s: tests %s\nwant %s\n%s", r.Package, all, want.tests, r.Output)
@@ -51,7 +56,7 @@ func verdicts(t *testing.T, results []Result) {
 	}
 	output := string(results[0].Output)
 	for _, want := range []string{
-		strings.Repeat("long ", 1000) + "\n", "\x01\x1b[31m\xff ünicode\r\n", "to stderr\n", "no line end", "line 1999\n", "this is bad",
+		strings.Repeat("long ", 1000) + "\n", "\x01\x1b[31m\xff ünicode\r\n", "to stderr\n", "no line end", "line 699\n", "this is bad",
 	} {
 		if !strings.Contains(output, want) {
 			t.Errorf("the output lacks %q", want)
@@ -77,6 +82,30 @@ func TestErr(t *testing.T) {
 	}
 	if err := (Result{}).Err(one); err == nil {
 		t.Error("tests that did not end are well")
+	}
+}
+
+// A guest has the tests that are compiled for guests alone, and tests of soaks only with their tag.
+func TestTagged(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"a_test.go": "package x\nfunc TestBoth() {}\n",
+		"b_test.go": "//go:build guest\n\n// Words.\npackage x\nfunc TestMain() {}\nfunc TestInside() {}\nfunc (rig) TestNone() {}\nfunc help() {}\n",
+		"c_test.go": "//go:build guest && soak\n\npackage x\nfunc TestLong() {}\n",
+		"d_test.go": "//go:build !guest\n\npackage x\nfunc TestOutside() {}\n",
+		"e_test.go": "//go:build soak\n\npackage x\nfunc TestSoak() {}\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for tags, want := range map[string]string{"": "TestInside", "soak": "TestInside TestLong"} {
+		if names, err := tagged(dir, tags); err != nil || strings.Join(names, " ") != want {
+			t.Errorf("with the tags %q: %q, %v", tags, names, err)
+		}
+	}
+	if names, err := tagged(t.TempDir(), ""); err == nil {
+		t.Errorf("in a folder without tests: %q", names)
 	}
 }
 

@@ -9,13 +9,16 @@ import (
 	"io"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 )
 
 // Test is the result of one test inside a guest.
 type Test struct {
 	Name    string
-	Verdict string // "pass", "fail" or "skip"; empty when there was none
+	Verdict string        // "pass", "fail" or "skip"; empty when there was none
+	Took    time.Duration // by the guest's clock, of a test with a verdict
 	Output  string
 }
 
@@ -32,10 +35,24 @@ func (t Test) Err() error {
 	return errors.New("it failed")
 }
 
+// test2json returns the path of Go's program, which the go command takes longer to find than it
+// runs.
+var test2json = sync.OnceValues(func() (string, error) {
+	path, err := exec.Command("go", "tool", "-n", "test2json").Output()
+	if err != nil {
+		return "", fmt.Errorf("go tool -n test2json: %w", err)
+	}
+	return strings.TrimSpace(string(path)), nil
+})
+
 // Tests returns the tests that were started, in that order and with subtests. rest is the output
 // outside of tests.
 func (r Result) Tests(ctx context.Context) (tests []Test, rest string, err error) {
-	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-p", r.Package)
+	program, err := test2json()
+	if err != nil {
+		return nil, "", err
+	}
+	cmd := exec.CommandContext(ctx, program, "-t", "-p", r.Package) // without -t it gives no times
 	// The mark identifies lines of the test binary itself. This one is for a verdict that a panic
 	// follows.
 	input := strings.TrimSuffix(string(r.Output), "\n") + "\n"
@@ -45,16 +62,19 @@ func (r Result) Tests(ctx context.Context) (tests []Test, rest string, err error
 	cmd.Stdin = strings.NewReader(input)
 	text, err := cmd.Output()
 	if err != nil {
-		return nil, "", fmt.Errorf("go tool test2json: %w", err)
+		return nil, "", fmt.Errorf("test2json: %w", err)
 	}
 	index := make(map[string]int)
 	var outside strings.Builder
 	for d := json.NewDecoder(bytes.NewReader(text)); ; {
-		var e struct{ Action, Test, Output string }
+		var e struct {
+			Action, Test, Output string
+			Elapsed              float64 // seconds
+		}
 		if err := d.Decode(&e); err == io.EOF {
 			return tests, outside.String(), nil
 		} else if err != nil {
-			return nil, "", fmt.Errorf("go tool test2json: %w", err)
+			return nil, "", fmt.Errorf("test2json: %w", err)
 		}
 		if e.Test == "" {
 			outside.WriteString(e.Output)
@@ -69,7 +89,7 @@ func (r Result) Tests(ctx context.Context) (tests []Test, rest string, err error
 		tests[i].Output += e.Output
 		switch e.Action {
 		case "pass", "fail", "skip":
-			tests[i].Verdict = e.Action
+			tests[i].Verdict, tests[i].Took = e.Action, time.Duration(e.Elapsed*float64(time.Second))
 		}
 	}
 }
@@ -98,6 +118,7 @@ func Show(t *testing.T, results []Result) {
 			}
 			for _, test := range tests {
 				t.Run(test.Name, func(t *testing.T) {
+					t.Logf("took %.2f s in the guest", test.Took.Seconds()) // make test adds that
 					if err := test.Err(); err != nil {
 						t.Errorf("%v\n%s", err, test.Output)
 					} else {

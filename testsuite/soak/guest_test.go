@@ -31,6 +31,7 @@ func inGuest(t *testing.T, pkg, tests string, boot initramfs.Profile) {
 	t.Helper()
 	results, err := guest.Run(t.Context(), guest.Spec{
 		Packages: []guest.Package{{Path: pkg, Timeout: 20 * time.Minute}},
+		Programs: []string{"margay/testsuite/programs/worker"},
 		Tags:     "soak", Pattern: tests, Dir: t.TempDir(), Boot: boot, Told: t.Logf,
 	})
 	guest.Show(t, results)

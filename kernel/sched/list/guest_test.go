@@ -3,7 +3,6 @@
 package list
 
 import (
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -17,11 +16,6 @@ import (
 	"margay/kernel/sched"
 	"margay/kernel/sched/schedtest"
 )
-
-func TestMain(m *testing.M) {
-	schedtest.Main()
-	os.Exit(m.Run())
-}
 
 // config is the configuration of a node with sched_ext.
 var config = node.Config{Profile: node.Sched, Substrate: node.Virtual}
@@ -49,6 +43,9 @@ func TestNoSchedExt(t *testing.T) {
 		schedtest.Group(t, p)
 		leave(t, p)
 		tasks = append(tasks, p)
+	}
+	for _, p := range tasks {
+		p.Begin()
 	}
 	if err := tasks[1].Task.Stop(true); err != nil {
 		t.Fatal(err)

@@ -5,7 +5,6 @@ package priority
 import (
 	"errors"
 	"fmt"
-	"os"
 	"testing"
 	"time"
 
@@ -21,11 +20,6 @@ import (
 	"margay/kernel/sched/schedtest"
 	"margay/nimble/engine/list"
 )
-
-func TestMain(m *testing.M) {
-	schedtest.Main()
-	os.Exit(m.Run())
-}
 
 // config is the suite on the application core of a guest.
 func config() schedtest.Config {
@@ -123,9 +117,10 @@ func TestUnseen(t *testing.T) {
 	e := Open(false, t.Logf)
 	defer e.Close()
 	ids := []sched.ID{{Job: 7}, {Job: 7, Rank: 1}}
-	for _, id := range ids {
-		p := schedtest.Start(t, schedtest.Spin, 1)
-		p.Task.ID, p.Task.Core = id, 1
+	both := []*schedtest.Process{schedtest.Start(t, schedtest.Spin, 1), schedtest.Start(t, schedtest.Spin, 1)}
+	for i, p := range both {
+		p.Begin()
+		p.Task.ID, p.Task.Core = ids[i], 1
 		if err := e.Add(p.Task); err != nil {
 			t.Fatal(err)
 		}
@@ -169,6 +164,7 @@ func TestKilled(t *testing.T) {
 			start := func(rank id.Rank) *schedtest.Process {
 				p := schedtest.Start(t, schedtest.SpinThreads, 1)
 				p.Task.ID, p.Task.Core = sched.ID{Job: 7, Rank: rank}, 1
+				p.Begin()
 				if err := e.Add(p.Task); err != nil {
 					t.Fatal(err)
 				}

@@ -3,15 +3,11 @@
 package schedext
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,61 +36,6 @@ import (
 
 // cpu is the application core of the guest.
 const cpu = 1
-
-// TestMain lets the test binary be a process that shares the core.
-func TestMain(m *testing.M) {
-	if role := os.Getenv("MARGAY_TEST_ROLE"); role != "" {
-		play(role)
-		return
-	}
-	schedtest.Main()
-	os.Exit(m.Run())
-}
-
-// play plays a role until the process is killed.
-func play(role string) {
-	fmt.Println("up")
-	switch role {
-	case "spin":
-		spin()
-	case "spin4": // on several threads
-		runtime.GOMAXPROCS(4)
-		for range 3 {
-			go spin()
-		}
-		spin()
-	case "leave": // takes a scheduling policy before which all others have to wait
-		runtime.LockOSThread()
-		for {
-			if a, err := unix.SchedGetAttr(0, 0); err != nil || a.Policy == unix.SCHED_EXT {
-				break
-			}
-		}
-		if err := setPolicy(0, unix.SCHED_NORMAL); err == nil {
-			spin()
-		}
-	case "breed": // makes a thread from time to time
-		for range 1000 {
-			go func() {
-				runtime.LockOSThread()
-				select {}
-			}()
-			time.Sleep(20 * time.Millisecond)
-		}
-		select {}
-	case "blink": // computes and waits in turns
-		for {
-			for end := time.Now().Add(5 * time.Millisecond); time.Now().Before(end); {
-			}
-			time.Sleep(5 * time.Millisecond)
-		}
-	}
-}
-
-func spin() {
-	for n := 0; ; n++ {
-	}
-}
 
 // rig is an enforcer and the processes on its core.
 type rig struct {
@@ -140,8 +81,12 @@ func newRig(t *testing.T) *rig {
 		for _, line := range r.said {
 			t.Log("log: ", line)
 		}
+		times := make(map[string]int)
 		for _, err := range r.faults {
-			t.Log("fault: ", err)
+			times[err.Error()]++
+		}
+		for fault, n := range times { // a guest's console takes a processor a millisecond for each line
+			t.Logf("fault, %d times: %s", n, fault)
 		}
 	})
 	return r
@@ -167,59 +112,52 @@ func (r *rig) log(format string, args ...any) {
 
 // process is a process on the core.
 type process struct {
-	*exec.Cmd
+	*schedtest.Process
 	r  *rig
 	id sched.ID
 }
 
-// start starts a process in a role, as the task with this rank.
-func (r *rig) start(role string, rank id.Rank) *process {
+// start starts a process as the task with this rank.
+func (r *rig) start(kind schedtest.Kind, rank id.Rank) *process {
 	r.t.Helper()
-	p := &process{r: r, id: sched.ID{Job: 1, Rank: rank}}
-	p.Cmd = exec.Command("/proc/self/exe")
-	p.Env = []string{"MARGAY_TEST_ROLE=" + role}
-	out, err := p.StdoutPipe()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	group := filepath.Join("/sys/fs/cgroup", fmt.Sprintf("rank%d", rank))
-	if err := os.MkdirAll(group, 0o755); err != nil {
-		r.t.Fatal(err)
-	}
-	dir, err := os.Open(group)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer dir.Close()
-	pidfd := -1
-	p.SysProcAttr = &unix.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd()), PidFD: &pidfd}
-	func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		var all, one unix.CPUSet
-		_ = unix.SchedGetaffinity(0, &all)
-		one.Set(cpu)
-		_ = unix.SchedSetaffinity(0, &one)
-		err = p.Start()
-		_ = unix.SchedSetaffinity(0, &all)
-	}()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		r.t.Fatal(err)
-	}
-	r.t.Cleanup(func() {
-		p.Process.Kill()
-		r.e.Remove(p.id)
-		os.WriteFile(filepath.Join(group, "cgroup.freeze"), []byte("0"), 0)
-		p.Wait()
-	})
-	task := sched.Task{Refuse: p.refuse, ID: p.id, Core: cpu, CPU: cpu, PID: p.Process.Pid, Process: os.NewFile(uintptr(pidfd), "pidfd"), Group: group}
-	if err := r.e.Add(task); err != nil {
-		r.t.Fatal(err)
-	}
+	p := r.launch(kind, rank)
+	p.begin()
 	return p
+}
+
+// two starts processes with the ranks 0 and 1. The first begins when the second is there, as Begin
+// demands.
+func (r *rig) two(first, second schedtest.Kind) (a, b *process) {
+	r.t.Helper()
+	a, b = r.launch(first, 0), r.launch(second, 1)
+	a.begin()
+	b.begin()
+	return a, b
+}
+
+// launch starts a process that waits for its begin.
+func (r *rig) launch(kind schedtest.Kind, rank id.Rank) *process {
+	r.t.Helper()
+	p := &process{Process: schedtest.Start(r.t, kind, cpu), r: r, id: sched.ID{Job: 1, Rank: rank}}
+	p.Task.Refuse, p.Task.ID, p.Task.Core, p.Task.Waiting = p.refuse, p.id, cpu, nil
+	schedtest.Group(r.t, p.Process)
+	r.t.Cleanup(p.end)
+	return p
+}
+
+// begin lets the process compute, and makes it a task.
+func (p *process) begin() {
+	p.r.t.Helper()
+	p.Begin()
+	if err := p.r.e.Add(p.Task); err != nil {
+		p.r.t.Fatal(err)
+	}
+}
+
+// end kills the process and removes it from the enforcer.
+func (p *process) end() {
+	p.Kill()
+	p.r.e.Remove(p.id)
 }
 
 // refuse records a call of Task.Refuse.
@@ -229,23 +167,10 @@ func (p *process) refuse(err error) {
 	p.r.refused = append(p.r.refused, fmt.Sprintf("rank %d: %v", p.id.Rank, err))
 }
 
-// ran returns how much processor time a process has had, as Linux counts it.
-func (p *process) ran() (sum time.Duration) {
-	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p.Process.Pid))
-	for _, f := range files {
-		text, _ := os.ReadFile(f)
-		if words := strings.Fields(string(text)); len(words) > 0 {
-			n, _ := strconv.ParseInt(words[0], 10, 64)
-			sum += time.Duration(n)
-		}
-	}
-	return sum
-}
-
 // stopped reports whether the freezer has stopped the process. Before, it runs for a moment though
 // it is held.
 func (p *process) stopped() bool {
-	events, err := os.ReadFile(fmt.Sprintf("/sys/fs/cgroup/rank%d/cgroup.events", p.id.Rank))
+	events, err := os.ReadFile(filepath.Join(p.Task.Group, "cgroup.events"))
 	return err == nil && strings.Contains(string(events), "frozen 1")
 }
 
@@ -295,7 +220,7 @@ func (r *rig) takeTurns(what string, all ...*process) {
 		least, most := c.of(all[0]), c.of(all[0])
 		for i, p := range all {
 			least, most = min(least, c.of(p)), max(most, c.of(p))
-			if p.ran() == before[i] {
+			if p.Ran() == before[i] {
 				return false
 			}
 		}
@@ -324,7 +249,7 @@ func (r *rig) share(what string, want float64, all ...*process) {
 // ran returns how much processor time each process has had.
 func ran(all []*process) (times []time.Duration) {
 	for _, p := range all {
-		times = append(times, p.ran())
+		times = append(times, p.Ran())
 	}
 	return times
 }
@@ -427,7 +352,7 @@ func abandon(t *testing.T, e *Enforcer) {
 // longer than the timeout of Linux's watchdog.
 func TestHold(t *testing.T) {
 	r := newRig(t)
-	a, b := r.start("spin", 0), r.start("spin", 1)
+	a, b := r.two(schedtest.Spin, schedtest.Spin)
 	r.takeTurns("turns", a, b)
 	endless := r.policy(infinite.Object, nil)
 	r.set(endless)
@@ -442,13 +367,13 @@ func TestHold(t *testing.T) {
 		runs, still = b, a
 	}
 	computes := func(d time.Duration) {
-		begin := runs.ran()
-		check.AwaitFor(t, 2*time.Minute, "processor time", func() bool { return runs.ran()-begin > d })
+		begin := runs.Ran()
+		check.AwaitFor(t, 2*time.Minute, "processor time", func() bool { return runs.Ran()-begin > d })
 	}
 	computes(0) // so the core has left the one that is stopped
-	before, c := still.ran(), r.count()
+	before, c := still.Ran(), r.count()
 	computes(300 * time.Millisecond)
-	if after := still.ran(); after != before || c.of(still) > 0 {
+	if after := still.Ran(); after != before || c.of(still) > 0 {
 		t.Errorf("from %v to %v, turns %v", before, after, c.count)
 	}
 	r.set()
@@ -502,7 +427,7 @@ func (r *rig) byStarvationLimit(a, b *process) {
 // TestNonsense returns invalid answers: tasks still take turns, and the faults are reported.
 func TestNonsense(t *testing.T) {
 	r := newRig(t)
-	a, b := r.start("spin", 0), r.start("spin", 1)
+	a, b := r.two(schedtest.Spin, schedtest.Spin)
 	r.set(r.assembled("mov r0, 7", "exit"))
 	check.AwaitFor(t, 2*time.Minute, "task 7 of 2", r.blamed("it chose task 7 of 2"))
 	r.takeTurns("with nonsense", a, b)
@@ -525,7 +450,7 @@ func TestNonsense(t *testing.T) {
 // tasks still take turns, and the faults are reported.
 func TestSlow(t *testing.T) {
 	r := newRig(t)
-	a, b := r.start("spin", 0), r.start("spin", 1)
+	a, b := r.two(schedtest.Spin, schedtest.Spin)
 	work := []string{"mov r7, 0", "call 5", "add r7, 1", "jlt r7, 12288, -3"} // the time, 12,288 times
 	r.set(r.assembled(append(work, "mov r0, 255", "exit")...))
 	check.AwaitFor(t, 2*time.Minute, "a fault", r.blamed("it worked for "))
@@ -548,7 +473,7 @@ func TestSlow(t *testing.T) {
 // TestLeave runs a process that leaves sched_ext.
 func TestLeave(t *testing.T) {
 	r := newRig(t)
-	a, b := r.start("spin", 0), r.start("leave", 1)
+	a, b := r.two(schedtest.Spin, schedtest.Leave)
 	check.AwaitFor(t, 2*time.Minute, "a refusal", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -564,10 +489,10 @@ func TestLeave(t *testing.T) {
 // copying while the node kernel gives it to its task.
 func TestBorn(t *testing.T) {
 	r := newRig(t)
-	p := r.start("breed", 0)
+	p := r.start(schedtest.Breed, 0)
 	owner, makers := r.e.tasks[p.id].owner, make(map[int]bool)
 	threads := r.e.skeleton.collection.Maps["threads"]
-	if err := each(p.Process.Pid, func(tid int) error {
+	if err := each(p.Task.PID, func(tid int) error {
 		makers[tid] = true
 		err := threads.Delete(int32(tid))
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -580,7 +505,7 @@ func TestBorn(t *testing.T) {
 	inside := func(which func(tid int) bool) func() bool {
 		return func() bool {
 			all, inside := 0, 0
-			if err := each(p.Process.Pid, func(tid int) error {
+			if err := each(p.Task.PID, func(tid int) error {
 				a, err := unix.SchedGetAttr(tid, 0)
 				if err == nil && which(tid) {
 					all++
@@ -614,11 +539,11 @@ func TestBlocking(t *testing.T) {
 	before := given.StarvationLimit
 	given.StarvationLimit = uint64(10 * time.Minute)
 	defer func() { given.StarvationLimit = before }()
-	many, one := r.start("spin4", 0), r.start("spin", 1)
+	many, one := r.two(schedtest.SpinFour, schedtest.Spin)
 	rescues := r.e.Cores()[0].Rescues
 	r.takeTurns("4 threads and one", many, one)
 	many.end()
-	blink := r.start("blink", 2)
+	blink := r.start(schedtest.Blink, 2)
 	r.bothGetOn("turns", blink, one)
 	r.set(r.policy(roundrobin.Object, nil))
 	r.bothGetOn("roundrobin", blink, one)
@@ -640,7 +565,7 @@ func (r *rig) bothGetOn(why string, all ...*process) {
 	defer r.e.Watch(nil)
 	check.AwaitFor(r.t, 2*time.Minute, "turns of who waits and who does not", func() bool {
 		for i, p := range all {
-			if c.of(p) < counted/2 || p.ran()-before[i] < 50*time.Millisecond {
+			if c.of(p) < counted/2 || p.Ran()-before[i] < 50*time.Millisecond {
 				return false
 			}
 		}
@@ -655,17 +580,10 @@ func (r *rig) bothGetOn(why string, all ...*process) {
 	}
 }
 
-// end kills a process and removes it from the enforcer.
-func (p *process) end() {
-	p.Process.Kill()
-	p.Wait()
-	p.r.e.Remove(p.id)
-}
-
 // TestArrival inserts a policy that gives the core to a task with a message.
 func TestArrival(t *testing.T) {
 	r := newRig(t)
-	a, b := r.start("spin", 0), r.start("spin", 1)
+	a, b := r.two(schedtest.Spin, schedtest.Spin)
 	r.set(r.policy(messagefirst.Object, map[string]any{"quantum": uint64(time.Second)}))
 	var took []time.Duration
 	for n := range 30 {
@@ -696,19 +614,13 @@ func TestArrival(t *testing.T) {
 
 // TestThreads finds the threads of this process and of its child.
 func TestThreads(t *testing.T) {
-	child := exec.Command("/proc/self/exe")
-	child.Env = []string{"MARGAY_TEST_ROLE=blink"}
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer child.Wait()
-	defer child.Process.Kill()
+	child := schedtest.Start(t, schedtest.Blink, cpu)
 	seen := make(map[int]int)
 	if err := each(os.Getpid(), func(tid int) error { seen[tid]++; return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if seen[os.Getpid()] != 1 || seen[child.Process.Pid] != 1 {
-		t.Errorf("%v has not %d and %d once", seen, os.Getpid(), child.Process.Pid)
+	if seen[os.Getpid()] != 1 || seen[child.Task.PID] != 1 {
+		t.Errorf("%v has not %d and %d once", seen, os.Getpid(), child.Task.PID)
 	}
 	if err := each(1<<30, func(tid int) error { return fmt.Errorf("thread %d", tid) }); err != nil {
 		t.Errorf("a process that is not there: %v", err)
@@ -736,7 +648,7 @@ func TestEviction(t *testing.T) {
 		})
 	}
 	r.set(r.policy(weighted.Object, map[string]any{"weight0": uint32(3), "weight1": uint32(1)}))
-	a, b := r.start("spin", 0), r.start("spin", 1)
+	a, b := r.two(schedtest.Spin, schedtest.Spin)
 	evict(1)
 	r.share("weighted after an eviction", 0.75, a, b)
 	a.end()

@@ -20,84 +20,35 @@ import (
 	"margay/kernel/usage"
 )
 
-// Kind says what a process does.
+// Kind says what a process does, as testsuite/programs/worker has it.
 type Kind string
 
 // The kinds.
 const (
 	Spin        Kind = "spin"    // computes for ever
 	SpinThreads Kind = "threads" // computes for ever on two threads
+	SpinFour    Kind = "four"    // computes for ever on four threads
 	Wait        Kind = "wait"    // waits for Poke, computes for a millisecond, answers
+	Leave       Kind = "leave"   // leaves sched_ext as soon as it is in it, and computes for ever
+	Breed       Kind = "breed"   // makes a thread from time to time
+	Blink       Kind = "blink"   // computes and waits in turns
 )
 
-// kindEnv has the test binary be such a process.
-const kindEnv = "MARGAY_SCHEDTEST_KIND"
-
-// Main must be called at the beginning of TestMain, because the processes of a test run the test's
-// binary.
-func Main() {
-	kind := Kind(os.Getenv(kindEnv))
-	if kind == "" {
-		return
+// threads returns how many threads of a process compute from Begin on.
+func (k Kind) threads() int {
+	switch k {
+	case Wait:
+		return 0
+	case SpinThreads:
+		return 2
+	case SpinFour:
+		return 4
 	}
-	runtime.LockOSThread()
-	if kind == SpinThreads {
-		second := make(chan bool)
-		go func() {
-			runtime.LockOSThread()
-			second <- true
-			spin(forever)
-		}()
-		<-second
-	}
-	fmt.Print("r")
-	if kind == Wait {
-		wait()
-	} else {
-		spin(forever)
-	}
-	os.Exit(0)
+	return 1
 }
 
-const forever = 1 << 62
-
-// spun keeps the compiler from leaving out what spin does.
-var spun atomic.Uint64
-
-// spin computes for so many nanoseconds of processor time.
-func spin(d int64) {
-	for {
-		x := uint64(d)
-		for range 10_000 {
-			x = x*6364136223846793005 + 1
-		}
-		spun.Store(x)
-		if d == forever {
-			continue
-		}
-		var ts unix.Timespec
-		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil || ts.Nano() > d {
-			return
-		}
-	}
-}
-
-func wait() {
-	var b [1]byte
-	for {
-		if n, err := unix.Read(0, b[:]); n != 1 || err != nil {
-			return
-		}
-		var ts unix.Timespec
-		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-			return
-		}
-		spin(ts.Nano() + int64(time.Millisecond))
-		if _, err := unix.Write(1, b[:]); err != nil {
-			return
-		}
-	}
-}
+// worker is the program of the processes, in a guest.
+const worker = "/tests/worker"
 
 // The main thread stays with the main goroutine, so that no process is started from it: its CPUs
 // count as the CPUs of the whole test.
@@ -106,6 +57,7 @@ func init() { runtime.LockOSThread() }
 // Process is a process of a test.
 type Process struct {
 	Task     sched.Task
+	kind     Kind
 	cmd      *exec.Cmd
 	poke     *os.File
 	answers  *os.File
@@ -115,12 +67,13 @@ type Process struct {
 	t        testing.TB
 }
 
-// Start starts a process for a CPU. It ends with the test. It begins on another CPU and moves when
-// it is ready: beside real-time tasks Linux would leave it a twentieth of the CPU.
+// Start starts a process for a CPU, which does nothing before Begin. It ends with the test. It
+// starts on another CPU and moves when it is ready: beside real-time tasks Linux would leave it a
+// twentieth of the CPU.
 func Start(t testing.TB, kind Kind, cpu id.CPU) *Process {
 	t.Helper()
-	p := &Process{t: t, cmd: exec.Command("/proc/self/exe")}
-	p.cmd.Env = append(os.Environ(), kindEnv+"="+string(kind), "GOMAXPROCS=2", "GODEBUG=asyncpreemptoff=1")
+	p := &Process{t: t, kind: kind, cmd: exec.Command(worker)}
+	p.cmd.Env = []string{"KIND=" + string(kind), fmt.Sprint("GOMAXPROCS=", max(2, kind.threads())), "GODEBUG=asyncpreemptoff=1"}
 	p.cmd.Stderr = os.Stderr
 	in, out := pipe(t), pipe(t)
 	p.cmd.Stdin, p.poke = in[0], in[1]
@@ -161,6 +114,24 @@ func Start(t testing.TB, kind Kind, cpu id.CPU) *Process {
 	}
 	p.move(cpu)
 	return p
+}
+
+// Begin makes a process that computes do so, and returns when it does or could. Processes of one
+// core are all started before the first begins: an emulated CPU that computes while another one
+// starts a process takes one more processor of the host.
+func (p *Process) Begin() {
+	p.t.Helper()
+	for range p.kind.threads() {
+		p.Poke()
+	}
+	if p.kind.threads() == 0 {
+		return
+	}
+	for deadline := time.Now().Add(patience); !p.runnable(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			p.t.Fatalf("process %d does not begin", p.Task.PID)
+		}
+	}
 }
 
 // move moves all threads of the process to a CPU.

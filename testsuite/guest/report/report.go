@@ -13,8 +13,12 @@ import (
 	"strings"
 )
 
-// PlanPath is the path of the Plan in a guest.
-const PlanPath = "/tests/plan.json"
+// Folder is the folder in a guest with the test binaries and the programs that they start, and
+// PlanPath the path of the Plan in it.
+const (
+	Folder   = "/tests"
+	PlanPath = Folder + "/plan.json"
+)
 
 // Plan lists the runs of a guest. It is plain data.
 type Plan struct {

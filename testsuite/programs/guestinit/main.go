@@ -164,7 +164,9 @@ func describe(status unix.WaitStatus) []string {
 // killOthers waits for the end of all other processes. It kills those that stay, and returns their
 // command lines.
 func killOthers() []string {
-	for deadline := time.Now().Add(settle); ; time.Sleep(10 * time.Millisecond) {
+	pause := 5 * time.Millisecond
+	for deadline := time.Now().Add(settle); ; time.Sleep(pause) {
+		pause = min(2*pause, settle/10) // to look keeps an emulated processor busy
 		left := others()
 		if len(left) == 0 {
 			return nil

@@ -49,7 +49,8 @@ type test struct {
 	name    string
 	verdict string // "pass", "fail" or "skip"; empty: none
 	elapsed float64
-	waited  float64 // seconds of elapsed that it waited for its turn
+	waited  float64 // seconds that it waited for its turn, which elapsed is without
+	inside  float64 // seconds that it took inside a guest, which elapsed is with
 	output  []string
 	parent  bool // it has subtests
 	oops    bool // its log has a known bug of the emulator
@@ -189,11 +190,10 @@ func (s *Suite) testEvent(p *pkg, e event) {
 		s.notice(p, e.Test, e.Output)
 		t.oops = t.oops || oops.MatchString(e.Output)
 		t.panics = t.panics || panics.MatchString(e.Output)
-		if found := waited.FindStringSubmatch(e.Output); found != nil {
-			t.waited, _ = strconv.ParseFloat(found[1], 64)
-		}
+		seconds(waited, e.Output, &t.waited)
+		seconds(inside, e.Output, &t.inside)
 	case "pass", "fail", "skip":
-		t.verdict, t.elapsed = e.Action, max(e.Elapsed-t.waited, 0)
+		t.verdict, t.elapsed = e.Action, max(e.Elapsed-t.waited, 0)+t.inside
 		switch t.verdict {
 		case "fail":
 			s.show(p.path, t)
@@ -258,7 +258,16 @@ var (
 	// waited matches the log line of a test that waited for its turn, which does not count as its
 	// time.
 	waited = regexp.MustCompile(`: waited (\d+\.\d+) s for its turn\n`)
+	// inside matches the log line of a test that ran inside a guest, which took no time outside.
+	inside = regexp.MustCompile(`: took (\d+\.\d+) s in the guest\n`)
 )
+
+// seconds sets what a log line of the pattern says.
+func seconds(pattern *regexp.Regexp, line string, to *float64) {
+	if found := pattern.FindStringSubmatch(line); found != nil {
+		*to, _ = strconv.ParseFloat(found[1], 64)
+	}
+}
 
 // notice collects lines of output for the summary.
 func (s *Suite) notice(p *pkg, test, text string) {

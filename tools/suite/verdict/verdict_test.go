@@ -39,6 +39,10 @@ func TestSummary(t *testing.T) {
 			input: events(start, runA, `{"Action":"output","Test":"TestA","Output":"    a_test.go:5: waited 1.2 s for its turn\n"}`, passA, ok, passed),
 			good:  true, says: "    0.3 s  run: p TestA\n",
 		},
+		"longest with its time in a guest": {
+			input: events(start, runA, `{"Action":"output","Test":"TestA","Output":"    a_test.go:5: took 3.20 s in the guest\n"}`, passA, ok, passed),
+			good:  true, says: "    4.7 s  run: p TestA\n",
+		},
 		"no skips": {input: events(start, runA, passA, ok, passed), good: true, noSkips: true, says: "skipped tests: none\n"},
 		"seed": {
 			input: events(start, runA, `{"Action":"output","Test":"TestA","Output":"    a_test.go:5: MARGAY_SEED=77\n"}`, passA, ok, passed),
