@@ -463,10 +463,8 @@ func TestDuties(t *testing.T) {
 			t.Error(r)
 		}
 		handles()
-		if m.hosted() { // an emulated core that polls takes most of its host
-			if got := histogram(); got != want {
-				t.Errorf("after a restart: %s\nwant %s", got, want)
-			}
+		if got := histogram(); got != want {
+			t.Errorf("after a restart: %s\nwant %s", got, want)
 		}
 		cores(0, "", "--message-core", "off")
 		m.run(0, "-n", m.all(), probe(), "hello")
