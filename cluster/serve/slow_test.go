@@ -42,6 +42,12 @@ func TestSlowClient(t *testing.T) {
 		if err := c.conn.Err(); err != nil {
 			t.Fatalf("its connection is lost: %v", err)
 		}
+		m.server.mu.Lock()
+		queued := m.server.jobs[job].client.Queued()
+		m.server.mu.Unlock()
+		if queued < clientQueue || queued > clientQueue+2<<20 {
+			t.Errorf("%d bytes are queued for it, of %d records of 1 MiB", queued, nodes*each)
+		}
 		close(takes)
 		reader := records.NewReader()
 		for wait := 0; ; wait++ {

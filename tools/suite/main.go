@@ -115,7 +115,7 @@ func plan(single, racy, arm64 []string) []step {
 		{name: "peers", dir: "tools/peers", env: cgo, args: []string{"-vet=off", "-race", "-timeout=15m", "./..."}},
 		// Random proofs, programs and histories and damaged files are computing in Go, the same on
 		// every processor, and so is a compiler's output for BPF.
-		{name: "arm64", env: append([]string{"GOARCH=arm64"}, static...), exec: "qemu-aarch64-static", args: append([]string{"-vet=off", stripped, "-short", "-timeout=15m", "-skip=^(TestProofsHold|TestOperations|TestDamagedObjects|TestAgreesWithPortable|TestModel|TestTranslation|TestRandomPrograms|TestProofsGivenUp|TestObjectsAreReproducible)$"}, arm64...)},
+		{name: "arm64", env: append([]string{"GOARCH=arm64"}, static...), exec: "qemu-aarch64-static", args: append([]string{"-vet=off", stripped, "-short", "-timeout=15m", "-skip=^(TestProofsHold|TestOperations|TestDamagedObjects|TestAgreesWithPortable|TestModel|TestRequestModel|TestTranslation|TestRandomPrograms|TestProofsGivenUp|TestObjectsAreReproducible)$"}, arm64...)},
 		{name: "machines", env: static, args: []string{"-vet=off", "-count=1", "-timeout=45m", machines}},
 	}
 	for _, p := range parts(racy) {

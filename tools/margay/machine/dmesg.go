@@ -236,8 +236,8 @@ func (a commands) askKernelLog(ctx context.Context, l *kernelLog, wait time.Dura
 }
 
 // take prints the records of an answer. It is an error if there is nothing in it although there is
-// more. Where the log is not followed, it is also one, and nothing is printed, if the node has
-// booted since the last answer, or gives more than a kernel keeps.
+// more. It is also one, and nothing is printed, if the node gives more than a kernel keeps, or has
+// booted since the last answer and the log is not followed.
 func (l *kernelLog) take(answer *control.KernelLog, p *kernelLogPrinter) error {
 	if l.boot == nil || !bytes.Equal(answer.Boot, l.boot) {
 		if l.boot != nil && l.once {
@@ -304,8 +304,8 @@ type kernelRecord struct {
 	Text     string `json:"text"`
 }
 
-// record writes a record, unless its level is not wanted. It reports whether all text stays within
-// maxKernelLog: of a record that would not, it writes nothing.
+// record writes a record, unless its level is not wanted. It reports whether all text is within
+// maxKernelLog. The lines of a record, which have a head each, are not made if they would not be.
 func (p *kernelLogPrinter) record(out *bytes.Buffer, node uint32, r *control.KernelRecord) bool {
 	priority := klog.Priority(r.Priority)
 	if p.levels != nil && !slices.Contains(p.levels, priority.Level()) {
@@ -314,7 +314,7 @@ func (p *kernelLogPrinter) record(out *bytes.Buffer, node uint32, r *control.Ker
 	text := strings.TrimSuffix(printable.Lines(string(r.Text)), "\n")
 	if p.json {
 		p.object(out, kernelRecord{node, r.Sequence, priority.Level().Short(), priority.Facility(), r.TimeNs, text})
-		return true
+		return out.Len() <= maxKernelLog
 	}
 	label, head := p.label(node), fmt.Sprintf("[%5d.%06d] ", r.TimeNs/1e9, r.TimeNs%1e9/1e3)
 	next := "\n" + label + strings.Repeat(" ", len(head)) // a line break in the name of a program begins no record

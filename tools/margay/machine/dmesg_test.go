@@ -164,8 +164,8 @@ func TestFollowDmesg(t *testing.T) {
 	}
 }
 
-// Nodes without a log are named, and when no other is left the command ends. So it does when
-// nothing can be written, and on Ctrl-C.
+// Nodes without a log, or with too much of one, are named, and when no other is left the command
+// ends. So it does when nothing can be written, and on Ctrl-C.
 func TestFollowDmesgEnds(t *testing.T) {
 	hosted := func(question proto.Message) (proto.Message, error) {
 		return nil, control.Failf(control.Code_CODE_REFUSED, "it is a hosted node").At(question.(*control.ReadKernelLog).Node)
@@ -173,6 +173,14 @@ func TestFollowDmesgEnds(t *testing.T) {
 	status, stdout, stderr := margaytest.Played(t, hosted, "node", "dmesg", "0,2", "-f")
 	if status != 125 || stdout != "" || !regexp.MustCompile(`^(margay: node[02]: it is a hosted node\n){2}$`).MatchString(stderr) {
 		t.Errorf("status %d, %q, %q", status, stdout, stderr)
+	}
+	status, stdout, stderr = margaytest.Played(t, func(proto.Message) (proto.Message, error) {
+		much := &control.KernelLog{Records: kernelRecords(0, 6)}
+		much.Records[0].Text = bytes.Repeat([]byte("\n"), 3<<20)
+		return much, nil
+	}, "node", "dmesg", "0,2", "-f")
+	if status != 125 || stdout != "" || !regexp.MustCompile(`^(margay: node[02]: it gives more of its kernel's log .*\n){2}$`).MatchString(stderr) {
+		t.Errorf("status %d, %.1000s, %q", status, stdout, stderr)
 	}
 	margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) {
 		c.Answer(f, &control.KernelLog{Boot: []byte("b"), Records: kernelRecords(0, 6)}, nil)
