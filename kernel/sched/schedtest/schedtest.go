@@ -307,8 +307,8 @@ func (r *rig) ratio(weights ...float64) {
 // approach waits until the processes have had processor time in the ratio of the weights, over so
 // many turns that it cannot come about by others: a policy that goes by what tasks have had makes
 // up for whatever the host did. It does not make up for what was before it was in force, so the
-// measurement begins again, each time after twice as many turns: a policy with another ratio has few
-// chances.
+// measurement begins again, each time after twice as many turns: a policy with another ratio has
+// few chances.
 func (r *rig) approach(weights []float64) {
 	r.Helper()
 	turns := r.count()
