@@ -534,12 +534,17 @@ func TestFaults(t *testing.T) {
 }
 
 // An extension whose runs take long has its messages pass the node kernel, and those on their way
-// are still judged.
+// are still judged. Others were inserted while it ran on the interface.
 func TestSlow(t *testing.T) {
 	r := newRig(t)
 	s := newSender()
-	x := r.insert(extension.Request{Object: extensiontest.Object(t, extensiontest.Program{Section: "packet", Name: "passes", Code: []string{"mov r0, 0", "exit"}})})
+	passes := extension.Request{Object: extensiontest.Object(t, extensiontest.Program{Section: "packet", Name: "passes", Code: []string{"mov r0, 0", "exit"}})}
+	x := r.insert(passes)
 	r.judging()
+	for range 2 { // the last one while Linux verifies a program with the one before
+		r.insert(passes)
+	}
+	check.AwaitFor(t, patience, "program with all extensions", r.Judges)
 	seal := r.admit(s, 0)
 	s.write()
 	r.run(s.datagram(0))

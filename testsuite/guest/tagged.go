@@ -3,11 +3,10 @@ package guest
 import (
 	"errors"
 	"go/ast"
-	"go/build/constraint"
+	"go/build"
 	"go/parser"
 	"go/token"
 	"path/filepath"
-	"slices"
 	"strings"
 )
 
@@ -18,18 +17,25 @@ func tagged(dir, tags string) (names []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	others := strings.Split(tags, ",")
+	outside := build.Default
+	outside.BuildTags = strings.Split(tags, ",")
+	inside := outside
+	inside.BuildTags = append([]string{"guest"}, outside.BuildTags...)
 	for _, file := range files {
-		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments|parser.SkipObjectResolution)
+		with, err := inside.MatchFile(dir, filepath.Base(file))
 		if err != nil {
 			return nil, err
 		}
-		with, without, err := compiled(f, others)
+		without, err := outside.MatchFile(dir, filepath.Base(file))
 		if err != nil {
 			return nil, err
 		}
 		if !with || without {
 			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return nil, err
 		}
 		for _, d := range f.Decls {
 			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil && strings.HasPrefix(fn.Name.Name, "Test") && fn.Name.Name != "TestMain" {
@@ -41,23 +47,4 @@ func tagged(dir, tags string) (names []string, err error) {
 		return nil, errors.New("no test has the build tag guest")
 	}
 	return names, nil
-}
-
-// compiled reports whether a file is compiled with the tag guest, and without it.
-func compiled(f *ast.File, tags []string) (with, without bool, err error) {
-	with, without = true, true
-	for _, group := range f.Comments {
-		for _, c := range group.List {
-			if c.Pos() > f.Package || !constraint.IsGoBuild(c.Text) {
-				continue
-			}
-			line, err := constraint.Parse(c.Text)
-			if err != nil {
-				return false, false, err
-			}
-			with = with && line.Eval(func(tag string) bool { return tag == "guest" || slices.Contains(tags, tag) })
-			without = without && line.Eval(func(tag string) bool { return slices.Contains(tags, tag) })
-		}
-	}
-	return with, without, nil
 }

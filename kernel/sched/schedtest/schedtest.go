@@ -251,33 +251,30 @@ func (r *rig) holds(d time.Duration) (running int) {
 		}
 		return sum
 	}
+	// A stopping thread wakes others of its process, and each of them stops when it next gets the
+	// core, which a busy host may delay: it is runnable until then, also for a second look.
+	looks := 0
 	r.await("the others have stopped", patience, func() bool {
+		looks++
 		for task, p := range r.tasks {
 			if task != running && p.runnable() {
-				return false
+				looks = 0
 			}
 		}
-		return true
+		return looks >= 2
 	})
+	r.computes(running, look) // a turn before may be reported late
 	turns := r.count()
 	defer r.enforcer.Watch(nil)
-	for range stops {
-		before, had := r.ran(), turns.sum()-turns.of(running)
-		r.computes(running, d)
-		spent := r.since(before)
-		r.Logf("one is held: %v", spent)
-		if had = turns.sum() - turns.of(running) - had; others(spent) == 0 && had == 0 {
-			return running
-		}
-		// A stopping thread stops when it next gets the core, which a busy host may delay.
-		r.Logf("the others had %d turns", had)
+	before := r.ran()
+	r.computes(running, d)
+	spent := r.since(before)
+	r.Logf("one is held: %v", spent)
+	if n := turns.sum() - turns.of(running); others(spent) > 0 || n > 0 {
+		r.Errorf("they had %v, and the others %d turns, while one is to have all", spent, n)
 	}
-	r.Error("the others have parts of the core while one is to have all")
 	return running
 }
-
-// stops is in how many intervals the threads of a held process stop.
-const stops = 4
 
 // ratio checks that the processes have parts of the core in the ratio of the weights, within the
 // tolerance. A host that does not let the CPU of a guest run for a while spoils a measurement, so
@@ -310,12 +307,13 @@ func (r *rig) ratio(weights ...float64) {
 // approach waits until the processes have had processor time in the ratio of the weights, over so
 // many turns that it cannot come about by others: a policy that goes by what tasks have had makes
 // up for whatever the host did. It does not make up for what was before it was in force, so the
-// measurement begins again from time to time.
+// measurement begins again, each time after twice as many turns: a policy with another ratio has
+// few chances.
 func (r *rig) approach(weights []float64) {
 	r.Helper()
 	turns := r.count()
 	defer r.enforcer.Watch(nil)
-	before, first := r.ran(), 0
+	before, first, most := r.ran(), 0, 4*counted
 	var spent []time.Duration
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(look) {
 		sum := turns.sum()
@@ -324,8 +322,8 @@ func (r *rig) approach(weights []float64) {
 			r.Logf("%d turns, the last %d with %v", sum, sum-first, spent)
 			return
 		}
-		if sum-first > 4*counted {
-			before, first = r.ran(), sum
+		if sum-first > most {
+			before, first, most = r.ran(), sum, 2*most
 		}
 	}
 	r.Errorf("they had %d turns, and then %v, which is not as %v", turns.sum(), spent, weights)

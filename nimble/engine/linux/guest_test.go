@@ -27,13 +27,13 @@ func newEngine(t *testing.T) engine.Engine {
 }
 
 // TestFacts compares the kernel with portable on the facts that it accepts, one of each form of a
-// random quarter of the forms: loading a program takes an emulated kernel a tenth of a second.
+// random half of the forms: loading a program takes an emulated kernel a tenth of a second.
 // TestAllFacts has the others.
 func TestFacts(t *testing.T) {
 	facts := enginetest.OfEachForm(t, allFacts(t))
 	r := enginetest.Seeded(t)
 	r.Shuffle(len(facts), func(i, j int) { facts[i], facts[j] = facts[j], facts[i] })
-	testFacts(t, facts[:len(facts)/4], 50, 15)
+	testFacts(t, facts[:len(facts)/2], 100, 30)
 }
 
 func allFacts(t *testing.T) []enginetest.Fact {
