@@ -73,6 +73,31 @@ func TestTasks(t *testing.T) {
 	})
 }
 
+// The log has a task that the history has only if it fails.
+func TestTasksInLog(t *testing.T) {
+	for _, kept := range []bool{true, false} {
+		bubble(t, func(t *testing.T) {
+			m := up(t, 1, func(c *Config) {
+				if kept {
+					c.History = new(playedLedger)
+				}
+			})
+			c, n := m.client(), m.played[0]
+			for _, status := range []int32{0, 3} {
+				job := started(t, c.begin(taskRequest(0, 0)))
+				n.tell(&control.Loaded{Job: job})
+				n.exits(job, 1, 0, status, 0)
+				c.ackAll()
+				synctest.Wait()
+				begin, end := m.logged(fmt.Sprintf("job %d: 1 rank", job)), m.logged(fmt.Sprintf("job %d ended with status %d", job, status))
+				if begin == kept || end != (status != 0 || !kept) {
+					t.Errorf("history: %v, status %d: the begin is logged: %v, the end: %v", kept, status, begin, end)
+				}
+			}
+		})
+	}
+}
+
 // A client that follows many jobs, one after the other, leaves none of them behind in serve.
 func TestFollowedJobs(t *testing.T) {
 	s := &Server{jobs: make(map[uint32]*job)}

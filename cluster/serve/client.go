@@ -365,7 +365,7 @@ func (c *client) created(f *control.Frame, m *control.RunRequest, asked time.Tim
 	s.mu.Unlock()
 	if j.spec.Allocation {
 		s.config.Log("job %d: an allocation of %s for %s", j.number, printable.Count(seats(j.places), "core"), j.spec.Command)
-	} else if j.spec.Task == nil { // an array may have 100,000 tasks, and the history has them
+	} else if !s.quiet(j) {
 		s.config.Log("job %d: %s of %s on %s", j.number, printable.Count(len(j.places), "rank"), j.spec.Command, printable.Count(len(j.members), "node"))
 	}
 	s.running.Go(func() { s.launch(j, m, f, c.conn) })

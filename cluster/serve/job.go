@@ -672,6 +672,10 @@ func (s *Server) fail(j *job, failure *control.Failure) {
 	s.finish(j)
 }
 
+// quiet reports whether the log has a job only if it fails: an array may have 100,000 tasks, which
+// are in the history.
+func (s *Server) quiet(j *job) bool { return j.spec.Task != nil && s.history != nil }
+
 // finish records why a job ends, asks all its nodes to forget it, frees its cores and then records
 // its end. A node that is connected but does not answer may still have processes of the job, so it
 // gets no other job until it has ended this one. The caller holds Server.mu.
@@ -711,7 +715,7 @@ func (s *Server) finish(j *job) {
 		if j.spool != nil {
 			j.spool.close()
 		}
-		if j.spec.Task == nil || j.exitCode() != 0 {
+		if !s.quiet(j) || j.exitCode() != 0 {
 			s.config.Log("job %d ended with status %d", j.number, j.exitCode())
 		}
 		if !early {

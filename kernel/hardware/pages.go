@@ -84,9 +84,16 @@ const freeReserve = "/proc/sys/vm/min_free_kbytes"
 // for still gets them.
 const exceptAdvised = 1 << 1
 
+// completely is what Linux reports for a process that has declined huge pages without an exception.
+const completely = 1
+
 // DeclineHugePages declines huge pages for this process and its later children, except, if the
-// kernel supports it, for memory that a program requests them for.
+// kernel supports it, for memory that a program requests them for. Pages that are declined without
+// an exception stay so.
 func DeclineHugePages() error {
+	if declined, err := unix.PrctlRetInt(unix.PR_GET_THP_DISABLE, 0, 0, 0, 0); err == nil && declined == completely {
+		return nil
+	}
 	err := unix.Prctl(unix.PR_SET_THP_DISABLE, 1, exceptAdvised, 0, 0)
 	if err == unix.EINVAL {
 		err = unix.Prctl(unix.PR_SET_THP_DISABLE, 1, 0, 0, 0)

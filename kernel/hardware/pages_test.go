@@ -32,6 +32,23 @@ func TestHugePagesIsCheap(t *testing.T) {
 	}
 }
 
+// A process that has declined huge pages for all memory does not get them back for a part of it.
+func TestDeclinedCompletely(t *testing.T) {
+	if HugePagesDeclined() {
+		t.Skip("this test was started without huge pages")
+	}
+	if err := unix.Prctl(unix.PR_SET_THP_DISABLE, 1, 0, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer AcceptHugePages()
+	if err := DeclineHugePages(); err != nil {
+		t.Fatal(err)
+	}
+	if declined, err := unix.PrctlRetInt(unix.PR_GET_THP_DISABLE, 0, 0, 0, 0); err != nil || declined != completely {
+		t.Errorf("Linux reports %d, %v", declined, err)
+	}
+}
+
 // A child that is started without huge pages has none, and later children have them again.
 func TestWithoutHugePages(t *testing.T) {
 	const child = "MARGAY_TEST_DECLINED"

@@ -258,7 +258,7 @@ func (in *initProcess) fork(r *rank, files []uintptr) error {
 // forkExec starts a program. Unlike the init (task.Host.spawn), it has huge pages if the node's
 // processes have them.
 func (in *initProcess) forkExec(path string, argv []string, how *syscall.ProcAttr) (pid int, err error) {
-	if !in.spec.Small {
+	if !in.spec.Small && hardware.HugePagesDeclined() { // some hosts let no process decline them
 		if err := hardware.AcceptHugePages(); err != nil {
 			return 0, err
 		}
