@@ -615,7 +615,6 @@ func (h *holder) runServe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer log.Close()
 	cmd := exec.CommandContext(ctx, h.serve[0], h.serve[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{h.lifeline}
@@ -627,7 +626,9 @@ func (h *holder) runServe(ctx context.Context) error {
 	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = stopWait
-	if err := slack.Start(slack.Daemon, cmd.Start); err != nil {
+	err = slack.Start(slack.Daemon, cmd.Start)
+	log.Close() // serve rotates it
+	if err != nil {
 		return err
 	}
 	return cmd.Wait()

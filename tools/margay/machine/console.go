@@ -116,7 +116,7 @@ func (a commands) logsCommand() *cobra.Command {
 		Use:   "logs [serve|holder]",
 		Short: "Show the log of a daemon of a machine",
 		Long: `Show the log of a daemon of a machine: of serve, which has what happened to nodes and jobs, and which connections were refused and
-why; or of the holder, which starts and ends the nodes.`,
+why; or of the holder, which starts and ends the nodes. The last 8 to 16 MiB of a log are kept.`,
 		Example: "  margay machine logs --follow\n  margay machine logs holder",
 		Args:    command.Arguments(0, 1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -134,11 +134,16 @@ why; or of the holder, which starts and ends the nodes.`,
 			if _, err := d.ReadSpec(); err != nil {
 				return err
 			}
-			f, err := os.Open(d.Log(who))
+			log, old, err := d.OpenLog(who)
 			if err != nil {
 				return err
 			}
-			return a.show(c.Context(), f, follow)
+			if old != nil {
+				if err := a.show(c.Context(), old, false); err != nil {
+					return errors.Join(err, log.Close())
+				}
+			}
+			return a.show(c.Context(), log, follow)
 		},
 	}
 	followFlag(c, &follow)

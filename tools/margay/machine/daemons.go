@@ -41,7 +41,7 @@ func (a commands) serveCommand() *cobra.Command {
 			if users > 0 {
 				in.Users = os.NewFile(uintptr(users), "users")
 			}
-			return machine.Serve(ctx, d, in, portable.New(), logger(a.Stderr))
+			return machine.Serve(ctx, d, in, portable.New(), logger(machine.BoundLog(d, "serve", a.Stdout, a.Stderr)))
 		},
 	}
 	c.Flags().IntVar(&lifeline, "lifeline", 0, "descriptor of a pipe whose end is the holder's end")
@@ -79,7 +79,7 @@ func (a commands) holderCommand() *cobra.Command {
 			if users > 0 {
 				in.Users = os.NewFile(uintptr(users), "users")
 			}
-			return machine.Hold(ctx, d, serve, in, logger(a.Stderr))
+			return machine.Hold(ctx, d, serve, in, logger(machine.BoundLog(d, "holder", a.Stdout, a.Stderr)))
 		},
 	}
 	c.Flags().IntVar(&until, "until", 0, "descriptor of a process (pidfd) with which the machine ends")
