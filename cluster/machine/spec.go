@@ -13,7 +13,7 @@
 // guard the tables of nodes of the substrates. None of holder.mu and these is held while another
 // one is taken. metalNode.switching, which is taken before metalNodes.mu, serializes actions on the
 // power of a node. virtual.keeping, which guards the record of the images that nodes boot, is taken
-// alone.
+// alone. boundLog.mu guards the file of a daemon's log, and is taken last.
 package machine
 
 import (
