@@ -10,11 +10,12 @@ import (
 type Event struct {
 	Kind  uint8
 	Job   uint8 // the attempt that it belongs to: a model ignores events of an earlier one
+	Sends bool  // a message of this event leaves when the work for it is done
 	Node  int32
 	Value int32
 }
 
-// entry is an event in the queue.
+// entry is an event in a queue.
 type entry struct {
 	at    time.Duration
 	order uint64 // of scheduling: events of one time happen in this order
@@ -25,13 +26,52 @@ func (e entry) before(other entry) bool {
 	return e.at < other.at || e.at == other.at && e.order < other.order
 }
 
+// queue is a binary heap: no entry is before its parent.
+type queue []entry
+
+func (q *queue) push(e entry) {
+	h := append(*q, e)
+	for i := len(h) - 1; i > 0; {
+		parent := (i - 1) / 2
+		if !h[i].before(h[parent]) {
+			break
+		}
+		h[i], h[parent] = h[parent], h[i]
+		i = parent
+	}
+	*q = h
+}
+
+// pop takes the first entry of a queue that is not empty.
+func (q *queue) pop() entry {
+	h := *q
+	first, last := h[0], len(h)-1
+	h[0] = h[last]
+	h = h[:last]
+	for i := 0; ; {
+		least := i
+		for child := 2*i + 1; child <= 2*i+2 && child < last; child++ {
+			if h[child].before(h[least]) {
+				least = child
+			}
+		}
+		if least == i {
+			break
+		}
+		h[i], h[least] = h[least], h[i]
+		i = least
+	}
+	*q = h
+	return first
+}
+
 // Engine is a queue of events and the simulated time, which begins at 0 and has no relation to any
 // clock. Two engines with the same seed that get the same calls make the same events happen at the
 // same times, on every machine: all arithmetic is of integers. It is not safe for concurrent use.
 type Engine struct {
 	now   time.Duration
 	order uint64
-	heap  []entry // binary: an entry is not before its parent
+	queue queue
 	rng   *rand.Rand
 }
 
@@ -47,39 +87,16 @@ func (e *Engine) At(at time.Duration, event Event) {
 		panic(fmt.Sprintf("sim: an event at %v is scheduled at %v", at, e.now))
 	}
 	e.order++
-	e.heap = append(e.heap, entry{at, e.order, event})
-	for i := len(e.heap) - 1; i > 0; {
-		parent := (i - 1) / 2
-		if !e.heap[i].before(e.heap[parent]) {
-			break
-		}
-		e.heap[i], e.heap[parent] = e.heap[parent], e.heap[i]
-		i = parent
-	}
+	e.queue.push(entry{at, e.order, event})
 }
 
 // Next takes the next event, whose time becomes the simulated time. It returns false if there is
 // none.
 func (e *Engine) Next() (Event, bool) {
-	if len(e.heap) == 0 {
+	if len(e.queue) == 0 {
 		return Event{}, false
 	}
-	first, last := e.heap[0], len(e.heap)-1
-	e.heap[0] = e.heap[last]
-	e.heap = e.heap[:last]
-	for i := 0; ; {
-		least := i
-		for child := 2*i + 1; child <= 2*i+2 && child < last; child++ {
-			if e.heap[child].before(e.heap[least]) {
-				least = child
-			}
-		}
-		if least == i {
-			break
-		}
-		e.heap[i], e.heap[least] = e.heap[least], e.heap[i]
-		i = least
-	}
+	first := e.queue.pop()
 	e.now = first.at
 	return first.event, true
 }

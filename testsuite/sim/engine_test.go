@@ -2,6 +2,7 @@ package sim
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -55,12 +56,33 @@ func TestNoPast(t *testing.T) {
 	e.At(4, Event{})
 }
 
-// Processors do work in the order of its arrival, and each of them one thing at a time.
-func TestProcessors(t *testing.T) {
-	p := make(processors, 2)
-	for i, c := range []struct{ now, work, done time.Duration }{{0, 10, 10}, {0, 4, 4}, {1, 4, 8}, {2, 1, 9}, {20, 1, 21}, {20, 5, 25}, {20, 1, 22}} {
-		if done := p.take(c.now, c.work); done != c.done {
-			t.Errorf("work %d is done at %d, not at %d", i, done, c.done)
+// Works on a host share its processors alike, and none has more than one.
+func TestHost(t *testing.T) {
+	h := host{processors: 2}
+	var got []time.Duration
+	run := func(until time.Duration) {
+		for {
+			at, _, ok := h.next()
+			if !ok || at > until {
+				return
+			}
+			if e, ok := h.done(at); !ok || e.Value != int32(len(got)) {
+				t.Fatalf("at %v, %v, %v is done", at, e, ok)
+			}
+			got = append(got, at)
 		}
+	}
+	h.add(0, 30, Event{Value: 1}) // alone, and beside one other: a processor
+	run(10)
+	h.add(10, 10, Event{Value: 0})
+	run(20)
+	for i := range int32(4) { // with the first one, five share two processors
+		h.add(20, 20+time.Duration(i), Event{Value: 2 + i})
+	}
+	run(time.Hour)
+	// From 20 on, each has 2/5 until the first is done after 10; then four have half each.
+	want := []time.Duration{20, 45, 65, 67, 68, 69}
+	if !slices.Equal(got, want) {
+		t.Errorf("works are done at %v, not at %v", got, want)
 	}
 }

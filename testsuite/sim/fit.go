@@ -1,6 +1,11 @@
 package sim
 
-import "time"
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"time"
+)
 
 // scaled returns a setting whose nodes work num/den as much.
 func (w Work) scaled(num, den int64) Work {
@@ -40,5 +45,13 @@ func Fit(s Setting, one, eight time.Duration) (Setting, error) {
 			low = middle
 		}
 	}
+	for nodes, want := range map[int]time.Duration{1: one, 8: eight} {
+		got, err := run(with, nodes)
+		if off := got - want; err != nil || off.Abs() > want/100 {
+			return s, fmt.Errorf("sim: no work of %s makes jobs take %v on one node and %v on eight: %d nodes take %v: %w", s.Name, one, eight, nodes, got, cmp.Or(err, errFit))
+		}
+	}
 	return with, nil
 }
+
+var errFit = errors.New("there is no fit")

@@ -52,28 +52,43 @@ type Result struct {
 
 // Kinds of events. A place is 0 for serve and i+1 for the i-th node of the job.
 const (
-	asks     = iota // serve may ask the next node
-	arrives         // a request is at a place
-	worked          // a node has done its part of a request
-	answers         // the answer to a request is at a place, from Value nodes
-	ends            // the ranks on a node have ended
-	gathered        // ends of ranks are at a place
-	enters          // the job enters its next stage, Value
-	steps           // a node's spare: the time of its next step has come
-	ready           // a node's spare with the number Value is ready
-	dies            // node Value is dead
-	noticed         // serve notices that node Value is dead
+	asks      = iota // serve can send the stage's request to the node at place Value, and ask the next one
+	arrives          // a request of stage Value is at a place
+	worked           // a node has done its part of it
+	answers          // the answer of a subtree is at a place
+	answered         // the place has taken it
+	ends             // the ranks on a node have ended
+	gathers          // ends of ranks are at a place: of Value ranks if it is serve and there is no tree
+	gathered         // the place has taken them
+	followed         // margay run has taken them
+	enters           // the job enters stage Value
+	leaves           // margay run has ended
+	steps            // a node's spare: the time of its next step has come
+	ready            // a node's spare with the number Value is ready
+	dies             // node Value is dead
+	noticed          // serve notices that node Value is dead
+	completes        // on one host: the next work is done, unless Value is an old version
+)
+
+// Places of processors that are not a node's.
+const (
+	atClient = -1
+	atServe  = 0
 )
 
 // Stages of a job.
 const (
-	idle = iota
+	allocating = iota
+	recording
 	preparing
 	prepared
+	confirming
+	confirmed
+	retrying // the nodes forget a launch that has lost one of them
 	starting
 	ended
+	announced
 	forgetting
-	retrying
 	over
 )
 
@@ -102,14 +117,14 @@ type model struct {
 	nodes   []node   // by place
 	bytes   int      // of a request
 
-	next, inFlight, answered int  // of the stage's requests
-	asking                   bool // an event asks is scheduled
-	endedOn                  int  // nodes
+	next, inFlight, answers int  // of the stage's requests
+	asks                    bool // an event asks is scheduled
+	endedOn                 int  // nodes
 
-	host     processors // the shared ones; nil: each has its own
-	serve    processors
-	launcher processors
-	spares   []*spare.Machine // by number of the node; nil: no host is shared
+	host   *host            // its processors are shared by all; nil: each place has its own
+	client time.Duration    // when the processor of margay run is free
+	spares []*spare.Machine // by number of the node; nil: no host is shared
+	left   bool             // margay run has ended
 }
 
 // Run simulates a job. It returns an error for a job that the allocator refuses, or that breaks a
@@ -117,10 +132,8 @@ type model struct {
 func Run(s Setting, j Job) (Result, error) {
 	m := &model{Setting: s, Job: j, Engine: NewEngine(j.Seed), dead: make(map[uint32]bool)}
 	m.Each = max(1, m.Each)
-	m.serve, m.launcher = make(processors, 1), make(processors, 1)
 	if s.Processors > 0 {
-		m.host = make(processors, s.Processors)
-		m.serve, m.launcher = m.host, m.host
+		m.host = &host{processors: int64(s.Processors)}
 	}
 	for _, d := range j.Deaths {
 		m.At(d.At, Event{Kind: dies, Value: int32(d.Node)})
@@ -128,7 +141,7 @@ func Run(s Setting, j Job) (Result, error) {
 	if err := m.allocate(); err != nil {
 		return m.Result, err
 	}
-	for m.stage != over {
+	for m.stage != over || !m.left && m.err == nil {
 		event, ok := m.Engine.Next()
 		if !ok {
 			return m.Result, fmt.Errorf("sim: job on %d nodes stands still in stage %d", m.Nodes, m.stage)
@@ -178,8 +191,7 @@ func (m *model) allocate() error {
 	m.Launches++
 	m.launch++
 	m.Ended, m.endedOn = 0, 0
-	at := m.launcher.take(m.Now(), m.Work.Launcher/2) + m.Network.Latency // the other half is its end
-	m.enter(at+m.Work.Job+time.Duration(len(free))*m.Work.Offer+m.Work.Commit, preparing)
+	m.do(atClient, m.Work.Launcher/2, Event{Kind: enters, Value: allocating}) // the other half is its end
 	return nil
 }
 
@@ -217,41 +229,83 @@ func (m *model) place(number uint32) (int, bool) {
 	return i + 1, ok
 }
 
-// enter schedules the next stage.
-func (m *model) enter(at time.Duration, stage int32) {
-	m.At(at, Event{Kind: enters, Job: m.launch, Value: stage})
+// do does some work at a place, and then an event happens, or its message is sent.
+func (m *model) do(place int32, work time.Duration, e Event) {
+	e.Job = m.launch
+	if m.host != nil {
+		m.host.add(m.Now(), work, e)
+		m.schedule()
+		return
+	}
+	free := &m.client
+	if place >= 0 {
+		free = &m.nodes[place].free
+	}
+	*free = max(*free, m.Now()) + work
+	m.then(*free, e)
 }
 
-// do does some work at a place, and returns when it is done.
-func (m *model) do(place int32, work time.Duration) time.Duration {
-	switch {
-	case m.host != nil:
-		return m.host.take(m.Now(), work)
-	case place == 0:
-		return m.serve.take(m.Now(), work)
+// then makes the event behind some work happen.
+func (m *model) then(at time.Duration, e Event) {
+	if e.Sends {
+		m.send(at, e)
+		return
 	}
-	n := &m.nodes[place]
-	n.free = max(n.free, m.Now()) + work
-	return n.free
+	m.At(at, e)
+}
+
+// schedule schedules the end of the next work on the host.
+func (m *model) schedule() {
+	if at, version, ok := m.host.next(); ok {
+		m.At(at, Event{Kind: completes, Value: version})
+	}
+}
+
+// complete ends all work on the host that is done.
+func (m *model) complete(version int32) {
+	if version != m.host.version {
+		return
+	}
+	for {
+		e, ok := m.host.done(m.Now())
+		if !ok {
+			break
+		}
+		if e.Job == m.launch || e.Kind == ready {
+			m.then(m.Now(), e)
+		}
+	}
+	m.schedule()
 }
 
 // send sends a message that leaves its sender at a time.
-func (m *model) send(at time.Duration, bytes int, e Event, serve bool) {
+func (m *model) send(at time.Duration, e Event) {
 	m.Messages++
-	if serve {
+	at += m.Network.Latency
+	if e.Kind == arrives {
+		at += m.Network.PerByte.of(m.bytes)
+	}
+	if e.Node == atServe || m.fromServe(e) {
 		m.AtServe++
 	}
-	at += m.Network.Latency + m.Network.PerByte.of(bytes)
 	for again := m.Network.Again; m.Chance(m.Network.Loss); again *= 2 {
 		m.Lost++
 		at += again
 	}
-	e.Job = m.launch
+	e.Job, e.Sends = m.launch, false
 	m.At(at, e)
+}
+
+// fromServe reports whether serve sends a message.
+func (m *model) fromServe(e Event) bool {
+	return e.Kind == arrives && m.above(e.Node) == atServe
 }
 
 func (m *model) handle(e Event) {
 	switch e.Kind {
+	case completes:
+		m.complete(e.Value)
+		return
 	case dies:
 		m.die(uint32(e.Value))
 		return
@@ -261,92 +315,115 @@ func (m *model) handle(e Event) {
 	case steps, ready:
 		m.spare(e)
 		return
+	case leaves:
+		m.Done, m.left = m.Now(), true
+		return
 	}
 	if e.Job != m.launch || e.Node > 0 && m.nodes[e.Node].dead {
 		return
 	}
 	switch e.Kind {
 	case enters:
-		m.entered(int(e.Value))
+		m.enter(int(e.Value))
 	case asks:
-		m.asking = false
+		m.send(m.Now(), Event{Kind: arrives, Node: e.Value, Value: int32(m.stage)})
+		m.asks = false
 		m.ask()
 	case arrives:
 		m.request(e.Node, int(e.Value))
 	case worked:
 		m.works(e.Node, int(e.Value))
 	case answers:
+		m.do(e.Node, m.message(e.Node), Event{Kind: answered, Node: e.Node, Value: e.Value})
+	case answered:
 		m.answer(e.Node, int(e.Value))
 	case ends:
 		m.rankEnds(e.Node)
-	case gathered:
+	case gathers:
 		m.gather(e)
+	case gathered:
+		m.gathered(e)
+	case followed:
+		m.followed(int(e.Value))
 	}
 }
 
-// entered begins a stage.
-func (m *model) entered(stage int) {
+// message is the work of a message at a place.
+func (m *model) message(place int32) time.Duration {
+	work := m.Work.Node
+	if place == atServe {
+		work = m.Work.Message
+	}
+	return max(work, m.Network.Gap)
+}
+
+// soon schedules the next stage.
+func (m *model) soon(after time.Duration, stage int32) {
+	m.At(m.Now()+after, Event{Kind: enters, Job: m.launch, Value: stage})
+}
+
+// enter begins a stage.
+func (m *model) enter(stage int) {
 	m.stage = stage
+	list := time.Duration(m.Nodes*m.Each) * m.Work.State
 	switch stage {
+	case allocating: // margay run has asked for the job
+		m.do(atServe, m.Work.Job+time.Duration(m.Nodes)*m.Work.Offer, Event{Kind: enters, Value: recording})
+	case recording:
+		m.soon(m.Work.Commit+m.Network.Latency, preparing)
 	case preparing, starting, forgetting, retrying:
 		m.wave()
-	case prepared: // margay run learns the places, and confirms that
+	case prepared: // serve lists the places
 		m.Prepared = m.Now()
-		list := time.Duration(len(m.members)*m.Each) * m.Work.State
-		at := max(m.serve.take(m.Now(), m.Work.Message+list), m.launcher.take(m.Now(), m.Work.Client+list))
-		m.enter(at+2*m.Network.Latency+m.Work.Commit, starting)
-	case ended: // the record is written, and margay run ends while the nodes forget the job
-		list := time.Duration(m.Nodes*m.Each) * m.Work.State
-		at := m.serve.take(m.Now(), list) + m.Work.Commit
-		m.launcher.take(m.Now(), m.Work.Launcher/2+list)
-		m.Done = at + m.Network.Latency + m.Work.Launcher/2 + list
-		m.enter(at, forgetting)
+		m.do(atServe, m.Work.Message+list, Event{Kind: enters, Value: confirming})
+	case confirming: // margay run confirms that it knows them
+		m.do(atClient, m.Work.Client+list, Event{Kind: enters, Value: confirmed})
+	case confirmed:
+		m.soon(2*m.Network.Latency+m.Work.Commit, starting)
+	case ended: // serve writes the record. Then margay run ends while the nodes forget the job
+		m.do(atServe, list, Event{Kind: enters, Value: announced})
+	case announced:
+		m.At(m.Now()+m.Work.Commit+m.Network.Latency+m.Work.Launcher/2+list, Event{Kind: leaves}) // its processor is its own
+		m.enter(forgetting)
 	}
 }
 
 // wave begins to send the stage's request to all nodes.
 func (m *model) wave() {
-	m.next, m.inFlight, m.answered, m.asking = 1, 0, 0, false
+	m.next, m.inFlight, m.answers, m.asks = 1, 0, 0, false
 	if len(m.members) == 0 {
-		m.answeredAll(m.Now())
+		m.answeredAll()
 		return
 	}
 	if m.Fanout == 0 {
 		m.ask()
 		return
 	}
-	below := m.pass(0, m.stage)
-	m.nodes[0].waits = below
+	below := m.pass(atServe, m.stage)
+	m.nodes[atServe].waits = below
 	if m.stage == starting {
-		m.nodes[0].ends = below
+		m.nodes[atServe].ends = below
 	}
 }
 
 // pass sends a request to the children of a place, and returns how many there are.
 func (m *model) pass(place int32, stage int) uint8 {
-	work := m.Work.Node
-	if place == 0 {
-		work = m.Work.Message
-	}
 	first, end := m.Fanout.Children(int(place), len(m.nodes))
 	for child := first; child < end; child++ {
-		at := m.do(place, max(work, m.Network.Gap))
-		m.send(at, m.bytes, Event{Kind: arrives, Node: int32(child), Value: int32(stage)}, place == 0)
+		m.do(place, m.message(place), Event{Kind: arrives, Node: int32(child), Value: int32(stage), Sends: true})
 	}
 	return uint8(end - first)
 }
 
 // ask sends the stage's request to the next node, if it is its turn.
 func (m *model) ask() {
-	if m.asking || m.next == len(m.nodes) || m.AtOnce > 0 && m.inFlight == m.AtOnce {
+	if m.asks || m.next == len(m.nodes) || m.AtOnce > 0 && m.inFlight == m.AtOnce {
 		return
 	}
-	at := m.do(0, max(m.Work.Message, m.Network.Gap))
-	m.send(at, m.bytes, Event{Kind: arrives, Node: int32(m.next), Value: int32(m.stage)}, true)
+	m.asks = true
+	m.do(atServe, m.message(atServe), Event{Kind: asks, Value: int32(m.next)})
 	m.next++
 	m.inFlight++
-	m.asking = true
-	m.At(at, Event{Kind: asks, Job: m.launch})
 }
 
 // request begins a node's part of a request.
@@ -367,7 +444,7 @@ func (m *model) request(place int32, stage int) {
 	case starting:
 		work = m.Work.Start
 	}
-	m.At(m.do(place, work), Event{Kind: worked, Job: m.launch, Node: place, Value: int32(stage)})
+	m.do(place, work, Event{Kind: worked, Node: place, Value: int32(stage)})
 }
 
 // works ends a node's part of a request.
@@ -375,70 +452,57 @@ func (m *model) works(place int32, stage int) {
 	switch stage {
 	case starting:
 		m.launched(place)
-		m.At(m.do(place, m.Work.End), Event{Kind: ends, Job: m.launch, Node: place})
+		m.do(place, m.Work.End, Event{Kind: ends, Node: place})
 	case forgetting, retrying:
 		m.forgotten(place)
 	}
-	m.part(place, stage, m.Now())
+	m.answer(place, stage)
 }
 
-// part notes that one part of the answer of a place's subtree is there, and sends the answer when
-// it is complete.
-func (m *model) part(place int32, stage int, at time.Duration) {
-	if n := &m.nodes[place]; n.waits > 1 {
-		n.waits--
+// answer notes that one part of the answer of a place's subtree is there: of the node itself, or of
+// a child. It goes on when the answer is complete. The ranks of all nodes may have ended before all
+// have answered that they have started: then these answers mean nothing.
+func (m *model) answer(place int32, stage int) {
+	if stage != m.stage {
 		return
 	}
-	above := m.above(place)
-	m.send(at, 0, Event{Kind: answers, Node: above, Value: int32(stage)}, above == 0)
+	if place == atServe && m.Fanout == 0 {
+		m.inFlight--
+		if m.answers++; m.answers == len(m.members) {
+			m.answeredAll()
+			return
+		}
+		m.ask()
+		return
+	}
+	n := &m.nodes[place]
+	switch n.waits--; {
+	case n.waits > 0:
+	case place == atServe:
+		m.answeredAll()
+	default:
+		m.send(m.Now(), Event{Kind: answers, Node: m.above(place), Value: int32(stage)})
+	}
 }
 
 // above is the place to which a place reports.
 func (m *model) above(place int32) int32 {
 	if m.Fanout == 0 {
-		return 0
+		return atServe
 	}
 	parent, _ := m.Fanout.Parent(int(place))
 	return int32(parent)
 }
 
-// answer takes an answer at a place. The ranks of all nodes may have ended before all have answered
-// that they have started.
-func (m *model) answer(place int32, stage int) {
-	if stage != m.stage {
-		return
-	}
-	if place > 0 {
-		m.part(place, stage, m.do(place, m.Work.Node))
-		return
-	}
-	at := m.do(0, m.Work.Message)
-	if m.Fanout > 0 {
-		m.nodes[0].waits--
-		if m.nodes[0].waits == 0 {
-			m.answeredAll(at)
-		}
-		return
-	}
-	m.answered++
-	m.inFlight--
-	if m.answered == len(m.members) {
-		m.answeredAll(at)
-		return
-	}
-	m.ask()
-}
-
 // answeredAll goes on when all nodes have answered the stage's request.
-func (m *model) answeredAll(at time.Duration) {
+func (m *model) answeredAll() {
 	switch m.stage {
 	case preparing:
-		m.enter(at, prepared)
+		m.enter(prepared)
 	case starting:
-		m.Started = at
+		m.Started = m.Now()
 	case forgetting:
-		m.Free = at
-		m.stage = over
+		m.Free, m.stage = m.Now(), over
 	case retrying:
 		if m.err = m.allocate(); m.err != nil {
 			m.stage = over
@@ -450,7 +514,7 @@ func (m *model) answeredAll(at time.Duration) {
 func (m *model) rankEnds(place int32) {
 	if m.Fanout > 0 {
 		m.Ended += m.Each
-		m.endPart(place, m.Now())
+		m.endPart(place)
 		return
 	}
 	var gather records.Gather
@@ -463,47 +527,56 @@ func (m *model) rankEnds(place int32) {
 			if m.Report != nil {
 				m.Report(message)
 			}
-			m.send(m.Now(), 0, Event{Kind: gathered, Value: int32(1 + len(message.More))}, true)
+			m.send(m.Now(), Event{Kind: gathers, Value: int32(1 + len(message.More))})
 		}
 	}
 }
 
 // endPart notes that one part of the ends of a place's subtree is there, and reports them when they
 // are complete.
-func (m *model) endPart(place int32, at time.Duration) {
+func (m *model) endPart(place int32) {
 	n := &m.nodes[place]
-	if n.ends--; n.ends == 0 {
-		above := m.above(place)
-		m.send(at, 0, Event{Kind: gathered, Node: above}, above == 0)
-	}
-}
-
-// gather takes ends of ranks at a place.
-func (m *model) gather(e Event) {
-	if e.Node > 0 {
-		m.endPart(e.Node, m.do(e.Node, m.Work.Node))
-		return
-	}
-	complete := false
-	work, client := m.Work.Message, m.Work.Client
-	if m.Fanout > 0 {
-		m.nodes[0].ends--
-		complete = m.nodes[0].ends == 0
-	} else { // serve passes it on to margay run, and looks at the nodes that have ended when this has answered
-		m.Ended += int(e.Value)
-		complete = m.Ended == m.Nodes*m.Each
-		work = recordMessages*m.Work.Message + time.Duration(m.endedOn)*m.Work.Look
-		m.endedOn++
-	}
-	at := max(m.do(0, work), m.launcher.take(m.Now(), client))
-	if complete {
-		m.enter(at+2*m.Network.Latency+m.Work.Commit, ended)
+	switch n.ends--; {
+	case n.ends > 0:
+	case place == atServe:
+		m.do(atClient, m.Work.Client, Event{Kind: followed})
+	default:
+		m.send(m.Now(), Event{Kind: gathers, Node: m.above(place)})
 	}
 }
 
 // recordMessages is how many messages serve has for the ends on a node: from the node, to margay
 // run, and the answer of that.
 const recordMessages = 3
+
+// gather takes ends of ranks at a place. Without a tree, serve passes each on to margay run, and
+// looks at the nodes that have ended when this has answered.
+func (m *model) gather(e Event) {
+	work := m.message(e.Node)
+	if m.Fanout == 0 {
+		work = recordMessages*work + time.Duration(m.endedOn)*m.Work.Look
+		m.endedOn++
+	}
+	m.do(e.Node, work, Event{Kind: gathered, Node: e.Node, Value: e.Value})
+}
+
+func (m *model) gathered(e Event) {
+	if m.Fanout > 0 {
+		m.endPart(e.Node)
+		return
+	}
+	m.do(atClient, m.Work.Client, Event{Kind: followed, Value: e.Value})
+}
+
+// followed goes on when margay run has the ends of so many further ranks. In a tree these are all.
+func (m *model) followed(ranks int) {
+	if m.Fanout == 0 {
+		m.Ended += ranks
+	}
+	if m.Ended == m.Nodes*m.Each {
+		m.soon(2*m.Network.Latency+m.Work.Commit, ended)
+	}
+}
 
 // die ends a node. serve notices its silence.
 func (m *model) die(number uint32) {
@@ -535,9 +608,8 @@ func (m *model) notice(number uint32) {
 	m.launch++
 	switch m.stage {
 	case starting:
-		m.Failed, m.Done, m.stage = true, m.Now(), forgetting
-	case ended, forgetting:
-		m.stage = forgetting
+		m.Failed, m.Done, m.left, m.stage = true, m.Now(), true, forgetting
+	case forgetting:
 	default:
 		m.stage = retrying
 	}

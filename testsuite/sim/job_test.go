@@ -194,7 +194,7 @@ func slowRoot() Setting {
 
 // A fit takes as long as it was fitted to.
 func TestFit(t *testing.T) {
-	for _, want := range [][2]time.Duration{{20 * time.Millisecond, 70 * time.Millisecond}, {50 * time.Millisecond, 400 * time.Millisecond}} {
+	for _, want := range [][2]time.Duration{{20 * time.Millisecond, 70 * time.Millisecond}, {50 * time.Millisecond, 150 * time.Millisecond}} {
 		s, err := Fit(OneHost, want[0], want[1])
 		if err != nil {
 			t.Fatal(err)
@@ -204,6 +204,13 @@ func TestFit(t *testing.T) {
 				t.Errorf("fitted to %v, %d nodes take %v more", want, nodes, off)
 			}
 		}
+	}
+}
+
+// Eight nodes cannot take more than eight times as long as one.
+func TestNoFit(t *testing.T) {
+	if s, err := Fit(OneHost, 50*time.Millisecond, 500*time.Millisecond); err == nil {
+		t.Errorf("%+v", s)
 	}
 }
 

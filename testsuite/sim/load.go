@@ -116,7 +116,7 @@ func (w *walk) row(level, children int) [][]time.Duration {
 func (l Load) Simulate(s Setting) time.Duration {
 	f := &flow{Load: l, pieceTimes: s.pieceTimes(), Engine: NewEngine(0), nodes: make([]flowing, l.Nodes)}
 	if s.Processors > 0 {
-		f.host = make(processors, s.Processors)
+		f.host = &host{processors: int64(s.Processors)}
 	}
 	f.feedNext(0)
 	for {
@@ -124,22 +124,15 @@ func (l Load) Simulate(s Setting) time.Duration {
 		if !ok {
 			return s.reported(l, f.first, f.last)
 		}
-		n := &f.nodes[e.Node]
-		if e.Kind == pieceArrives {
-			n.waiting++
-		} else {
-			f.pieceDone(e.Node)
-		}
-		if n.waiting > 0 && !n.busy {
-			f.process(e.Node)
-		}
+		f.handle(e)
 	}
 }
 
 // Kinds of events of a flow.
 const (
-	pieceArrives = iota
-	pieceDone
+	pieceArrives = iota // at a node
+	pieceDone           // a node is done with one
+	workDone            // on one host: the next work is done, unless Value is an old version
 )
 
 // flow is a Load whose events are simulated.
@@ -148,7 +141,7 @@ type flow struct {
 	pieceTimes
 	*Engine
 	nodes       []flowing
-	host        processors    // shared by all; nil: each node has its own
+	host        *host         // its processors are shared by all; nil: each node has its own
 	fed         int           // pieces that have left for the first node
 	fedAt       time.Duration // when the last of them did
 	first, last time.Duration // when the first and the last node have all files
@@ -170,24 +163,65 @@ func (f *flow) feedNext(earliest time.Duration) {
 	}
 }
 
-// process does a node's work for its next piece.
+// handle makes an event happen.
+func (f *flow) handle(e Event) {
+	switch e.Kind {
+	case workDone:
+		if e.Value != f.host.version {
+			return
+		}
+		for {
+			done, ok := f.host.done(f.Now())
+			if !ok {
+				break
+			}
+			f.pass(done.Node, f.Now(), 0)
+			f.handle(done)
+		}
+		f.schedule()
+		return
+	case pieceArrives:
+		f.nodes[e.Node].waiting++
+	case pieceDone:
+		f.pieceDone(e.Node)
+	}
+	if n := &f.nodes[e.Node]; n.waiting > 0 && !n.busy {
+		f.process(e.Node)
+	}
+}
+
+// schedule schedules the end of the next work on the host.
+func (f *flow) schedule() {
+	if at, version, ok := f.host.next(); ok {
+		f.At(at, Event{Kind: workDone, Value: version})
+	}
+}
+
+// process does a node's work for its next piece. On one host, where other work comes between, the
+// children get the piece when all of it is done.
 func (f *flow) process(place int32) {
 	n := &f.nodes[place]
 	n.waiting--
 	n.busy = true
 	begin, end := f.Fanout.Children(int(place), f.Nodes)
 	work := f.receive + time.Duration(end-begin)*f.send + f.unpack
-	done := f.Now() + work
 	if f.host != nil {
-		done = f.host.take(f.Now(), work)
+		f.host.add(f.Now(), work, Event{Kind: pieceDone, Node: place})
+		f.schedule()
+		return
 	}
-	sent := done - work + f.receive
-	for child := begin; child < end; child++ {
-		sent += f.send
-		n.link = max(n.link, sent) + f.wire
+	f.pass(place, f.Now()+f.receive, f.send)
+	f.At(f.Now()+work, Event{Kind: pieceDone, Node: place})
+}
+
+// pass sends a piece to the children of a place, one after the other.
+func (f *flow) pass(place int32, at, each time.Duration) {
+	n := &f.nodes[place]
+	for child, end := f.Fanout.Children(int(place), f.Nodes); child < end; child++ {
+		at += each
+		n.link = max(n.link, at) + f.wire
 		f.At(n.link+f.latency, Event{Kind: pieceArrives, Node: int32(child)})
 	}
-	f.At(done, Event{Kind: pieceDone, Node: place})
 }
 
 // pieceDone ends a node's work for a piece.

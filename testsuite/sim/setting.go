@@ -57,20 +57,5 @@ type Setting struct {
 	Silence    func(nodes int) time.Duration
 }
 
-// processors are CPUs that do work in the order of its arrival.
-type processors []time.Duration // when each is free
-
-// take does some work that arrives now, and returns when it is done.
-func (p processors) take(now, work time.Duration) time.Duration {
-	first := 0
-	for i, free := range p {
-		if free < p[first] {
-			first = i
-		}
-	}
-	p[first] = max(p[first], now) + work
-	return p[first]
-}
-
 // silence is how long a machine's serve takes to notice a dead node.
 func silence(nodes int) time.Duration { return serve.Timing{}.Silence(nodes) }

@@ -68,7 +68,7 @@ func (m *model) rest(place int32) spare.Rest {
 func (m *model) step(number uint32) {
 	action := m.spares[number].Step(m.clock())
 	if action.Start != 0 {
-		m.At(m.host.take(m.Now(), m.Work.Spare), Event{Kind: ready, Node: int32(number), Value: int32(action.Start)})
+		m.do(atClient, m.Work.Spare, Event{Kind: ready, Node: int32(number), Value: int32(action.Start)})
 	}
 	if !action.Wake.IsZero() {
 		m.At(max(m.Now(), action.Wake.Sub(epoch)), Event{Kind: steps, Node: int32(number)})
