@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"margay/internal/tree"
@@ -12,7 +13,9 @@ import (
 type Row struct {
 	Nodes   int           `json:"nodes"`
 	Star    time.Duration `json:"star_ns"`     // a job that does nothing, as it is today
-	Trees   []Point       `json:"trees"`       // the same with trees of Fanouts, by fan-out in place of nodes
+	Counted time.Duration `json:"counted_ns"`  // the same if serve counted the nodes that have ended, and looked at none
+	Lean    time.Duration `json:"lean_ns"`     // the same, and its messages took it no longer than their codec and their connection
+	Trees   []Point       `json:"trees"`       // as today, but with trees of Fanouts, by fan-out in place of nodes
 	Files   time.Duration `json:"files_ns"`    // a job whose files are on no node, as it is today
 	Silence time.Duration `json:"silence_ns"`  // after which a node is dead
 	Death   time.Duration `json:"death_ns"`    // a job that loses a node during its launch, as it is today
@@ -21,6 +24,9 @@ type Row struct {
 
 // Fanouts are the fan-outs that are compared.
 var Fanouts = []tree.Fanout{2, 4, 8, 16, 32, 64}
+
+// many is from how many nodes on only the most important jobs are simulated.
+const many = 100_000
 
 // FileBytes is the size of the files of a cold job.
 const FileBytes = 12 << 20
@@ -40,17 +46,32 @@ func Simulate(s Setting, nodes int, fanouts []tree.Fanout) (row Row, err error) 
 	}
 	star := run(Job{})
 	row.Star = star.Done
+	counting := s
+	counting.Work.Look = 0
+	var counted Result
+	if err == nil {
+		counted, err = Run(counting, Job{Nodes: nodes, Spares: true})
+	}
+	row.Counted = counted.Done
+	if err == nil {
+		counting.Work.Message = min(counting.Work.Message, leanMessage)
+		counted, err = Run(counting, Job{Nodes: nodes, Spares: true})
+		row.Lean = counted.Done
+	}
 	for _, f := range fanouts {
 		row.Trees = append(row.Trees, Point{int(f), run(Job{Fanout: f}).Done})
 	}
+	row.Chance = min(1, float64(nodes)*star.Done.Seconds()/lifetime.Seconds())
 	load := Load{Nodes: nodes, Bytes: FileBytes, Fanout: tree.Binary}
 	if s.Processors > 0 {
 		row.Files = star.Done + load.Simulate(s)
 	} else {
 		row.Files = star.Done + load.Time(s)
 	}
+	if nodes > many {
+		return row, err
+	}
 	row.Death = run(Job{Deaths: []Death{{Node: uint32(nodes / 2), At: star.Prepared / 2}}}).Done
-	row.Chance = min(1, float64(nodes)*star.Done.Seconds()/lifetime.Seconds())
 	return row, err
 }
 
@@ -85,7 +106,9 @@ type Figures struct {
 // the others.
 func Validate() (checks []Check, err error) {
 	for _, s := range series {
-		fitted, err := Fit(OneHost, s.at(1), s.at(8))
+		host := OneHost
+		host.Work, host.Others = work, s.Others
+		fitted, err := Fit(host, s.at(1), s.at(8))
 		if err != nil {
 			return nil, err
 		}
@@ -114,7 +137,7 @@ func Compute(nodes []int) (f Figures, err error) {
 			f.Host = append(f.Host, row)
 		}
 		fanouts := Fanouts
-		if n > 100_000 {
+		if n > many {
 			fanouts = []tree.Fanout{best}
 		}
 		row, err := Simulate(Cluster, n, fanouts)
@@ -153,30 +176,25 @@ func (f Figures) Markdown(w io.Writer) error {
 		}
 		p("| %s | %s | %s | %s | %s |\n", c.Series, count(c.Nodes), short(c.Time), short(c.Simulated), off)
 	}
-	p("\n### A cluster\n\nA job that does nothing, with serve as it is, and with a tree from serve to the nodes:\n\n| nodes | serve asks each node |")
+	p("\n### A cluster\n\nA job that does nothing. serve asks each node as it does; *counting* the nodes that have ended, and not looking at each of them ")
+	p("again and again; also *lean*, with 9 µs for a message; and as it is, but with a tree to the nodes:\n\n| nodes | as it is | counting | lean |")
 	for _, fanout := range Fanouts {
 		p(" tree of %d |", fanout)
 	}
-	p("\n|---:|---:|%s\n", repeat("---:|", len(Fanouts)))
+	p("\n|---:|---:|---:|---:|%s\n", strings.Repeat("---:|", len(Fanouts)))
 	for _, r := range f.Cluster {
-		p("| %s | %s |", count(r.Nodes), short(r.Star))
+		p("| %s | %s | %s | %s |", count(r.Nodes), short(r.Star), short(r.Counted), short(r.Lean))
 		for _, fanout := range Fanouts {
 			p(" %s |", short(r.Tree(fanout)))
 		}
 		p("\n")
 	}
-	p("\nServe as it is:\n\n| nodes | 12 MB of files, cold | silence after which a node is dead | a launch that loses a node | share of jobs in whose time a node dies |\n|---:|---:|---:|---:|---:|\n")
+	p("\nOther jobs, with serve as it is. A node dies on average after %d years:\n\n", lifetime/(365*24*time.Hour))
+	p("| nodes | 12 MB of files, cold | silence after which a node is dead | job whose launch loses a node | jobs in whose time a node dies |\n|---:|---:|---:|---:|---:|\n")
 	for _, r := range f.Cluster {
-		p("| %s | %s | %s | %s | %.2g |\n", count(r.Nodes), short(r.Files), short(r.Silence), short(r.Death), r.Chance)
+		p("| %s | %s | %s | %s | %.2g %% |\n", count(r.Nodes), short(r.Files), short(r.Silence), short(r.Death), 100*r.Chance)
 	}
 	return nil
-}
-
-func repeat(text string, n int) (all string) {
-	for range n {
-		all += text
-	}
-	return all
 }
 
 // Plot draws the curves.
@@ -197,7 +215,8 @@ func (f Figures) Plot() string {
 	}
 	cluster := Panel{Title: "A cluster of 25 Gbit/s", Lines: []Line{
 		line("nothing, serve asks each node", f.Cluster, star),
-		line("nothing, a tree of 8 (not built)", f.Cluster, func(r Row) time.Duration { return r.Tree(best) }),
+		line("the same, counting and lean (not built)", f.Cluster, func(r Row) time.Duration { return r.Lean }),
+		line(fmt.Sprintf("nothing, a tree of %d (not built)", best), f.Cluster, func(r Row) time.Duration { return r.Tree(best) }),
 		line("12 MB of files, cold", f.Cluster, func(r Row) time.Duration { return r.Files }),
 	}}
 	return SVG(host, cluster)

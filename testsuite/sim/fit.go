@@ -1,13 +1,12 @@
 package sim
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"time"
 )
 
-// scaled returns a setting whose nodes work num/den as much.
+// scaled returns work of which the parts that grow with the nodes are num/den as long.
 func (w Work) scaled(num, den int64) Work {
 	for _, d := range []*time.Duration{&w.Client, &w.Message, &w.Node, &w.Prepare, &w.Start, &w.End, &w.Forget, &w.Spare} {
 		*d = *d * time.Duration(num) / time.Duration(den)
@@ -15,43 +14,49 @@ func (w Work) scaled(num, den int64) Work {
 	return w
 }
 
+// errFit reports times that no constants explain.
+var errFit = errors.New("sim: no work of the nodes and of margay run explains these times")
+
 // Fit returns a setting in which a job on one node and a job on eight take these times: it scales
-// the work that each node of a job makes, and chooses the work of margay run, which a job of any size
-// has once.
+// the work that each node of a job makes, and chooses the work of margay run, which a job has once.
 func Fit(s Setting, one, eight time.Duration) (Setting, error) {
 	const unit = 1 << 20
-	run := func(s Setting, nodes int) (time.Duration, error) {
-		r, err := Run(s, Job{Nodes: nodes, Spares: true})
-		return r.Done, err
+	var err error
+	done := func(s Setting, nodes int) time.Duration {
+		r, failed := Run(s, Job{Nodes: nodes, Spares: true})
+		err = errors.Join(err, failed)
+		return r.Done
 	}
-	with := s
-	low, high := int64(0), int64(1024*unit)
+	fit := s
+	bisect(1024*unit, func(scale int64) bool {
+		fit.Work = s.Work.scaled(scale, unit)
+		bisect(int64(one), func(launcher int64) bool {
+			fit.Work.Launcher = time.Duration(launcher)
+			return done(fit, 1) > one
+		})
+		return done(fit, 8) > eight
+	})
+	for _, c := range []struct {
+		nodes int
+		want  time.Duration
+	}{{1, one}, {8, eight}} {
+		if got := done(fit, c.nodes); err != nil || (got-c.want).Abs() > c.want/100 {
+			return s, errors.Join(err, fmt.Errorf("%w: %v on one node, %v on eight", errFit, one, eight))
+		}
+	}
+	return fit, nil
+}
+
+// bisect calls above with numbers below end, up to the largest one of which it returns false; this
+// is the last call.
+func bisect(end int64, above func(int64) bool) {
+	low, high := int64(0), end
 	for low+1 < high {
-		middle := (low + high) / 2
-		with.Work = s.Work.scaled(middle, unit)
-		with.Work.Launcher = 0
-		a, err := run(with, 1)
-		if err != nil {
-			return s, err
-		}
-		with.Work.Launcher = max(0, one-a)
-		b, err := run(with, 8)
-		if err != nil {
-			return s, err
-		}
-		if b > eight {
+		if middle := (low + high) / 2; above(middle) {
 			high = middle
 		} else {
 			low = middle
 		}
 	}
-	for nodes, want := range map[int]time.Duration{1: one, 8: eight} {
-		got, err := run(with, nodes)
-		if off := got - want; err != nil || off.Abs() > want/100 {
-			return s, fmt.Errorf("sim: no work of %s makes jobs take %v on one node and %v on eight: %d nodes take %v: %w", s.Name, one, eight, nodes, got, cmp.Or(err, errFit))
-		}
-	}
-	return with, nil
+	above(low)
 }
-
-var errFit = errors.New("there is no fit")

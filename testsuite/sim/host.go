@@ -6,6 +6,7 @@ import "time"
 // divides them: with more works than processors, each gets the same part.
 type host struct {
 	processors int64
+	others     int64 // works of other programs, which never end
 	queue      queue // the work that is there, by the progress at that it is done
 	order      uint64
 	progress   int64         // of each work since the time 0, in picoseconds
@@ -16,7 +17,8 @@ type host struct {
 // advance computes the progress until now.
 func (h *host) advance(now time.Duration) {
 	if k := int64(len(h.queue)); k > 0 {
-		h.progress += int64(now-h.now) * 1000 * min(h.processors, k) / k
+		all := k + h.others
+		h.progress += int64(now-h.now) * 1000 * min(h.processors, all) / all
 	}
 	h.now = now
 }
@@ -35,7 +37,8 @@ func (h *host) next() (at time.Duration, version int32, ok bool) {
 	if k == 0 {
 		return 0, 0, false
 	}
-	left, rate := max(0, int64(h.queue[0].at)-h.progress)*k, 1000*min(h.processors, k)
+	all := k + h.others
+	left, rate := max(0, int64(h.queue[0].at)-h.progress)*all, 1000*min(h.processors, all)
 	h.version++
 	return h.now + time.Duration((left+rate-1)/rate), h.version, true
 }

@@ -62,7 +62,8 @@ const (
 	gathered         // the place has taken them
 	followed         // margay run has taken them
 	enters           // the job enters stage Value
-	leaves           // margay run has ended
+	learns           // margay run learns that the job has ended
+	leaves           // and has ended itself
 	steps            // a node's spare: the time of its next step has come
 	ready            // a node's spare with the number Value is ready
 	dies             // node Value is dead
@@ -133,7 +134,7 @@ func Run(s Setting, j Job) (Result, error) {
 	m := &model{Setting: s, Job: j, Engine: NewEngine(j.Seed), dead: make(map[uint32]bool)}
 	m.Each = max(1, m.Each)
 	if s.Processors > 0 {
-		m.host = &host{processors: int64(s.Processors)}
+		m.host = &host{processors: int64(s.Processors), others: int64(s.Others)}
 	}
 	for _, d := range j.Deaths {
 		m.At(d.At, Event{Kind: dies, Value: int32(d.Node)})
@@ -229,13 +230,18 @@ func (m *model) place(number uint32) (int, bool) {
 	return i + 1, ok
 }
 
-// do does some work at a place, and then an event happens, or its message is sent.
+// do does some work at a place, and then an event happens, or its message is sent. On one host, serve
+// takes precedence: it does not share its processor, and the others have less.
 func (m *model) do(place int32, work time.Duration, e Event) {
 	e.Job = m.launch
-	if m.host != nil {
+	if m.host != nil && place != atServe {
 		m.host.add(m.Now(), work, e)
 		m.schedule()
 		return
+	}
+	if m.host != nil {
+		m.host.add(m.Now(), work, Event{})
+		m.schedule()
 	}
 	free := &m.client
 	if place >= 0 {
@@ -271,7 +277,7 @@ func (m *model) complete(version int32) {
 		if !ok {
 			break
 		}
-		if e.Job == m.launch || e.Kind == ready {
+		if e.Job == m.launch || e.Kind == ready || e.Kind == leaves {
 			m.then(m.Now(), e)
 		}
 	}
@@ -314,6 +320,9 @@ func (m *model) handle(e Event) {
 		return
 	case steps, ready:
 		m.spare(e)
+		return
+	case learns:
+		m.do(atClient, m.Work.Launcher/2+m.list(), Event{Kind: leaves})
 		return
 	case leaves:
 		m.Done, m.left = m.Now(), true
@@ -365,7 +374,6 @@ func (m *model) soon(after time.Duration, stage int32) {
 // enter begins a stage.
 func (m *model) enter(stage int) {
 	m.stage = stage
-	list := time.Duration(m.Nodes*m.Each) * m.Work.State
 	switch stage {
 	case allocating: // margay run has asked for the job
 		m.do(atServe, m.Work.Job+time.Duration(m.Nodes)*m.Work.Offer, Event{Kind: enters, Value: recording})
@@ -375,18 +383,21 @@ func (m *model) enter(stage int) {
 		m.wave()
 	case prepared: // serve lists the places
 		m.Prepared = m.Now()
-		m.do(atServe, m.Work.Message+list, Event{Kind: enters, Value: confirming})
+		m.do(atServe, m.Work.Message+m.list(), Event{Kind: enters, Value: confirming})
 	case confirming: // margay run confirms that it knows them
-		m.do(atClient, m.Work.Client+list, Event{Kind: enters, Value: confirmed})
+		m.do(atClient, m.Work.Client+m.list(), Event{Kind: enters, Value: confirmed})
 	case confirmed:
 		m.soon(2*m.Network.Latency+m.Work.Commit, starting)
 	case ended: // serve writes the record. Then margay run ends while the nodes forget the job
-		m.do(atServe, list, Event{Kind: enters, Value: announced})
+		m.do(atServe, m.list(), Event{Kind: enters, Value: announced})
 	case announced:
-		m.At(m.Now()+m.Work.Commit+m.Network.Latency+m.Work.Launcher/2+list, Event{Kind: leaves}) // its processor is its own
+		m.At(m.Now()+m.Work.Commit+m.Network.Latency, Event{Kind: learns})
 		m.enter(forgetting)
 	}
 }
+
+// list is the work of a message that lists all ranks, at one of its ends.
+func (m *model) list() time.Duration { return time.Duration(m.Nodes*m.Each) * m.Work.State }
 
 // wave begins to send the stage's request to all nodes.
 func (m *model) wave() {

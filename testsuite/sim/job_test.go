@@ -207,6 +207,24 @@ func TestFit(t *testing.T) {
 	}
 }
 
+// The work of the quiet host and of the cluster is the one fitted to measured times.
+func TestQuiet(t *testing.T) {
+	host := OneHost
+	host.Work = work
+	fitted, err := Fit(host, series[0].at(1), series[0].at(8))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range [][2]time.Duration{
+		{fitted.Work.Launcher, quiet.Launcher}, {fitted.Work.Message, quiet.Message}, {fitted.Work.Prepare, quiet.Prepare}, {fitted.Work.Start, quiet.Start},
+		{fitted.Work.End, quiet.End}, {fitted.Work.Forget, quiet.Forget}, {fitted.Work.Spare, quiet.Spare},
+	} {
+		if off := (c[0] - c[1]).Abs(); off > c[0]/100 {
+			t.Errorf("constant %d is %v, not %v", i, c[1], c[0])
+		}
+	}
+}
+
 // Eight nodes cannot take more than eight times as long as one.
 func TestNoFit(t *testing.T) {
 	if s, err := Fit(OneHost, 50*time.Millisecond, 500*time.Millisecond); err == nil {

@@ -116,7 +116,7 @@ func (w *walk) row(level, children int) [][]time.Duration {
 func (l Load) Simulate(s Setting) time.Duration {
 	f := &flow{Load: l, pieceTimes: s.pieceTimes(), Engine: NewEngine(0), nodes: make([]flowing, l.Nodes)}
 	if s.Processors > 0 {
-		f.host = &host{processors: int64(s.Processors)}
+		f.host = &host{processors: int64(s.Processors), others: int64(s.Others)}
 	}
 	f.feedNext(0)
 	for {

@@ -11,6 +11,7 @@ type Measured struct {
 // measurements are times of one run on one machine.
 type measurements struct {
 	Name   string
+	Others int // programs that wanted a processor of the host as well
 	Points []Point
 }
 
@@ -26,28 +27,44 @@ func (m measurements) at(nodes int) time.Duration {
 
 func ms(x float64) time.Duration { return time.Duration(x * float64(time.Millisecond)) }
 
-// series are medians of jobs that do nothing, by margay bench launch.
+// series are medians of jobs that do nothing, from the start of margay run to its end. docs/scale.md
+// names the sources.
 var series = []measurements{
-	{"2026-11-26", []Point{{1, ms(18.7)}, {8, ms(65.9)}, {64, ms(485)}}},
+	{"2026-11-26, quiet", 0, []Point{{1, ms(18.7)}, {8, ms(65.9)}, {64, ms(485)}}},
+	{"2026-11-27, busy", 8, []Point{{1, ms(313.6)}, {8, ms(500.7)}, {64, ms(2286.3)}}},
 }
 
 // All are the numbers of nodes of the page.
 const All = "1,8,64,256,1000,10000,100000,1000000"
 
-// OneHost is a machine whose nodes share the two processors of a host.
-var OneHost = Setting{
-	Name: "one host", Processors: 2, AtOnce: 64, Silence: silence,
-	Network: Network{Latency: 15 * time.Microsecond},
-	Work: Work{
-		Launcher: ms(8), Client: ms(0.05), Job: ms(0.2), Commit: ms(0.3), Offer: 50, Message: ms(0.05), State: 200, Look: 50,
-		Node: ms(0.1), Prepare: ms(3), Start: ms(3), End: ms(3), Forget: ms(3), Spare: ms(12),
-		Pass: 400, Unpack: 500, Piece: ms(0.05),
-	},
+// latency is half a round trip of 8 bytes between two processes that block, over TCP (docs/fabric.md).
+const latency = 15 * time.Microsecond
+
+// work is the work of a job in the proportions of a busy host: Fit scales it. docs/scale.md has the
+// source of each number.
+var work = Work{
+	Launcher: ms(5), Client: ms(0.34), Job: ms(0.02), Commit: ms(0.31), Offer: 800, Message: ms(0.34), State: 700, Look: 17,
+	Node: ms(0.34), Prepare: ms(4), Start: ms(8.5), End: ms(3.5), Forget: ms(4), Spare: ms(17),
+	Pass: 1000, Unpack: 6600, Piece: ms(0.1),
 }
 
-// Cluster is a machine whose nodes, serve and margay run have processors of their own.
+// OneHost is a machine whose nodes share the two processors of a host that does nothing else.
+var OneHost = Setting{Name: "one host", Processors: 2, AtOnce: 64, Silence: silence, Network: Network{Latency: latency}, Work: quiet}
+
+// Cluster is a machine whose nodes, serve and margay run have processors of their own, as fast as
+// those of the quiet host, and a network of 25 Gbit/s.
 var Cluster = Setting{
 	Name: "cluster", Silence: silence,
-	Network: Network{Latency: 15 * time.Microsecond, Gap: time.Microsecond, PerByte: 320, Again: 200 * time.Millisecond},
-	Work:    OneHost.Work,
+	Network: Network{Latency: latency, Gap: time.Microsecond, PerByte: 320, Again: 200 * time.Millisecond},
+	Work:    quiet,
 }
+
+// quiet is the work fitted to the quiet series (TestQuiet).
+var quiet = Work{
+	Launcher: ms(3.85), Client: ms(0.24), Job: ms(0.02), Commit: ms(0.31), Offer: 800, Message: ms(0.24), State: 700, Look: 17,
+	Node: ms(0.24), Prepare: ms(2.82), Start: ms(5.99), End: ms(2.47), Forget: ms(2.82), Spare: ms(11.99),
+	Pass: 1000, Unpack: 6600, Piece: ms(0.1),
+}
+
+// leanMessage is the work of a message for its codec and its connection alone (BenchmarkMessage).
+const leanMessage = 9 * time.Microsecond

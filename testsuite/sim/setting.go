@@ -53,6 +53,7 @@ type Setting struct {
 	Network    Network
 	Work       Work
 	Processors int // of the one host that serve, the nodes and margay run share; 0: each has its own
+	Others     int // works of other programs that this host always has: its load
 	AtOnce     int // nodes that serve asks at a time; 0: all
 	Silence    func(nodes int) time.Duration
 }
