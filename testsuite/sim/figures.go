@@ -37,29 +37,25 @@ const lifetime = 5 * 365 * 24 * time.Hour
 // Simulate returns the row of a number of nodes on a machine.
 func Simulate(s Setting, nodes int, fanouts []tree.Fanout) (row Row, err error) {
 	row = Row{Nodes: nodes, Silence: s.Silence(nodes)}
-	run := func(j Job) (r Result) {
+	chosen, err := Job{Nodes: nodes}.choose(nil)
+	run := func(s Setting, j Job) (r Result) {
 		if err == nil {
-			j.Nodes, j.Spares = nodes, true
+			j.Nodes, j.Spares, j.chosen = nodes, true, chosen
 			r, err = Run(s, j)
 		}
 		return r
 	}
-	star := run(Job{})
+	star := run(s, Job{})
 	row.Star = star.Done
 	counting := s
 	counting.Work.Look = 0
-	var counted Result
-	if err == nil {
-		counted, err = Run(counting, Job{Nodes: nodes, Spares: true})
+	if nodes <= many {
+		row.Counted = run(counting, Job{}).Done
 	}
-	row.Counted = counted.Done
-	if err == nil {
-		counting.Work.Message = min(counting.Work.Message, leanMessage)
-		counted, err = Run(counting, Job{Nodes: nodes, Spares: true})
-		row.Lean = counted.Done
-	}
+	counting.Work.Message, counting.Work.Client = min(counting.Work.Message, leanMessage), min(counting.Work.Client, leanMessage)
+	row.Lean = run(counting, Job{}).Done
 	for _, f := range fanouts {
-		row.Trees = append(row.Trees, Point{int(f), run(Job{Fanout: f}).Done})
+		row.Trees = append(row.Trees, Point{int(f), run(s, Job{Fanout: f}).Done})
 	}
 	row.Chance = min(1, float64(nodes)*star.Done.Seconds()/lifetime.Seconds())
 	load := Load{Nodes: nodes, Bytes: FileBytes, Fanout: tree.Binary}
@@ -71,7 +67,7 @@ func Simulate(s Setting, nodes int, fanouts []tree.Fanout) (row Row, err error) 
 	if nodes > many {
 		return row, err
 	}
-	row.Death = run(Job{Deaths: []Death{{Node: uint32(nodes / 2), At: star.Prepared / 2}}}).Done
+	row.Death = run(s, Job{Deaths: []Death{{Node: uint32(nodes / 2), At: star.Prepared / 2}}}).Done
 	return row, err
 }
 

@@ -26,6 +26,8 @@ type Job struct {
 	Spares bool        // a job init is ready on each node
 
 	Report func(*control.Record) // gets the messages with ends of ranks that nodes send to serve, if there is no tree; may be nil
+
+	chosen choice // the nodes, if they are known and none dies
 }
 
 // Death is the end of a node.
@@ -162,30 +164,47 @@ func Run(s Setting, j Job) (Result, error) {
 // errRoom reports a machine with too few nodes.
 var errRoom = errors.New("sim: the job does not fit")
 
-// allocate begins a launch: serve chooses the nodes, of those that it does not know to be dead. A
-// machine has as many nodes more than a job needs as die.
-func (m *model) allocate() error {
+// choice is the choice of nodes for a job.
+type choice struct {
+	members []uint32 // numbers of nodes
+	bytes   int      // of a request about the job
+}
+
+// choose chooses nodes for a job as serve does, of those that it does not know to be dead. A machine
+// has as many nodes more than a job needs as die.
+func (j Job) choose(dead map[uint32]bool) (c choice, err error) {
+	each := max(1, j.Each)
 	var free []serve.Free
-	for n := range uint32(m.Nodes + len(m.Deaths)) {
-		if !m.dead[n] {
-			free = append(free, serve.Free{Node: n, Total: m.Each, Cores: cores[:m.Each]})
+	for n := range uint32(j.Nodes + len(j.Deaths)) {
+		if !dead[n] {
+			free = append(free, serve.Free{Node: n, Total: each, Cores: cores[:each]})
 		}
 	}
-	places, err := serve.Allocate(&control.JobSpec{Ranks: uint32(m.Nodes * m.Each), PerNode: uint32(m.Each)}, free)
+	places, err := serve.Allocate(&control.JobSpec{Ranks: uint32(j.Nodes * each), PerNode: uint32(each)}, free)
 	if err != nil {
-		return err
+		return c, err
 	}
 	if places == nil {
-		return errRoom
+		return c, errRoom
 	}
-	m.members, m.nodes = make([]uint32, 0, m.Nodes), make([]node, m.Nodes+1)
-	for i := 0; i < len(places); i += m.Each {
-		m.members = append(m.members, places[i].Node)
+	c.members = make([]uint32, 0, j.Nodes)
+	for i := 0; i < len(places); i += each {
+		c.members = append(c.members, places[i].Node)
 	}
+	c.bytes, err = requestBytes(places)
+	return c, err
+}
+
+// allocate begins a launch.
+func (m *model) allocate() (err error) {
+	c := m.chosen
+	if c.members == nil || len(m.Deaths) > 0 {
+		if c, err = m.choose(m.dead); err != nil {
+			return err
+		}
+	}
+	m.members, m.bytes, m.nodes = slices.Clone(c.members), c.bytes, make([]node, m.Nodes+1)
 	m.markDead()
-	if m.bytes, err = requestBytes(places); err != nil {
-		return err
-	}
 	if m.host != nil && m.spares == nil {
 		m.makeSpares()
 	}
