@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"time"
 
@@ -98,15 +99,22 @@ type Figures struct {
 	Cluster []Row   `json:"cluster"`
 }
 
+// busy is the host of a series, with work in the proportions of a busy host.
+func busy(m measurements) Setting {
+	s := OneHost
+	s.Work, s.Others = work, m.Others
+	return s
+}
+
 // Validate fits the constants of one host to the smallest machines of each series, and simulates
 // the others.
 func Validate() (checks []Check, err error) {
+	var fitted Setting
 	for _, s := range series {
-		host := OneHost
-		host.Work, host.Others = work, s.Others
-		fitted, err := Fit(host, s.at(1), s.at(8))
-		if err != nil {
-			return nil, err
+		if s.Points[0].Nodes == 1 {
+			if fitted, err = Fit(busy(s), s.at(1), s.at(8)); err != nil {
+				return nil, err
+			}
 		}
 		for _, p := range s.Points {
 			r, err := Run(fitted, Job{Nodes: p.Nodes, Spares: true})
@@ -115,6 +123,10 @@ func Validate() (checks []Check, err error) {
 			}
 			checks = append(checks, Check{Measured{s.Name, p}, p.Nodes <= 8, r.Done})
 		}
+	}
+	for _, p := range files.Points {
+		l := Load{Nodes: p.Nodes, Bytes: FileBytes, Fanout: tree.Binary}
+		checks = append(checks, Check{Measured{files.Name, p}, p.Nodes <= 8, l.Simulate(busy(files))})
 	}
 	return checks, nil
 }
@@ -161,14 +173,22 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%s s", count(int(d.Seconds())))
 }
 
+// percent writes a share with two digits.
+func percent(share float64) string {
+	if share < 0.1 {
+		return fmt.Sprintf("%.2g", 100*share)
+	}
+	return fmt.Sprintf("%.0f", 100*share)
+}
+
 // Markdown writes the tables of the page.
 func (f Figures) Markdown(w io.Writer) error {
 	p := func(format string, args ...any) { fmt.Fprintf(w, format, args...) }
-	p("### Simulated beside measured\n\nA job that does nothing, on one host:\n\n| series | nodes | measured | simulated | error |\n|---|---:|---:|---:|---:|\n")
+	p("### Simulated beside measured\n\nOn one host, a job that does nothing, and the copy of files of a cold job:\n\n| series | nodes | measured | simulated | error |\n|---|---:|---:|---:|---:|\n")
 	for _, c := range f.Checks {
-		off := fmt.Sprintf("%+.0f %%", 100*c.Error())
+		off := fmt.Sprintf("%+d %%", int(math.Round(100*c.Error())))
 		if c.Fitted {
-			off = "fitted"
+			off += ", fitted"
 		}
 		p("| %s | %s | %s | %s | %s |\n", c.Series, count(c.Nodes), short(c.Time), short(c.Simulated), off)
 	}
@@ -188,7 +208,7 @@ func (f Figures) Markdown(w io.Writer) error {
 	p("\nOther jobs, with serve as it is. A node dies on average after %d years:\n\n", lifetime/(365*24*time.Hour))
 	p("| nodes | 12 MB of files, cold | silence after which a node is dead | job whose launch loses a node | jobs in whose time a node dies |\n|---:|---:|---:|---:|---:|\n")
 	for _, r := range f.Cluster {
-		p("| %s | %s | %s | %s | %.2g %% |\n", count(r.Nodes), short(r.Files), short(r.Silence), short(r.Death), 100*r.Chance)
+		p("| %s | %s | %s | %s | %s %% |\n", count(r.Nodes), short(r.Files), short(r.Silence), short(r.Death), percent(r.Chance))
 	}
 	return nil
 }

@@ -58,5 +58,8 @@ type Setting struct {
 	Silence    func(nodes int) time.Duration
 }
 
-// silence is how long a machine's serve takes to notice a dead node.
+// silence is how long serve takes to notice a dead node; with hosted nodes, heartbeats are rarer.
 func silence(nodes int) time.Duration { return serve.Timing{}.Silence(nodes) }
+func hostedSilence(nodes int) time.Duration {
+	return serve.Timing{Space: 4 * time.Millisecond}.Silence(nodes)
+}
