@@ -18,7 +18,8 @@ type offer struct {
 	cores []uint32
 }
 
-// Free is a node with its count of application cores, and the free ones of these in ascending order.
+// Free is a node with its count of application cores, and the free ones of these in ascending
+// order.
 type Free struct {
 	Node  uint32
 	Total int

@@ -62,8 +62,8 @@ func pair(b *testing.B) (near, far *control.Conn) {
 	return near, far
 }
 
-// A request of serve to each of 64 nodes and its answer: Work.Message is the time for each of the two
-// at one of the two ends.
+// A request of serve to each of 64 nodes and its answer: Work.Message is the time for each of the
+// two at one of the two ends.
 func BenchmarkMessage(b *testing.B) {
 	var conns []*control.Conn
 	for range 64 {
@@ -92,8 +92,8 @@ func BenchmarkMessage(b *testing.B) {
 	report(b, begin, b.N*len(conns)*4, "processor-ns/message")
 }
 
-// The state of a job with many ranks, from serve to margay run: Work.State is the time for each rank
-// at one of the two ends.
+// The state of a job with many ranks, from serve to margay run: Work.State is the time for each
+// rank at one of the two ends.
 func BenchmarkState(b *testing.B) {
 	const ranks = 10_000
 	near, far := pair(b)
@@ -132,8 +132,8 @@ func BenchmarkAllocate(b *testing.B) {
 	report(b, begin, b.N*nodes, "processor-ns/node")
 }
 
-// The question whether serve has all records of a job, of which it has those of all nodes but the
-// last one: Work.Look is the time for each node, and serve asks twice for each node.
+// The question whether serve has all records of a job, when the last node's are missing:
+// Work.Look is twice the time for each node, since serve asks twice when a node has ended.
 func BenchmarkLook(b *testing.B) {
 	const nodes = 10_000
 	relay := records.NewRelay()

@@ -9,7 +9,7 @@ import (
 	"margay/internal/check"
 )
 
-// Events happen in the order of their times, those of one time in the order in which they were
+// Events happen in the order of their times, and at one time in the order in which they were
 // scheduled, also when events schedule others.
 func TestOrder(t *testing.T) {
 	seed := check.Seed(t)

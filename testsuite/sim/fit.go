@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// scaled returns work of which the parts that grow with the nodes are num/den as long.
+// scaled returns work whose parts that grow with the nodes are num/den as long.
 func (w Work) scaled(num, den int64) Work {
 	for _, d := range []*time.Duration{&w.Client, &w.Message, &w.Node, &w.Prepare, &w.Start, &w.End, &w.Forget, &w.Spare} {
 		*d = *d * time.Duration(num) / time.Duration(den)
@@ -47,8 +47,8 @@ func Fit(s Setting, one, eight time.Duration) (Setting, error) {
 	return fit, nil
 }
 
-// bisect calls above with numbers below end, up to the largest one of which it returns false; this
-// is the last call.
+// bisect calls above with numbers below end. The last call is with the largest one for that it
+// returns false.
 func bisect(end int64, above func(int64) bool) {
 	low, high := int64(0), end
 	for low+1 < high {

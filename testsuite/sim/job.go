@@ -170,8 +170,8 @@ type choice struct {
 	bytes   int      // of a request about the job
 }
 
-// choose chooses nodes for a job as serve does, of those that it does not know to be dead. A machine
-// has as many nodes more than a job needs as die.
+// choose chooses nodes for a job as serve does, of those that it does not know to be dead. A
+// machine has as many nodes more than a job needs as die.
 func (j Job) choose(dead map[uint32]bool) (c choice, err error) {
 	each := max(1, j.Each)
 	var free []serve.Free
@@ -249,8 +249,8 @@ func (m *model) place(number uint32) (int, bool) {
 	return i + 1, ok
 }
 
-// do does some work at a place, and then an event happens, or its message is sent. On one host, serve
-// takes precedence: it does not share its processor, and the others have less.
+// do does some work at a place, and then an event happens, or its message is sent. On one host,
+// serve takes precedence: it does not share its processor, and the others have less.
 func (m *model) do(place int32, work time.Duration, e Event) {
 	e.Job = m.launch
 	if m.host != nil && place != atServe {

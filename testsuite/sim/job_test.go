@@ -80,7 +80,8 @@ func TestTree(t *testing.T) {
 			for _, s := range []Setting{OneHost, lossy()} {
 				r := simulate(t, s, Job{Nodes: nodes, Each: 2, Fanout: fanout, Spares: true})
 				below := int64(min(nodes, int(fanout)))
-				// The ends of ranks may overtake answers to the request to start, which are not waited for then.
+				// Ends of ranks may overtake answers to the request to start, which then do not
+				// count.
 				if all := int64(7 * nodes); r.Ended != 2*nodes || r.AtServe > 7*below || r.Messages > all || s.Network.Loss == 0 && (r.AtServe < 7*below || r.Messages < all) {
 					t.Errorf("%s, fan-out %d, %d nodes: %+v", s.Name, fanout, nodes, r)
 				}
@@ -185,7 +186,8 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// slowRoot is a cluster whose nodes are slower than margay run, so that it waits for the first node.
+// slowRoot is a cluster whose nodes are slower than margay run, so that it waits for the first
+// node.
 func slowRoot() Setting {
 	s := Cluster
 	s.Work.Unpack *= 50
@@ -232,7 +234,7 @@ func TestNoFit(t *testing.T) {
 	}
 }
 
-// The sizes of requests are those of the product's layouts: they do not grow with the nodes.
+// Requests have the size of the product's layouts: they do not grow with the nodes.
 func TestRequestBytes(t *testing.T) {
 	var sizes []int
 	for _, nodes := range []int{2, 1000, 100_000} {

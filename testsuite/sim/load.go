@@ -7,9 +7,9 @@ import (
 	"margay/internal/tree"
 )
 
-// Load is the way of a job's files to its nodes, which have none of them: in pieces, from margay run
-// over serve to the first node, and from there down a tree of the nodes. A node sends a piece to one
-// child after the other, and then unpacks it.
+// Load is the way of a job's files to its nodes, which have none of them: in pieces, from margay
+// run over serve to the first node, and from there down a tree of the nodes. A node sends a piece
+// to one child after the other, and then unpacks it.
 type Load struct {
 	Nodes  int
 	Bytes  int
@@ -49,7 +49,7 @@ func (s Setting) reported(l Load, first, last time.Duration) time.Duration {
 }
 
 // Time returns how long all nodes take to have the files, from the first piece on, if each node has
-// processors of its own. The times of a node follow from those of its parent, so there are no
+// processors of its own. The times of a node follow from the times of its parent, so there are no
 // events: a million nodes take a second.
 func (l Load) Time(s Setting) time.Duration {
 	w := walk{Load: l, pieceTimes: s.pieceTimes()}

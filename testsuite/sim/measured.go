@@ -27,8 +27,9 @@ func (m measurements) at(nodes int) time.Duration {
 
 func ms(x float64) time.Duration { return time.Duration(x * float64(time.Millisecond)) }
 
-// series are medians of jobs that do nothing, from the start of margay run to its end. docs/scale.md
-// names the sources. One without jobs on one node goes by the constants of the one before it.
+// series are medians of jobs that do nothing, from the start of margay run to its end.
+// docs/scale.md names the sources. One without jobs on one node goes by the constants of the one
+// before it.
 var series = []measurements{
 	{"2026-11-26, quiet", 0, []Point{{1, ms(18.7)}, {8, ms(65.9)}, {64, ms(485)}}},
 	{"2026-11-27, busy", 8, []Point{{1, ms(313.6)}, {8, ms(500.7)}, {64, ms(2286.3)}, {256, ms(6372.5)}}},
@@ -41,7 +42,8 @@ var files = measurements{"12 MB, busy", 8, []Point{{1, ms(1251)}, {8, ms(2457)},
 // All are the numbers of nodes of the page.
 const All = "1,8,64,256,1000,10000,100000,1000000"
 
-// latency is half a round trip of 8 bytes between two processes that block, over TCP (docs/fabric.md).
+// latency is half a round trip of 8 bytes between two processes that block, over TCP
+// (docs/fabric.md).
 const latency = 15 * time.Microsecond
 
 // work is the work of a job in the proportions of a busy host: Fit scales it. docs/scale.md has the
@@ -56,7 +58,7 @@ var work = Work{
 var OneHost = Setting{Name: "one host", Processors: 2, AtOnce: 64, Silence: hostedSilence, Network: Network{Latency: latency}, Work: quiet}
 
 // Cluster is a machine whose nodes, serve and margay run have processors of their own, as fast as
-// those of the quiet host, and a network of 25 Gbit/s.
+// on the quiet host, and a network of 25 Gbit/s.
 var Cluster = Setting{
 	Name: "cluster", Silence: silence,
 	Network: Network{Latency: latency, Gap: time.Microsecond, PerByte: 320, Again: 200 * time.Millisecond},

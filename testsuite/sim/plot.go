@@ -32,7 +32,7 @@ const (
 	left, right, top, under = 58, 12, 30, 40
 )
 
-// colours are Okabe and Ito's, which readers with any sight tell apart.
+// colours are Okabe and Ito's, which differ for readers with any sight.
 var colours = []string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"}
 
 // SVG draws panels beside one another. The same panels give the same bytes on every machine.

@@ -39,7 +39,7 @@ func TestDocs(t *testing.T) {
 		t.Error("a folder without a page is written into")
 	}
 	page := filepath.Join(folder, "scale.md")
-	before := "before\n<!-- begin: written by testsuite/sim/scale -->\nold\n<!-- end: written by testsuite/sim/scale -->\nafter\n"
+	before := "before\n<!-- begin: written by testsuite/sim/scale -->\nstale\n<!-- end: written by testsuite/sim/scale -->\nafter\n"
 	if err := os.WriteFile(page, []byte(before), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestDocs(t *testing.T) {
 			t.Fatal(err)
 		}
 		text, err := os.ReadFile(page)
-		if got := string(text); err != nil || !strings.HasPrefix(got, "before\n") || !strings.HasSuffix(got, "after\n") || strings.Contains(got, "old") || strings.Count(got, "| 20 |") != 2 {
+		if got := string(text); err != nil || !strings.HasPrefix(got, "before\n") || !strings.HasSuffix(got, "after\n") || strings.Contains(got, "stale") || strings.Count(got, "\n| 20 |") != 2 {
 			t.Errorf("%v: %s", err, got)
 		}
 	}
