@@ -78,7 +78,7 @@ func TestPlot(t *testing.T) {
 // Times and counts are written for people.
 func TestTexts(t *testing.T) {
 	for want, got := range map[string]string{
-		"-": short(0), "18.7 ms": short(18_700_000), "1.5 s": short(1500 * time.Millisecond), "12,346 s": short(12345600 * time.Millisecond),
+		"-": short(0), "18.7 ms": short(18_700_000), "1.5 s": short(1500 * time.Millisecond), "12,345 s": short(12345 * time.Second),
 		"1": count(1), "999": count(999), "1,000": count(1000), "1,234,567": count(1234567),
 		"0.11": percent(0.0011), "16": percent(0.163), "100": percent(1), "100 µs": timeLabel(-4), "10 ms": timeLabel(-2), "1 s": timeLabel(0), "10,000": countLabel(4), "1 million": countLabel(6),
 	} {

@@ -636,11 +636,15 @@ func (m *model) notice(number uint32) {
 	}
 	m.markDead()
 	m.launch++
-	switch m.stage {
-	case starting:
+	switch {
+	case m.stage == over:
+		return
+	case m.stage == ended, m.stage == starting && m.Ended == m.Nodes*m.Each: // nothing waits for the node
+		m.enter(announced)
+		return
+	case m.stage == starting:
 		m.Failed, m.Done, m.left, m.stage = true, m.Now(), true, forgetting
-	case forgetting:
-	default:
+	case m.stage != forgetting:
 		m.stage = retrying
 	}
 	m.wave()

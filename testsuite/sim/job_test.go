@@ -146,6 +146,21 @@ func TestDeaths(t *testing.T) {
 	}
 }
 
+// At whatever time a death is noticed, the job comes to an end: it does not begin again after its end.
+func TestNoticed(t *testing.T) {
+	s := Cluster
+	for _, fanout := range []tree.Fanout{0, 8} {
+		well := simulate(t, Cluster, Job{Nodes: 20, Fanout: fanout, Spares: true, Deaths: []Death{{20, time.Hour}}})
+		for at := time.Duration(0); at < well.Free+time.Millisecond; at += 50 * time.Microsecond {
+			s.Silence = func(int) time.Duration { return 0 }
+			r := simulate(t, s, Job{Nodes: 20, Fanout: fanout, Spares: true, Deaths: []Death{{7, at}}})
+			if r.Failed && r.Launches > 1 || !r.Failed && r.Ended != 20 || at >= well.Done && r.Launches > 1 {
+				t.Errorf("fan-out %d: node7 dies at %v: %+v", fanout, at, r)
+			}
+		}
+	}
+}
+
 // A hundred thousand nodes take less than a second or two.
 func TestLarge(t *testing.T) {
 	r := simulate(t, Cluster, Job{Nodes: 100_000, Spares: true})
