@@ -146,7 +146,8 @@ func TestDeaths(t *testing.T) {
 	}
 }
 
-// At whatever time a death is noticed, the job comes to an end: it does not begin again after its end.
+// At whatever time a death is noticed, the job comes to an end: it does not begin again after its
+// end.
 func TestNoticed(t *testing.T) {
 	s := Cluster
 	for _, fanout := range []tree.Fanout{0, 8} {

@@ -29,7 +29,7 @@ type Work struct {
 	Launcher time.Duration // margay run: its start, the files, the connection, its end
 	Client   time.Duration // margay run: the records of one node
 	Job      time.Duration // serve: a job, whatever its size
-	Commit   time.Duration // serve: until a change is on disk; there are three in each job
+	Commit   time.Duration // serve: until a change is on disk; there are four in each job
 	Offer    time.Duration // serve: a node in the choice of nodes
 	Message  time.Duration // serve: a message to a node or from it
 	State    time.Duration // serve, and margay run: a rank in a message that lists all ranks
