@@ -225,7 +225,12 @@ func (f Figures) Plot() string {
 		return l
 	}
 	star := func(r Row) time.Duration { return r.Star }
-	host := Panel{Title: "A job that does nothing, all nodes on one host", Lines: []Line{line("simulated", f.Host, star)}}
+	host := Panel{Title: "A job that does nothing, all nodes on one host", Lines: []Line{line("simulated, quiet", f.Host, star), {Name: "simulated, busy"}}}
+	for _, c := range f.Checks {
+		if c.Series == series[1].Name {
+			host.Lines[1].Points = append(host.Lines[1].Points, Point{c.Nodes, c.Simulated})
+		}
+	}
 	for _, s := range series {
 		host.Lines = append(host.Lines, Line{Name: "measured, " + s.Name, Dots: true, Points: s.Points})
 	}
