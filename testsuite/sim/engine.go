@@ -9,8 +9,8 @@ import (
 // Event is something that happens at a simulated time. Its meaning is the model's.
 type Event struct {
 	Kind  uint8
-	Job   uint8 // the attempt that it belongs to: a model ignores events of an earlier one
-	Sends bool  // a message of this event leaves when the work for it is done
+	Sends bool   // a message of this event leaves when the work for it is done
+	Job   uint16 // the attempt that it belongs to: a model ignores events of an earlier one
 	Node  int32
 	Value int32
 }

@@ -54,7 +54,8 @@ type Result struct {
 
 // Kinds of events. A place is 0 for serve and i+1 for the i-th node of the job.
 const (
-	asks      = iota // serve can send the stage's request to the node at place Value, and ask the next one
+	nothing   = iota // work of serve on one host, whose event is another one
+	asks             // serve can send the stage's request to the node at place Value, and ask the next one
 	arrives          // a request of stage Value is at a place
 	worked           // a node has done its part of it
 	answers          // the answer of a subtree is at a place
@@ -102,6 +103,8 @@ type node struct {
 	ends  uint8         // parts of a subtree whose ends are missing
 	dead  bool
 
+	reported bool // the ends of its subtree have left it
+
 	launching bool // on one host: its spare waits for the end of the launch
 }
 
@@ -113,9 +116,10 @@ type model struct {
 	Result
 
 	err     error
-	launch  uint8
+	launch  uint16
 	stage   int
 	dead    map[uint32]bool
+	gone    []uint32 // nodes that have died after they had reported their ends, in a job that went on
 	members []uint32 // by place-1: numbers of nodes
 	nodes   []node   // by place
 	bytes   int      // of a request
@@ -135,6 +139,9 @@ type model struct {
 func Run(s Setting, j Job) (Result, error) {
 	m := &model{Setting: s, Job: j, Engine: NewEngine(j.Seed), dead: make(map[uint32]bool)}
 	m.Each = max(1, m.Each)
+	if j.Fanout < 0 || j.Fanout > maxFanout || m.Each > len(cores) || len(j.Deaths) > maxDeaths {
+		return Result{}, errBounds
+	}
 	if s.Processors > 0 {
 		m.host = &host{processors: int64(s.Processors), others: int64(s.Others)}
 	}
@@ -160,6 +167,15 @@ func Run(s Setting, j Job) (Result, error) {
 	}
 	return m.Result, nil
 }
+
+// Bounds of a job: the parts of a subtree, and the launches, are counted in a few bits.
+const (
+	maxFanout = 64
+	maxDeaths = 1 << 14
+)
+
+// errBounds reports a job beyond the bounds.
+var errBounds = errors.New("sim: the job has a fan-out above 64, more than 256 ranks on a node, or too many deaths")
 
 // errRoom reports a machine with too few nodes.
 var errRoom = errors.New("sim: the job does not fit")
@@ -259,7 +275,7 @@ func (m *model) do(place int32, work time.Duration, e Event) {
 		return
 	}
 	if m.host != nil {
-		m.host.add(m.Now(), work, Event{})
+		m.host.add(m.Now(), work, Event{Kind: nothing})
 		m.schedule()
 	}
 	free := &m.client
@@ -420,6 +436,12 @@ func (m *model) list() time.Duration { return time.Duration(m.Nodes*m.Each) * m.
 
 // wave begins to send the stage's request to all nodes.
 func (m *model) wave() {
+	if m.stage == forgetting {
+		for _, number := range m.gone {
+			m.part(number)
+		}
+		m.gone = nil
+	}
 	m.next, m.inFlight, m.answers, m.asks = 1, 0, 0, false
 	if len(m.members) == 0 {
 		m.answeredAll()
@@ -547,6 +569,7 @@ func (m *model) rankEnds(place int32) {
 		m.endPart(place)
 		return
 	}
+	m.nodes[place].reported = true
 	var gather records.Gather
 	for i := range m.Each {
 		r := &control.Record{
@@ -571,6 +594,7 @@ func (m *model) endPart(place int32) {
 	case place == atServe:
 		m.do(atClient, m.Work.Client, Event{Kind: followed})
 	default:
+		n.reported = true
 		m.send(m.Now(), Event{Kind: gathers, Node: m.above(place)})
 	}
 }
@@ -618,13 +642,33 @@ func (m *model) die(number uint32) {
 
 // notice is what serve does about a node that has died. The launch of a job is repeated without it,
 // after the other nodes have forgotten the job. A job that has started fails.
+// A job that has all ends of the node's ranks goes on, as Server.loseJobs decides.
 func (m *model) notice(number uint32) {
 	m.dead[number] = true
+	place, ok := m.place(number)
+	switch {
+	case !ok, m.stage == over:
+		return
+	case m.nodes[place].reported && (m.stage == starting || m.stage == ended):
+		m.gone = append(m.gone, number)
+		return
+	case m.stage == starting:
+		m.Failed, m.Done, m.left, m.stage = true, m.Now(), true, forgetting
+	case m.stage != forgetting:
+		m.stage = retrying
+	}
+	m.part(number)
+	m.wave()
+}
+
+// part removes a dead node from the job. The others have new places, so events from before mean
+// nothing.
+func (m *model) part(number uint32) {
 	place, ok := m.place(number)
 	if !ok {
 		return
 	}
-	launching := m.nodes
+	before := m.nodes
 	m.members = slices.Delete(m.members, place-1, place)
 	m.nodes = make([]node, len(m.members)+1)
 	for i := range m.members { // place i+1, or, behind the dead one, i+2 before
@@ -632,22 +676,10 @@ func (m *model) notice(number uint32) {
 		if old >= place {
 			old++
 		}
-		m.nodes[i+1].launching = launching[old].launching
+		m.nodes[i+1].launching = before[old].launching
 	}
 	m.markDead()
 	m.launch++
-	switch {
-	case m.stage == over:
-		return
-	case m.stage == ended, m.stage == starting && m.Ended == m.Nodes*m.Each: // nothing waits for the node
-		m.enter(announced)
-		return
-	case m.stage == starting:
-		m.Failed, m.Done, m.left, m.stage = true, m.Now(), true, forgetting
-	case m.stage != forgetting:
-		m.stage = retrying
-	}
-	m.wave()
 }
 
 // markDead marks the nodes that have died.

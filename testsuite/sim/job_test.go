@@ -123,6 +123,8 @@ func TestDeaths(t *testing.T) {
 					j.Deaths = []Death{{node, at}}
 					r := simulate(t, s, j)
 					switch {
+					case node < 40 && at < well.Prepared && !r.Failed && r.Launches != 2:
+						t.Errorf("%s, fan-out %d: node%d dies at %v without effect: %+v", s.Name, fanout, node, at, r)
 					case r == (Result{}) || r.Free < r.Done:
 						t.Errorf("%s, fan-out %d: node%d dies at %v: %+v", s.Name, fanout, node, at, r)
 					case node == 40: // it has no part in the job
@@ -159,6 +161,23 @@ func TestNoticed(t *testing.T) {
 				t.Errorf("fan-out %d: node7 dies at %v: %+v", fanout, at, r)
 			}
 		}
+	}
+}
+
+// A node that dies when its ranks have ended, while those of others run, costs the job nothing.
+// Before its ranks have ended, it costs the job.
+func TestReported(t *testing.T) {
+	s := Cluster
+	s.Silence = func(int) time.Duration { return 0 }
+	well := simulate(t, s, Job{Nodes: 100, Spares: true, Deaths: []Death{{100, time.Hour}}})
+	for _, at := range []time.Duration{well.Started, well.Done - 1} {
+		r := simulate(t, s, Job{Nodes: 100, Spares: true, Deaths: []Death{{0, at}}})
+		if r.Failed || r.Launches != 1 || r.Ended != 100 || r.Done != well.Done {
+			t.Errorf("node0 dies at %v, and %+v becomes %+v", at, well, r)
+		}
+	}
+	if r := simulate(t, s, Job{Nodes: 100, Spares: true, Deaths: []Death{{0, well.Prepared + 14*time.Millisecond}, {99, well.Prepared + 15*time.Millisecond}}}); !r.Failed || r.Free < r.Done {
+		t.Errorf("the last node dies before its ranks have ended: %+v", r)
 	}
 }
 
