@@ -88,10 +88,11 @@ bench-launch: ## measure how long a job that does nothing takes beside MPICH and
 	@bin/margay bench launch --into docs/launch.md
 
 .PHONY: generate
-generate: ## make the generated files anew: the control protocol, handlers of an engine, tables, the compiled extensions
+generate: ## make the generated files anew: the control protocol, handlers of an engine, tables, simulated figures, the compiled extensions
 	go generate ./cluster/control ./nimble/engine/direct
 	go run ./tools/slots >ext/SLOTS.md
 	go run ./tools/features >docs/features.md
+	go run ./testsuite/sim/scale --docs docs
 	$(MAKE) -C ext
 	$(MAKE) -C kernel/sched/schedext
 	$(MAKE) -C kernel/border

@@ -3,7 +3,6 @@ package kernel
 import (
 	"os"
 	"strings"
-	"time"
 
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/layout"
@@ -35,14 +34,6 @@ func (n *Node) crowd(s JobSpec) message.Crowd {
 	return c.of()
 }
 
-// Nodes of one host that had the same job prepare for the next one in turns of restTogether nodes
-// for each processor. restEach is the time of a processor that this takes each node, with some to
-// spare.
-const (
-	restTogether = 32
-	restEach     = 40 * time.Millisecond
-)
-
 // restOf returns how long this node waits, for the sake of the job's other nodes on the same host,
 // before it prepares for the next job.
 func (n *Node) restOf(s JobSpec) spare.Rest {
@@ -50,17 +41,7 @@ func (n *Node) restOf(s JobSpec) spare.Rest {
 	if !ok || n.ownLinux() || n.config.Boot.Host != "" {
 		return spare.Rest{}
 	}
-	return restOf(place, s.Layout.Nodes(), max(1, len(n.allowed)))
-}
-
-// restOf is Node.restOf for the node at a place of a job on a host with so many processors. While
-// the job runs, its nodes that are more than one turn may still be launching it.
-func restOf(place, nodes, processors int) spare.Rest {
-	together := restTogether * processors
-	return spare.Rest{
-		Launched: time.Duration(max(0, nodes-together)) * restEach / time.Duration(processors),
-		Ended:    time.Duration(place/together) * restTogether * restEach,
-	}
+	return spare.RestOf(place, s.Layout.Nodes(), max(1, len(n.allowed)))
 }
 
 // cpusOf returns the CPUs of the cores of a rank, which is on this node or on another hosted one.

@@ -3,14 +3,12 @@ package kernel
 import (
 	"net/netip"
 	"testing"
-	"time"
 
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/layout"
 	"margay/kernel/abi/node"
 	"margay/kernel/hardware"
 	"margay/kernel/message"
-	"margay/kernel/task/spare"
 )
 
 func TestCrowd(t *testing.T) {
@@ -89,24 +87,4 @@ func laidOutAt(t testing.TB, address func(id.Node) netip.AddrPort, places ...lay
 		t.Fatal(err)
 	}
 	return l
-}
-
-// The nodes of a job on one host prepare for the next job in turns, and not while others may still
-// launch this one. In a job that is one turn, no node waits.
-func TestRestOf(t *testing.T) {
-	for _, c := range []struct {
-		place, nodes, processors int
-		launched, ended          time.Duration
-	}{
-		{0, 1, 1, 0, 0},
-		{63, 64, 2, 0, 0},
-		{63, 65, 2, restEach / 2, 0},
-		{64, 250, 2, 186 * restEach / 2, 32 * restEach},
-		{999, 1000, 2, 936 * restEach / 2, 15 * 32 * restEach},
-		{999, 1000, 64, 0, 0},
-	} {
-		if got, want := restOf(c.place, c.nodes, c.processors), (spare.Rest{Launched: c.launched, Ended: c.ended}); got != want {
-			t.Errorf("place %d of %d on %d processors: %v, not %v", c.place, c.nodes, c.processors, got, want)
-		}
-	}
 }

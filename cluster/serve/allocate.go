@@ -18,6 +18,29 @@ type offer struct {
 	cores []uint32
 }
 
+// Free is a node with its count of application cores, and the free ones of these in ascending
+// order.
+type Free struct {
+	Node  uint32
+	Total int
+	Cores []uint32
+}
+
+// Allocate returns the places of a job on nodes, which must be in ascending order, as a serve
+// without extensions in slot place chooses them. It returns nil if there is not enough room, and an
+// error for a job that fits no node.
+func Allocate(spec *control.JobSpec, nodes []Free) ([]*control.Place, error) {
+	s := shapeOf(spec)
+	if err := s.check(); err != nil {
+		return nil, err
+	}
+	offers := make([]offer, len(nodes))
+	for i, n := range nodes {
+		offers[i] = offer{node: n.Node, total: n.Total, cores: n.Cores}
+	}
+	return allocate(offers, s), nil
+}
+
 // shape describes how to lay a job out on nodes and cores.
 type shape struct {
 	ranks   int

@@ -123,6 +123,12 @@ func (t Timing) deadAfter(pace time.Duration) time.Duration {
 	return max(t.Dead, pace*min(t.Dead, usualDead))
 }
 
+// Silence returns the silence after which a node of a machine of so many nodes is dead.
+func (t Timing) Silence(nodes int) time.Duration {
+	t = t.withDefaults()
+	return t.deadAfter(t.pace(nodes))
+}
+
 // pace is Timing.pace for the nodes that the machine has now. The caller holds Server.mu.
 func (s *Server) pace() time.Duration { return s.config.Timing.pace(len(s.roster.Nodes)) }
 

@@ -47,6 +47,7 @@ func pages(t *testing.T) map[string]string {
 var executed = []string{
 	"README.md", "CONTRIBUTING.md", "ext/README.md",
 	"docs/mpi.md", "docs/netboot.md", "docs/observing.md", "docs/operating.md", "docs/power.md", "docs/programs.md",
+	"docs/scale.md",
 }
 
 // Every block of every page is run by TestDocuments in testsuite/e2e, or its mark says why not.

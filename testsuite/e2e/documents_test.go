@@ -28,7 +28,7 @@ func TestDocuments(t *testing.T) {
 		return tests
 	}
 	hosted := pages("hosted", "own", "README.md", "docs/programs.md", "docs/mpi.md", "docs/operating.md", "docs/observing.md", "docs/power.md", "ext/README.md",
-		"CONTRIBUTING.md")
+		"docs/scale.md", "CONTRIBUTING.md")
 	virtual := pages("qemu", "own virtual", "README.md", "docs/operating.md", "docs/netboot.md")
 	t.Parallel()
 	t.Run("hosted", func(t *testing.T) { inTurns(t, hosted...) })

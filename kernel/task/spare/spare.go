@@ -43,6 +43,25 @@ const (
 	ready
 )
 
+// Nodes of one host that had the same job prepare for the next one in turns of RestTogether nodes
+// for each processor. RestEach is the time of a processor that this takes each node, with some to
+// spare.
+const (
+	RestTogether = 32
+	RestEach     = 40 * time.Millisecond
+)
+
+// RestOf returns the rest of the node at a place, from 0, of a job on so many nodes of a host with
+// so many processors. While the job runs, its nodes that are more than one turn may still be
+// launching it.
+func RestOf(place, nodes, processors int) Rest {
+	together := RestTogether * processors
+	return Rest{
+		Launched: time.Duration(max(0, nodes-together)) * RestEach / time.Duration(processors),
+		Ended:    time.Duration(place/together) * RestTogether * RestEach,
+	}
+}
+
 // Machine is the life of a node's spares. Every method is an event; call Step after each, and when
 // the time that it returned has come.
 type Machine struct {

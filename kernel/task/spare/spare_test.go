@@ -271,3 +271,23 @@ func TestOldSpare(t *testing.T) {
 		now = a.Wake
 	}
 }
+
+// The nodes of a job on one host prepare for the next job in turns, and not while others may still
+// launch this one. In a job that is one turn, no node waits.
+func TestRestOf(t *testing.T) {
+	for _, c := range []struct {
+		place, nodes, processors int
+		launched, ended          time.Duration
+	}{
+		{0, 1, 1, 0, 0},
+		{63, 64, 2, 0, 0},
+		{63, 65, 2, RestEach / 2, 0},
+		{64, 250, 2, 186 * RestEach / 2, 32 * RestEach},
+		{999, 1000, 2, 936 * RestEach / 2, 15 * 32 * RestEach},
+		{999, 1000, 64, 0, 0},
+	} {
+		if got, want := RestOf(c.place, c.nodes, c.processors), (Rest{Launched: c.launched, Ended: c.ended}); got != want {
+			t.Errorf("place %d of %d on %d processors: %v, not %v", c.place, c.nodes, c.processors, got, want)
+		}
+	}
+}
