@@ -112,11 +112,13 @@ func (r *rig) open() {
 			}
 			return lo.Name, lo.Index, nil
 		},
-		Chain:   func() []*extension.Extension { return m.Machine().Chain(slot.Packet) },
+		Chain:   m.OnInterface,
 		Changed: func() { r.changed.Add(1) },
 		Keeper:  r.kept, Log: r.t.Logf,
 	})
-	m.Watch(slot.Packet, func(id.Job) { b.Follow() })
+	for _, name := range []slot.Name{slot.Packet, slot.Message} {
+		m.Watch(name, func(id.Job) { b.Follow() })
+	}
 	r.Border, r.manager = b, m
 }
 
@@ -143,11 +145,14 @@ func (r *rig) reopen(names ...string) {
 	}
 }
 
+// judges reports whether the program asks all extensions.
+func (r *rig) judges() bool { return r.Judges(r.manager.OnInterface()) }
+
 // judging waits until the program judges messages.
 func (r *rig) judging() {
 	r.t.Helper()
 	begin := time.Now()
-	check.AwaitFor(r.t, patience, "program with the extensions", r.Judges)
+	check.AwaitFor(r.t, patience, "program with the extensions", r.judges)
 	r.t.Logf("the program is there after %v", time.Since(begin).Round(time.Millisecond))
 }
 
@@ -346,7 +351,7 @@ func (s *sender) frame(b []byte) []byte {
 // spoil changes a frame as an attacker or a bad wire would.
 func (s *sender) spoil(f []byte) []byte {
 	be := binary.BigEndian
-	switch s.IntN(9) {
+	switch s.IntN(10) {
 	case 0:
 		f = f[:14+s.IntN(len(f)-14)]
 	case 1: // an option of IP, so that the rest is elsewhere
@@ -369,6 +374,9 @@ func (s *sender) spoil(f []byte) []byte {
 		for i := range f {
 			f[i] = byte(s.Uint32())
 		}
+	case 9: // as a wire does
+		f[14+28+s.IntN(len(f)-14-28)] ^= 1 << s.IntN(8)
+		return f
 	case 8: // a tag of a VLAN
 		f = append(append(append([]byte(nil), f[:12]...), 0x81, 0, 0, 0), f[12:]...)
 	}
@@ -479,24 +487,24 @@ func TestRefused(t *testing.T) {
 	good := r.insert(extension.Request{Object: firewall.Object})
 	r.judging()
 	bad := r.insert(extension.Request{Object: firewall.Object, Settings: []extension.Setting{{Name: firewall.Handler, Value: 3}, {Name: firewall.Refuse, Value: 4}}})
-	if _, why := r.at(bad); r.Judges() || !strings.HasPrefix(why, "not yet on the interface") {
+	if _, why := r.at(bad); r.judges() || !strings.HasPrefix(why, "not yet on the interface") {
 		t.Errorf("%s", why)
 	}
 	check.AwaitFor(t, patience, "refusal", func() bool {
 		_, why := r.at(bad)
 		return strings.HasPrefix(why, "not on the interface: ")
 	})
-	if engine, why := r.at(bad); r.Judges() || !bytes.Contains([]byte(why), []byte("service message_reply")) && !bytes.Contains([]byte(why), []byte("not one that the kernel has")) {
+	if engine, why := r.at(bad); r.judges() || !bytes.Contains([]byte(why), []byte("service message_reply")) && !bytes.Contains([]byte(why), []byte("not one that the kernel has")) {
 		t.Errorf("it runs on %s: %s", engine, why)
 	}
 	if engine, why := r.at(good); engine[len(engine)-3:] != "+lo" {
 		t.Errorf("it runs on %s: %s", engine, why)
 	}
-	if err := r.manager.Remove(bad.Handle(), "the test"); err != nil || !r.Judges() {
-		t.Errorf("%v, judges %v", err, r.Judges())
+	if err := r.manager.Remove(bad.Handle(), "the test"); err != nil || !r.judges() {
+		t.Errorf("%v, judges %v", err, r.judges())
 	}
-	if err := r.manager.Remove(good.Handle(), "the test"); err != nil || r.Judges() {
-		t.Errorf("%v, judges %v", err, r.Judges())
+	if err := r.manager.Remove(good.Handle(), "the test"); err != nil || r.judges() {
+		t.Errorf("%v, judges %v", err, r.judges())
 	}
 	check.AwaitFor(t, patience, "end of the program", func() bool {
 		r.mu.Lock()
@@ -543,7 +551,7 @@ func TestSlow(t *testing.T) {
 	s.write()
 	r.run(s.datagram(0))
 	atomic.StoreUint32(&r.members[0].tally.is.Slow, slowLimit)
-	check.Await(t, "end of its judgement", func() bool { return !r.Judges() })
+	check.Await(t, "end of its judgement", func() bool { return !r.judges() })
 	if _, why := r.at(x); !strings.HasPrefix(why, "no longer on the interface: more than one in 5 of its runs") {
 		t.Errorf("%s", why)
 	}
@@ -612,7 +620,7 @@ func TestTurns(t *testing.T) {
 	}
 	y := r.insert(extension.Request{Object: firewall.Object, Handle: x.Handle()})
 	r.Start()
-	if !r.Judges() || messages(y) != 1 || !run() || messages(y) != 1 {
+	if !r.judges() || messages(y) != 1 || !run() || messages(y) != 1 {
 		t.Errorf("%d messages are counted afterwards", messages(y))
 	}
 	s.write()

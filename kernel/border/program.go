@@ -34,10 +34,7 @@ func (b *Border) install(chain []*member, program *ebpf.Program) error {
 		if m.covers {
 			continue
 		}
-		if err := m.cover(b, false); err != nil {
-			return err
-		}
-		if err := b.keepMember(m); err != nil {
+		if err := b.share(m); err != nil {
 			return err
 		}
 	}

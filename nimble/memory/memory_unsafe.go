@@ -13,9 +13,23 @@ func address(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.Slic
 func (m *Memory) mapFile() error { return m.cover(m.fd) }
 
 // Cover puts the memory of a map of Linux, which has the same size and is mapped from its
-// beginning, in the place of this one's: from then on the bytes at its addresses are the map's. FD
-// stays what it was. No access may be under way. After an error nothing has changed.
-func (m *Memory) Cover(fd int) error { return m.cover(fd) }
+// beginning, in the place of this one's: from then on the bytes at its addresses are the map's, and
+// FD is one of the map. No access may be under way. After an error nothing has changed.
+func (m *Memory) Cover(fd int) error {
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return m.fail("duplicate", err)
+	}
+	if err := m.cover(own); err != nil {
+		unix.Close(own)
+		return err
+	}
+	if m.fd >= 0 {
+		unix.Close(m.fd)
+	}
+	m.fd = own
+	return nil
+}
 
 // cover puts a file over the reserved pages.
 func (m *Memory) cover(fd int) error {

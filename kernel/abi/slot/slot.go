@@ -28,6 +28,13 @@ const (
 	PlaceSlot Name = "place"
 )
 
+// MessageOnInterface is the section of a program for slot message that may also run on the interface
+// of its node: see the notes of the slot.
+const MessageOnInterface = "message/interface"
+
+// OnInterface reports whether the section of a program for slot message allows that.
+func OnInterface(section string) bool { return section == MessageOnInterface }
+
 // Verdict is what an extension answers, its r0.
 type Verdict uint64
 

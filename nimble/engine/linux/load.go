@@ -128,7 +128,7 @@ func (c *code) loadProgram(t *translator) error {
 	if p.Trusted() {
 		err = load()
 	} else {
-		err = withoutLeaks(load)
+		err = WithoutLeaks(load)
 	}
 	if err != nil {
 		return t.reason(err)
