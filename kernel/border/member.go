@@ -162,10 +162,6 @@ func (m *member) count(counts *ebpf.Map) (err error) {
 	}
 	m.was = m.tally.is.read()
 	m.spent = time.Duration(m.was.Time)
-	m.tally.is.Job, m.tally.is.Slot = uint32(m.Job()), packetSlot
-	if m.Slot() == slot.Message {
-		m.tally.is.Slot = messageSlot
-	}
 	return nil
 }
 

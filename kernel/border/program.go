@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/keep"
 )
 
@@ -22,7 +23,7 @@ func (b *Border) parts(chain []*member) (parts []part, err error) {
 		if err != nil {
 			return nil, err
 		}
-		parts = append(parts, part{code: code, starts: starts, tally: m.tally.FD()})
+		parts = append(parts, part{code: code, starts: starts, tally: m.tally.FD(), job: m.Job(), handles: m.Slot() == slot.Message})
 	}
 	return parts, nil
 }

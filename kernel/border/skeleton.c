@@ -150,13 +150,8 @@ struct tally {
 	__u32 target;
 	__u32 slow; /* a measure of slow runs: each adds SLOW_COST, each other one takes 1 back */
 	__u32 off;  /* it was removed */
-	__u32 job;  /* whose messages it sees; 0: all */
-	__u32 slot; /* MESSAGE_SLOT or PACKET_SLOT */
 	__u32 unused;
 };
-
-#define PACKET_SLOT 0
-#define MESSAGE_SLOT 1
 
 struct { MAP_HASH; struct end *key; MAP_VALUE(struct peer); MAP_ENTRIES(16384); MAP_FLAGS(BPF_F_NO_PREALLOC); } peers SEC(".maps");
 struct { MAP_ARRAY; MAP_VALUE(struct common); MAP_ENTRIES(1); MAP_FLAGS(BPF_F_MMAPABLE); } states SEC(".maps");
@@ -174,7 +169,7 @@ struct walk {
 	__u32 sum; /* change of the checksum */
 	__u32 bad;
 	__u32 late;
-	__u32 slot; /* of the extension that was asked last */
+	__u32 job;
 	__u64 spent; /* nanoseconds in extensions */
 	__u64 budget;
 
@@ -211,15 +206,10 @@ static noinline int fill(struct walk *w, struct margay_packet *p)
 }
 
 /* begin begins a run of an extension, and reports whether it is asked. */
-static noinline int begin(struct walk *w, struct margay_packet *p, struct tally *k)
+static noinline int begin(struct tally *k)
 {
-	if (k->off || k->faults >= FAULTS || (k->job && k->job != w->peer->job))
+	if (k->off || k->faults >= FAULTS)
 		return 0;
-	if (k->slot == MESSAGE_SLOT && w->handler >= MARGAY_HANDLERS)
-		return 0;
-	if (w->slot != k->slot)
-		fill(w, p); /* extensions in the other slot may have written anything */
-	w->slot = k->slot;
 	k->begun = time_ns();
 	return 1;
 }
@@ -227,12 +217,12 @@ static noinline int begin(struct walk *w, struct margay_packet *p, struct tally 
 /* judge ends the run of an extension, and returns its verdict, if that is allowed. */
 static noinline __u64 judge(struct walk *w, struct margay_packet *p, struct tally *k, __u64 answer)
 {
-	__u64 took = time_ns() - k->begun, spent = w->spent;
+	__u64 took = time_ns() - k->begun;
 
 	k->runs += 1;
 	k->time += took;
 	w->spent += took;
-	if (took > SLOW_TIME || (spent <= w->budget && w->spent > w->budget))
+	if (took > SLOW_TIME)
 		k->slow += SLOW_COST;
 	else if (k->slow)
 		k->slow -= 1;
@@ -251,13 +241,26 @@ static noinline __u64 judge(struct walk *w, struct margay_packet *p, struct tall
 	return MARGAY_PASS;
 }
 
+/* handled begins the part of the chain with the extensions in slot message, and reports whether
+ * they see the message: the libraries' they do not. */
+static noinline int handled(struct walk *w, struct margay_packet *p)
+{
+	if (w->handler >= MARGAY_HANDLERS)
+		return 0;
+	fill(w, p); /* extensions in slot packet may have written there */
+	return 1;
+}
+
+/* is_of reports whether extensions of a job see the message. */
+static noinline int is_of(struct walk *w, __u32 job) { return w->job == job; }
+
 /* chain asks the extensions in turn until one stops the message. The code here is a placeholder. */
 static noinline __u64 chain(struct walk *w, struct margay_packet *p)
 {
 	__u32 first = 0;
 	struct tally *k = map_lookup(&tallies, &first);
 
-	if (!k || !begin(w, p, k))
+	if (!k || !is_of(w, p->hops) || !handled(w, p) || !begin(k))
 		return MARGAY_PASS;
 	return judge(w, p, k, p->hops);
 }
@@ -270,7 +273,6 @@ static inline_always __u64 asked(struct walk *w)
 
 	if (!p)
 		return MARGAY_PASS;
-	w->slot = PACKET_SLOT;
 	fill(w, p);
 	return chain(w, p);
 }
@@ -369,6 +371,8 @@ static long step(__u32 index, struct walk *w)
 	(void)index;
 	if (w->at >= w->end || w->at > DATA + MOST_DATA)
 		return 1;
+	if (w->position >= p->judged && w->spent > w->budget)
+		return 1;
 	w->bad = 1;
 	left = w->end - w->at;
 	if (load(w->frame, w->at, &head, sizeof head))
@@ -383,10 +387,6 @@ static long step(__u32 index, struct walk *w)
 		return 1;
 	if (length > left || (w->position < p->judged && w->position + length > p->judged))
 		return 1;
-	if (w->position >= p->judged && w->spent > w->budget) {
-		w->late = 1;
-		return 1;
-	}
 	if (w->position >= p->judged) {
 		int stopped = kind == MESSAGE && stops(w, handler, size);
 
@@ -417,11 +417,13 @@ static inline_always int walk_through(struct walk *w, struct mirror_header *m)
 	}
 	w->position = m->offset;
 	loop(MOST_RECORDS, step, w, 0);
-	if (w->late) {
+	if (w->bad)
+		return 0;
+	if (w->at < w->end) {
+		w->late = 1;
 		change(w, HEADER + 16, m->offset, NOWHERE);
-		return 1;
 	}
-	return !w->bad && w->at >= w->end;
+	return 1;
 }
 
 /* seal_up changes the key of a datagram, and its checksum. */
@@ -514,6 +516,7 @@ static inline_always void judge_frame(struct walk *w, struct headers *h, struct 
 		return;
 	}
 	w->budget = s->budget;
+	w->job = w->peer->job;
 	if (sound(w->frame, h, w->end) && walk_through(w, m)) {
 		s->judged += 1;
 		s->late += w->late;

@@ -77,14 +77,8 @@ func (s *common) setBudget(d time.Duration) { atomic.StoreUint64(&s.Budget, uint
 type tally struct {
 	Begun, Runs, Time, Drops, Faults, Answer uint64
 	Handler, Source, Target                  uint32
-	Slow, Off, Job, Slot, _                  uint32
+	Slow, Off, _                             uint32
 }
-
-// Values of tally.Slot.
-const (
-	packetSlot  = 0
-	messageSlot = 1
-)
 
 // tallySize is the size of tally, in bytes.
 const tallySize = uint32(unsafe.Sizeof(tally{}))
