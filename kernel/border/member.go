@@ -57,7 +57,7 @@ func (b *Border) enter(x *extension.Extension) *member {
 
 // settleTime is how old a job's extension is when the program gets it. Most jobs that live shorter
 // gain nothing from it.
-const settleTime = 500 * time.Millisecond
+const settleTime = 2 * time.Second
 
 // ripe reports whether the program may get the extension. One that the program of an earlier node
 // kernel had is there.
