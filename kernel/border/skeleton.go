@@ -69,7 +69,8 @@ func build(maps map[string]*ebpf.Map, parts []part, untrusted bool) (p *ebpf.Pro
 		}
 	}
 	load := func() (err error) {
-		p, err = ebpf.NewProgram(spec)
+		// Without the verifier's steps, which are long: it verifies the extensions last.
+		p, err = ebpf.NewProgramWithOptions(spec, ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats})
 		return err
 	}
 	if untrusted {

@@ -60,17 +60,18 @@ func TestPacket(t *testing.T) {
 		t.Errorf("%+v, in the node kernel %+v", again, here)
 	}
 	before := m.awaitExtension("packet", "", x.Handle)
-	m.histogramOnInterface()
+	m.histogram("+eth0")
 	// The packet extension has seen the words, but not in the node kernel.
 	after := m.awaitExtension("packet", "", x.Handle).since(before)
 	if each := here.Instructions / here.Runs; after.Runs < 400 || after.Instructions > after.Runs*each/2 {
 		t.Errorf("%+v, in the node kernel %d instructions a run", after, each)
 	}
+	m.histogram("not yet on the interface")
 }
 
-// histogramOnInterface runs the histogram, whose extension is on the interface of node 1 when the
-// ranks send their words.
-func (m *machine) histogramOnInterface() {
+// histogram runs the histogram, whose extension is on node 1 where the list says when the ranks
+// begin to send their words.
+func (m *machine) histogram(where string) {
 	m.t.Helper()
 	text := filepath.Join(bin, "..", "ARCHITECTURE.md") // it has some thousand words
 	stdin, line, err := os.Pipe()
@@ -80,7 +81,7 @@ func (m *machine) histogramOnInterface() {
 	defer line.Close()
 	c := start(m.t, func(cmd *exec.Cmd) { cmd.Stdin = stdin }, "-m", m.name, "run", "-n", "2", "--ppn", "1", "--with", text, filepath.Join(bin, "histogram-c"), "-p", "-t", text)
 	stdin.Close()
-	m.awaitExtension("message", "+eth0", 0)
+	m.awaitExtension("message", where, 0)
 	if _, err := line.WriteString("go\n"); err != nil {
 		m.t.Fatal(err)
 	}
@@ -90,7 +91,7 @@ func (m *machine) histogramOnInterface() {
 	if counts != counted(m.t, text) || r.code != 0 || !strings.Contains(messages, " messages sent and handled: node0 ") {
 		m.t.Errorf("want\n%s%v", counted(m.t, text), r)
 	}
-	m.t.Logf("%s%s", messages, time)
+	m.t.Logf("%s: %s%s", where, messages, time)
 }
 
 // packetState is an extension on node 1.
