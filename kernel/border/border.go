@@ -3,10 +3,11 @@
 //
 // A fixed skeleton (skeleton.c) is an XDP program on the interface. It takes the datagrams of
 // mirrored channels (kernel/abi/mirror) apart, fills the context of the slot for each message, and
-// asks the chain of extensions: of those of jobs, only its own job's. Their instructions, as package
-// verify accepted them, are spliced in. A chain is replaced without detaching the program. Linux
-// verifies all of it, so no answer can do harm; an invalid one is counted as a fault. With
-// extensions of jobs, Linux also proves that none learns an address of its memory.
+// asks the chain of extensions: the machine's, and those that belong to the message's job. Their
+// instructions, as package verify accepted them, are spliced in. A chain is replaced without
+// detaching the program. Linux verifies all of it, so no answer can do harm; an invalid one is
+// counted as a fault. With extensions of jobs, Linux also proves that none learns an address of its
+// memory.
 //
 // Linux may take seconds for that. A goroutine waits (step), and until then, and if Linux
 // refuses, the extension runs in the node kernel only: Judges reports false, and messages of other
@@ -74,7 +75,8 @@ type Config struct {
 	// Chain returns the extensions that may run on the interface, in the order in which they see a
 	// message.
 	Chain func() []*extension.Extension
-	// Changed is called without locks when Judges may have changed, unless that is because of Follow.
+	// Changed is called without locks when Judges may have changed, unless that is because of
+	// Follow.
 	Changed func()
 	Keeper  keep.Keeper // PID 1
 	Log     func(format string, args ...any)
@@ -101,8 +103,9 @@ type Border struct {
 	gone    []*member   // that were removed, and whose maps are open
 	pairs   int         // that were admitted and have not left
 	adopted map[string]*keep.Item
-	watched bool // there is a goroutine that reports
-	stale   bool // the program has extensions of jobs that were removed
+	watched bool   // there is a goroutine that reports
+	stale   bool   // the program has extensions of jobs that were removed
+	late    uint64 // common.Late as it was last reported
 }
 
 // New makes a border without a program. Adopt may follow, and then Start.

@@ -30,7 +30,8 @@ type member struct {
 	covers bool         // the maps are the extension's memory
 	there  bool         // all messages from the interface are judged there
 	tally  *shared[tally]
-	was    tally // as it was last reported
+	was    tally  // as it was last reported
+	late   uint64 // frames that took all of their time because of it, but for reports without any
 
 	entered time.Time // in this node kernel
 
@@ -299,11 +300,17 @@ func (b *Border) leave(m *member) {
 // Report adds what the program has counted to the statistics of the extensions.
 func (b *Border) Report() {
 	b.mu.Lock()
+	var most *member // took most of the time since the last report
+	var time uint64
 	for _, m := range b.members {
-		if m.tally != nil {
-			m.report()
+		if m.tally == nil {
+			continue
+		}
+		if took := m.report(); took > time {
+			most, time = m, took
 		}
 	}
+	b.blame(most)
 	changed := b.settle()
 	b.mu.Unlock()
 	if changed {
@@ -311,10 +318,30 @@ func (b *Border) Report() {
 	}
 }
 
+// blame counts the frames that took all of their time since the last report as slow runs of an
+// extension, if there is one. The caller holds the lock.
+func (b *Border) blame(most *member) {
+	if b.states == nil {
+		return
+	}
+	late := atomic.LoadUint64(&b.states.is.Late)
+	n := late - b.late
+	b.late = late
+	if most == nil {
+		return
+	}
+	if n == 0 {
+		most.late -= min(most.late, 1)
+	}
+	if most.late += n; most.late >= slowLimit/slowCost && most.slow == nil {
+		most.slow = fmt.Errorf("it took more than %v for each of %d frames", frameTime, most.late)
+	}
+}
+
 // A run that takes longer than slowTime, in the program's clock, is slow. Each one counts slowCost,
 // and each other one pays 1 back. At slowLimit, messages pass the node kernels again.
-// So does one for which a frame has taken frameTime. The extension of a job must not take more than a
-// part of a processor in shareEach, either.
+// A frame that takes all of frameTime counts like a slow run, too. The extension of a job must not
+// take more than a part of a processor in shareEach.
 const (
 	slowTime  = 500 * time.Microsecond
 	slowCost  = 4
@@ -325,8 +352,9 @@ const (
 	sharePart = 2
 )
 
-// report is Report for an extension. The caller holds the lock.
-func (m *member) report() {
+// report is Report for an extension. It returns the nanoseconds of its runs since the last report.
+// The caller holds the lock.
+func (m *member) report() (took uint64) {
 	now := m.tally.is.read()
 	if now.Runs != m.was.Runs {
 		m.Ran(now.Runs-m.was.Runs, time.Duration(now.Time-m.was.Time))
@@ -344,7 +372,9 @@ func (m *member) report() {
 		}
 		m.since, m.spent = m.since.Add(passed), time.Duration(now.Time)
 	}
+	took = now.Time - m.was.Time
 	m.was = now
+	return took
 }
 
 // fault returns the error of the last fault. The interface allows the verdicts of slot packet.

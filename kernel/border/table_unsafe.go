@@ -51,12 +51,12 @@ type common struct {
 	Turns   [turns]uint32
 }
 
-// turns is the number of words by which extensions of jobs take turns. Jobs whose numbers differ by
-// a multiple of it share one.
+// turns is the number of words by which extensions of jobs take turns. Jobs whose numbers differ
+// by a multiple of it share one.
 const turns = 256
 
-// Values of common.Busy and Turns. The program tries some times to take it, and does without if it is
-// taken; the node kernel tries until it has it.
+// Values of common.Busy and Turns. The program tries some times to take it, and does without if it
+// is taken; the node kernel tries until it has it.
 const (
 	free     = 0
 	byFrame  = 1

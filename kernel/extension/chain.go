@@ -84,8 +84,8 @@ func (s *Set) Judges() []*Extension {
 func (s *Set) Cross() { s.crosses.Store(true) }
 
 // OnInterface returns the extensions that may decide on the node's interface about messages that
-// pass no node kernel: the machine's, and those of jobs that Cross. They are in the order in which
-// they see a message.
+// pass no node kernel, of the machine and of jobs that Cross, in the order in which they see a
+// message.
 func (m *Manager) OnInterface() (all []*Extension) {
 	m.mu.Lock()
 	sets := []*Set{m.machine}

@@ -66,8 +66,8 @@ type Config struct {
 	Fault func(job id.Job, err error)
 	// Recorder gets the events of messages; nil: they are not recorded.
 	Recorder *record.Recorder
-	// Border runs extensions in the slots packet and message on the interface of the node; nil: none
-	// run there.
+	// Border runs extensions in the slots packet and message on the interface of the node; nil:
+	// none run there.
 	Border Border
 }
 

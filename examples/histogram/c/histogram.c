@@ -9,8 +9,8 @@
  * rank of each node reads its node's table and sends the result to rank 0, which prints it. The Go
  * example beside this one does the same.
  *
- * With -p the ranks send no word before rank 0 has read a line of its standard input: meanwhile,
- * `margay ext list` shows where the extension runs. With -t rank 0 prints the processor time of the
+ * With -p the ranks send no word before rank 0 has read a line of its standard input, so that
+ * `margay ext list` can show where the extension runs. With -t rank 0 prints the processor time of the
  * ranks for a message. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -345,10 +345,25 @@ static void print_time(uint64_t spent)
 		printf("%.2f us on the cores of the ranks for a message\n", (double)all / messages);
 }
 
-static void print(void)
+/* words returns the number of words of the text, from this rank's share of it. */
+static uint64_t words(void)
+{
+	uint64_t share = 0, all;
+	for (size_t i = 0; i < table.size; i++)
+		share += table.entries[i].count;
+	must(margay_allreduce(&share, &all, 1, MARGAY_UINT64, MARGAY_SUM, TIMEOUT), "all-reduce");
+	return all;
+}
+
+/* print prints the histogram of a text with so many words. */
+static void print(uint64_t all)
 {
 	uint64_t messages = 0;
 	must(margay_wait_for(all_reported, NULL, TIMEOUT), "wait for the nodes");
+	if (whole.words != all) {
+		fprintf(stderr, "histogram: %" PRIu64 " words were counted, the text has %" PRIu64 "\n", whole.words, all);
+		exit(1);
+	}
 	printf("%10s  %s\n", "count", "word");
 	for (int i = 0; i < whole.tops; i++)
 		printf("%10" PRIu64 "  %.*s\n", whole.top[i].count, (int)whole.top[i].length, whole.top[i].word);
@@ -405,6 +420,7 @@ int main(int argc, char **argv)
 	int extension = margay_local_rank() == 0 ? insert(capacity) : -1;
 	must(margay_barrier(TIMEOUT), "barrier"); /* every node has the extension now */
 	count_share(argv[optind]);
+	uint64_t all = words();
 	if (pauses)
 		await_line();
 	uint64_t begin = processor_time();
@@ -414,7 +430,7 @@ int main(int argc, char **argv)
 	if (extension >= 0)
 		report(extension);
 	if (margay_rank() == 0)
-		print();
+		print(all);
 	if (timed)
 		print_time(spent);
 	must(margay_finalize(TIMEOUT), "finalize");

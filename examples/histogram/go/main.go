@@ -8,9 +8,9 @@
 // the rank sleeps. Finally the first
 // rank of each node reads its node's table and sends the result to rank 0, which prints it.
 //
-// With -pause the ranks send no word before rank 0 has read a line of its standard input: meanwhile,
-// `margay ext list` shows where the extension runs. With -time rank 0 prints the processor time of
-// the ranks for a message.
+// With -pause the ranks send no word before rank 0 has read a line of its standard input, so that
+// `margay ext list` can show where the extension runs. With -time rank 0 prints the processor time
+// of the ranks for a message.
 package main
 
 import (
@@ -85,6 +85,13 @@ func run(o options) error {
 	if err != nil {
 		return err
 	}
+	all := []uint64{0} // words of the text
+	for _, n := range counts {
+		all[0] += *n
+	}
+	if err := margay.AllReduce(ctx, job, all, all, margay.Sum); err != nil {
+		return err
+	}
 	if o.pauses {
 		if err := r.awaitLine(ctx); err != nil {
 			return err
@@ -104,7 +111,7 @@ func run(o options) error {
 		}
 	}
 	if job.Rank() == 0 {
-		if err := r.print(ctx); err != nil {
+		if err := r.print(ctx, all[0]); err != nil {
 			return err
 		}
 	}
@@ -181,7 +188,7 @@ func processorTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// send sends the words to their owners, and to the first rank of each node how many were sent there.
+// send sends the words to their owners, and their number on each node to its first rank.
 func (r *rank) send(ctx context.Context, counts map[string]*uint64) error {
 	for word, n := range counts {
 		owner := int(words.Hash([]byte(word)) % uint64(r.job.Size()))
@@ -285,10 +292,13 @@ func (r *rank) printTime(ctx context.Context, spent time.Duration) error {
 	return nil
 }
 
-// print prints the histogram of all nodes.
-func (r *rank) print(ctx context.Context) error {
+// print prints the histogram of all nodes, of a text with so many words.
+func (r *rank) print(ctx context.Context, all uint64) error {
 	if err := r.job.WaitFor(ctx, func() bool { return r.nodes == r.job.Nodes() }); err != nil {
 		return err
+	}
+	if r.histogram.Words != all {
+		return fmt.Errorf("%d words were counted, the text has %d", r.histogram.Words, all)
 	}
 	if err := r.histogram.Print(os.Stdout); err != nil {
 		return err

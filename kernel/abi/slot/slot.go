@@ -28,8 +28,8 @@ const (
 	PlaceSlot Name = "place"
 )
 
-// MessageOnInterface is the section of a program for slot message that may also run on the interface
-// of its node: see the notes of the slot.
+// MessageOnInterface is the section of a program for slot message that may also run on the
+// interface of its node: see the notes of the slot.
 const MessageOnInterface = "message/interface"
 
 // OnInterface reports whether the section of a program for slot message allows that.
