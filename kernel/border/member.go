@@ -66,7 +66,8 @@ func (m *member) ripe() bool {
 	return m.why == nil && (!m.ofJob() || time.Since(m.entered) >= settleTime)
 }
 
-// mostOfJob is the largest number of a job's extensions in the program, so that it does not fill it.
+// mostOfJob is the largest number of a job's extensions in the program, so that one job does not
+// fill it.
 const mostOfJob = 4
 
 func (b *Border) prepare(m *member) error {

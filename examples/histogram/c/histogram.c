@@ -5,13 +5,12 @@
  * Each rank counts the words of its share of the text. It sends every word with its count as an
  * active message to the word's owner, a rank given by the word's hash. There the extension
  * accumulate adds the count to a table in the node kernel or on the node's network interface, while
- * the rank sleeps. Finally the first
- * rank of each node reads its node's table and sends the result to rank 0, which prints it. The Go
- * example beside this one does the same.
+ * the rank sleeps. Finally the first rank of each node reads its node's table and sends the result
+ * to rank 0, which prints it. The Go example beside this one does the same.
  *
  * With -p the ranks send no word before rank 0 has read a line of its standard input, so that
- * `margay ext list` can show where the extension runs. With -t rank 0 prints the processor time of the
- * ranks for a message. */
+ * `margay ext list` can show where the extension runs. With -t rank 0 prints the processor time of
+ * the ranks for a message. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <inttypes.h>

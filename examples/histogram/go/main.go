@@ -5,8 +5,8 @@
 // Each rank counts the words of its share of the text. It sends every word with its count as an
 // active message to the word's owner, a rank given by the word's hash. There the extension
 // accumulate adds the count to a table in the node kernel or on the node's network interface, while
-// the rank sleeps. Finally the first
-// rank of each node reads its node's table and sends the result to rank 0, which prints it.
+// the rank sleeps. Finally the first rank of each node reads its node's table and sends the result
+// to rank 0, which prints it.
 //
 // With -pause the ranks send no word before rank 0 has read a line of its standard input, so that
 // `margay ext list` can show where the extension runs. With -time rank 0 prints the processor time
