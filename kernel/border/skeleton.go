@@ -99,7 +99,7 @@ func splice(program asm.Instructions, parts []part, context btf.Type) (asm.Instr
 	first := program[start]
 	function, code := btf.FuncMetadata(&first), chainCode(parts)
 	code[0] = btf.WithFuncMetadata(code[0].WithSymbol(symbolChain), function).WithSource(first.Source())
-	out := slices.Concat(program[:start], code, program[end:])
+	out := reached(slices.Concat(program[:start], code, program[end:]))
 	proto := function.Type.(*btf.FuncProto)
 	entry := &btf.FuncProto{Return: proto.Return, Params: []btf.FuncParam{{Name: "context", Type: &btf.Pointer{Target: context}}}}
 	for n, p := range parts {
@@ -115,10 +115,10 @@ func splice(program asm.Instructions, parts []part, context btf.Type) (asm.Instr
 		}
 		out = append(out, code...)
 	}
-	return reached(out), nil
+	return out, nil
 }
 
-// reached returns the functions of a program that its first one can reach: Linux refuses others,
+// reached returns the functions of the skeleton that its first one can reach: Linux refuses others,
 // which such a chain does not need.
 func reached(program asm.Instructions) (out asm.Instructions) {
 	functions := make(map[string]asm.Instructions)
