@@ -142,10 +142,14 @@ func (b *Border) admits(m *member) error {
 // share makes the maps in Linux the extension's memory, also for the next node kernel. The caller
 // holds the lock.
 func (b *Border) share(m *member) error {
-	if err := m.cover(b.turns(m), false); err != nil {
+	if err := b.keepMember(m); err != nil { // first: the memory that is covered becomes empty
 		return err
 	}
-	return b.keepMember(m)
+	if err := m.cover(b.turns(m), false); err != nil {
+		b.drop(memberItem(m.Handle()))
+		return err
+	}
+	return nil
 }
 
 // turns returns the lock that excludes runs of the extension on the interface.
@@ -215,12 +219,13 @@ func (m *member) cover(turns sync.Locker, full bool) error {
 				continue
 			}
 			own := m.Map(spec.Name).Memory()
-			data := slices.Clone(own.Bytes())
+			if !full {
+				if err := m.maps[i].Write(own.Bytes()); err != nil {
+					return err
+				}
+			}
 			if err := own.Cover(m.maps[i].FD()); err != nil {
 				return err
-			}
-			if !full {
-				copy(own.Bytes(), data)
 			}
 		}
 		return nil

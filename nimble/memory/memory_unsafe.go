@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"errors"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -14,20 +15,22 @@ func (m *Memory) mapFile() error { return m.cover(m.fd) }
 
 // Cover puts the memory of a map of Linux, which has the same size and is mapped from its
 // beginning, in the place of this one's: from then on the bytes at its addresses are the map's, and
-// FD is one of the map. No access may be under way. After an error nothing has changed.
+// FD, whose number stays the same, is open on the map. The file of before, which others may have,
+// loses its contents. The memory must be shared. No access may be under way. After an error nothing
+// has changed.
 func (m *Memory) Cover(fd int) error {
-	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	before, err := unix.FcntlInt(uintptr(m.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return m.fail("duplicate", err)
 	}
-	if err := m.cover(own); err != nil {
-		unix.Close(own)
+	defer unix.Close(before)
+	if err := m.cover(fd); err != nil {
 		return err
 	}
-	if m.fd >= 0 {
-		unix.Close(m.fd)
+	if err := unix.Dup3(fd, m.fd, unix.O_CLOEXEC); err != nil {
+		return errors.Join(m.fail("duplicate", err), m.mapFile())
 	}
-	m.fd = own
+	_ = unix.Fallocate(before, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(m.pages()))) // it saves memory only
 	return nil
 }
 
