@@ -47,10 +47,11 @@ func (b *Border) enter(x *extension.Extension) *member {
 	if m.ofJob() {
 		time.AfterFunc(settleTime, b.poke)
 	}
+	kept := b.adopted[memberItem(m.Handle())] != nil
 	if err := b.prepare(m); err != nil {
 		m.refuse(err)
 	}
-	if !m.covers { // a program with its handle does not share its memory
+	if !kept || !m.covers { // a program with its handle has another one, or does not share its memory
 		b.loaded = slices.DeleteFunc(b.loaded, func(h id.Handle) bool { return h == m.Handle() })
 	}
 	return m
@@ -84,14 +85,14 @@ func (b *Border) prepare(m *member) error {
 	if m.part, err = linux.NewSettledPart(program); err != nil {
 		return err
 	}
-	if err := b.admits(m); err != nil {
-		return err
-	}
 	name := memberItem(m.Handle())
-	if kept := b.adopted[name]; kept != nil {
+	if kept := b.adopted[name]; kept != nil { // its memory is there
 		delete(b.adopted, name)
 		defer kept.CloseFiles()
 		return m.adopt(b.turns(m), kept)
+	}
+	if err := b.admits(m); err != nil {
+		return err
 	}
 	for i, spec := range program.Maps() {
 		contents := spec.Contents
@@ -167,6 +168,7 @@ func (m *member) count(counts *ebpf.Map) (err error) {
 		return err
 	}
 	m.was = m.tally.is.read()
+	m.was.Faults = 0 // this node kernel has not counted them, and the program asks until it has FAULTS
 	m.spent = time.Duration(m.was.Time)
 	return nil
 }
