@@ -100,7 +100,8 @@ type Border struct {
 	name    string      // of the interface
 	loaded  []id.Handle // of the extensions in the attached program; some may have been removed
 	members []*member   // in the order of the chain
-	gone    []*member   // that were removed, and whose maps are open
+	builds  []*member   // that are in the program which is being built
+	gone    []*member   // of these, removed ones, whose maps are open
 	pairs   int         // that were admitted and have not left
 	adopted map[string]*keep.Item
 	watched bool   // there is a goroutine that reports
@@ -375,19 +376,19 @@ func (b *Border) Judges(all []*extension.Extension) bool {
 func (b *Border) Follow() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	were := b.members
+	chain, were := b.config.Chain(), b.members
 	b.members = nil
-	for _, x := range b.config.Chain() {
-		at := slices.IndexFunc(were, func(m *member) bool { return m.Extension == x })
-		if at < 0 {
-			b.members = append(b.members, b.enter(x))
-			continue
-		}
-		b.members = append(b.members, were[at])
-		were = slices.Delete(were, at, at+1)
-	}
 	for _, m := range were {
-		b.leave(m)
+		if slices.Contains(chain, m.Extension) {
+			b.members = append(b.members, m)
+		} else {
+			b.leave(m)
+		}
+	}
+	for i, x := range chain { // the members are in this order
+		if i == len(b.members) || b.members[i].Extension != x {
+			b.members = slices.Insert(b.members, i, b.enter(x))
+		}
 	}
 	b.settle()
 	b.poke()
@@ -434,10 +435,6 @@ func (b *Border) settle() (changed bool) {
 // not be there yet. Linux may need seconds for a program.
 func (b *Border) step() (again bool) {
 	b.mu.Lock()
-	for _, m := range b.gone {
-		m.close()
-	}
-	b.gone = nil
 	chain, fresh := b.wanted()
 	if len(chain) == 0 && b.pairs == 0 {
 		b.detach()
@@ -450,13 +447,18 @@ func (b *Border) step() (again bool) {
 	}
 	parts, err := b.parts(chain)
 	maps := b.maps
+	b.builds = chain
 	b.mu.Unlock()
 
 	var program *ebpf.Program
 	if err == nil {
-		program, err = build(maps, parts, slices.ContainsFunc(chain, func(m *member) bool { return m.Job() != extension.Machine }))
+		program, err = build(maps, parts, slices.ContainsFunc(chain, (*member).ofJob))
 	}
 	b.mu.Lock()
+	for _, m := range b.gone {
+		m.close()
+	}
+	b.builds, b.gone = nil, nil
 	again, changed := b.loads(chain, program, err)
 	b.mu.Unlock()
 	if changed {
@@ -478,13 +480,13 @@ func (b *Border) loads(chain []*member, program *ebpf.Program, err error) (again
 	if err == nil {
 		err = b.install(chain, program)
 	}
-	b.stale = false // even if it cannot be helped
 	switch {
 	case err == nil:
-		b.loaded = handles(chain)
+		b.loaded, b.stale = handles(chain), false
 		b.keep()
 		b.watch()
 	case fresh == nil:
+		b.stale = false // it cannot be helped
 		b.config.Log("extensions on the interface: a program without those that were removed: %v", err)
 	default:
 		if lacks := fresh.part.Lacks(); lacks != nil {

@@ -301,7 +301,11 @@ func (b *Border) leave(m *member) {
 	}
 	m.report()
 	atomic.StoreUint32(&m.tally.is.Off, 1)
-	b.gone = append(b.gone, m)
+	if slices.Contains(b.builds, m) {
+		b.gone = append(b.gone, m)
+	} else {
+		m.close()
+	}
 	b.stale = b.stale || m.ofJob() && b.has(m) // its memory is large, and others will follow
 }
 
