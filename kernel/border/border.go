@@ -16,7 +16,9 @@
 //
 // Nothing ends a run in Linux but its own end. When the runs for a frame have taken frameTime, the
 // messages behind are judged when they are sent again, and an extension that is slow often, or one
-// of a job that takes half of a processor, leaves its messages to the node kernel.
+// of a job that takes a third of a processor, leaves its messages to the node kernel. Whatever
+// ranks send, the program runs the extensions of a job for half of the time at most: it judges none
+// of the job's frames beyond that.
 //
 // # What it judges
 //
@@ -104,9 +106,8 @@ type Border struct {
 	gone    []*member   // of these, removed ones, whose maps are open
 	pairs   int         // that were admitted and have not left
 	adopted map[string]*keep.Item
-	watched bool   // there is a goroutine that reports
-	stale   bool   // the program has extensions of jobs that were removed
-	late    uint64 // common.Late as it was last reported
+	watched bool // there is a goroutine that reports
+	stale   bool // the program has extensions of jobs that were removed
 }
 
 // New makes a border without a program. Adopt may follow, and then Start.

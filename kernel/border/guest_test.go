@@ -154,6 +154,7 @@ func (r *rig) judging() {
 	begin := time.Now()
 	check.AwaitFor(r.t, patience, "program with the extensions", r.judges)
 	r.t.Logf("the program is there after %v", time.Since(begin).Round(time.Millisecond))
+	r.states.is.setBudget(time.Hour) // the host may stop the guest during a run
 }
 
 // run gives the attached program a frame, and returns what it passes on.

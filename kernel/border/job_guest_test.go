@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -130,10 +131,26 @@ func TestJob(t *testing.T) {
 		t.Errorf("%+v", x.Stats())
 	}
 
+	run := func(s *sender, i int) bool { return s.sealed(r.run(s.datagram(len(s.records)-1)), seals[i]) }
+	due, clock := &r.states.is.Due[5], unix.Timespec{}
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &clock); err != nil {
+		t.Fatal(err)
+	}
+	ahead, before := uint64(clock.Nano())+50_000_000, r.members[0].tally.is.read().Time
+	atomic.StoreUint64(due, ahead)
+	mine.say(2, 10, "word")
+	if took := r.members[0].tally.is.read; !run(mine, 0) || atomic.LoadUint64(due) < ahead+2*(took().Time-before) || took().Time == before {
+		t.Error("a run does not count against the share of its job")
+	}
+	atomic.StoreUint64(due, 1<<62)
+	if run(mine, 0) || !run(other, 1) {
+		t.Error("a job whose extensions have had their share is judged, or the other is not")
+	}
+	atomic.StoreUint64(due, 0)
+
 	word := turn{r.Border, 5}
 	word.Lock() // of a run in the node kernel, which is killed
 	mine.say(3, 1, "word")
-	run := func(s *sender, i int) bool { return s.sealed(r.run(s.datagram(len(s.records)-1)), seals[i]) }
 	if run(mine, 0) || !run(other, 1) {
 		t.Error("a run of one job keeps the other's frames from being judged, or not its own")
 	}
@@ -197,6 +214,50 @@ func TestJobRefused(t *testing.T) {
 		if err := set.Remove(x.Handle(), "the test"); err != nil {
 			t.Fatal(err)
 		}
+	}
+	// The slots do not matter for the number of extensions.
+	for n := range mostOfJob + 1 {
+		section := slot.MessageOnInterface
+		if n == mostOfJob {
+			section = "packet"
+		}
+		x := r.add(set, extension.Request{Object: extensiontest.Object(t, extensiontest.Program{Section: section, Name: "passes", Code: []string{"mov r0, 0", "exit"}})})
+		if _, why := r.at(x); strings.HasPrefix(why, "not on the interface: its job has 4") != (n == mostOfJob) {
+			t.Errorf("extension %d of the job: %s", n, why)
+		}
+	}
+}
+
+// A job's extension with the handle of one that was removed before the node kernel was restarted is
+// not taken for that, which the program still has.
+func TestSameHandle(t *testing.T) {
+	r := newRig(t)
+	s := newSender()
+	x := r.insert(extension.Request{Object: firewall.Object})
+	r.judging()
+	seal := r.admit(s, 0) // it keeps the program there
+	if err := r.manager.Remove(x.Handle(), "the test"); err != nil {
+		t.Fatal(err)
+	}
+	old, oldManager := r.Border, r.manager
+	r.reopen(keptBorder)
+	r.admit(s, seal)
+	r.Start()
+	y := r.add(r.job(5), extension.Request{Object: extensiontest.Object(t, extensiontest.Program{
+		Section: slot.MessageOnInterface, Name: "consumes", Code: []string{"mov r0, 1", "exit"},
+	})})
+	if y.Handle() != x.Handle() || r.judges() {
+		t.Errorf("handle %d, of the other %d; judges %v", y.Handle(), x.Handle(), r.judges())
+	}
+	r.judging()
+	s.say(3, 1, "word")
+	f := r.run(s.datagram(0))
+	if stopped := bytes.Count(f, []byte{1, 0, wire.HandlerStopped & 255, wire.HandlerStopped >> 8}); !s.sealed(f, seal) || stopped != 1 {
+		t.Errorf("sealed %v, %d messages are stopped", s.sealed(f, seal), stopped)
+	}
+	r.Leave(s.pair)
+	if err := errors.Join(oldManager.Machine().Close(), old.Close()); err != nil {
+		t.Error(err)
 	}
 }
 

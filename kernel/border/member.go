@@ -67,9 +67,14 @@ func (m *member) ripe() bool {
 	return m.why == nil && (!m.ofJob() || time.Since(m.entered) >= settleTime)
 }
 
-// mostOfJob is the largest number of a job's extensions in the program, so that one job does not
-// fill it.
-const mostOfJob = 4
+// Bounds for extensions of jobs. All extensions share the program, to which Linux allows 64 maps
+// and 256 functions.
+const (
+	mostOfJob     = 4       // extensions of one
+	mostMaps      = 8       // of an extension
+	mostFunctions = 16      // the same
+	mostElement   = 1 << 10 // bytes of an element of a map that it replaces: Linux copies it at once
+)
 
 func (b *Border) prepare(m *member) error {
 	if err := b.makeMaps(); err != nil {
@@ -115,6 +120,7 @@ func (b *Border) prepare(m *member) error {
 	if err := m.count(counts); err != nil || !m.ofJob() {
 		return err
 	}
+	m.tally.is.Own = 1
 	return b.share(m)
 }
 
@@ -137,7 +143,30 @@ func (b *Border) admits(m *member) error {
 	if others >= mostOfJob {
 		return fmt.Errorf("its job has %d extensions there", others)
 	}
+	p := m.part.Program()
+	if maps, functions := len(p.Maps()), len(p.Functions()); maps > mostMaps || functions > mostFunctions {
+		return fmt.Errorf("it has %d maps and %d functions; at most %d and %d may be there", maps, functions, mostMaps, mostFunctions)
+	}
+	if err := m.copies(); err != nil {
+		return err
+	}
 	return m.part.Lacks()
+}
+
+// copies returns an error if the extension may replace elements of a map that are large.
+func (m *member) copies() error {
+	p := m.part.Program()
+	for _, s := range p.Services() {
+		if s.Name != "map_update_elem" {
+			continue
+		}
+		for _, spec := range p.Maps() {
+			if spec.ValueSize > mostElement {
+				return fmt.Errorf("it calls %s, and map %q has elements of %d bytes; at most %d are copied there", s.Name, spec.Name, spec.ValueSize, mostElement)
+			}
+		}
+	}
+	return nil
 }
 
 // share makes the maps in Linux the extension's memory, also for the next node kernel. The caller
@@ -312,41 +341,15 @@ func (b *Border) leave(m *member) {
 // Report adds what the program has counted to the statistics of the extensions.
 func (b *Border) Report() {
 	b.mu.Lock()
-	var most *member // took most of the time since the last report
-	var time uint64
 	for _, m := range b.members {
-		if m.tally == nil {
-			continue
-		}
-		if took := m.report(); took > time {
-			most, time = m, took
+		if m.tally != nil {
+			m.report()
 		}
 	}
-	b.blame(most)
 	changed := b.settle()
 	b.mu.Unlock()
 	if changed {
 		b.config.Changed()
-	}
-}
-
-// blame counts the frames that took all of their time since the last report as slow runs of an
-// extension, if there is one. The caller holds the lock.
-func (b *Border) blame(most *member) {
-	if b.states == nil {
-		return
-	}
-	late := atomic.LoadUint64(&b.states.is.Late)
-	n := late - b.late
-	b.late = late
-	if most == nil {
-		return
-	}
-	if n == 0 {
-		most.late -= min(most.late, 1)
-	}
-	if most.late += n; most.late >= slowLimit/slowCost && most.slow == nil {
-		most.slow = fmt.Errorf("it took more than %v for each of %d frames", frameTime, most.late)
 	}
 }
 
@@ -361,12 +364,11 @@ const (
 	frameTime = 4 * time.Millisecond
 
 	shareEach = time.Second
-	sharePart = 2
+	sharePart = 3 // the program itself allows SHARE
 )
 
-// report is Report for an extension. It returns the nanoseconds of its runs since the last report.
-// The caller holds the lock.
-func (m *member) report() (took uint64) {
+// report is Report for an extension. The caller holds the lock.
+func (m *member) report() {
 	now := m.tally.is.read()
 	if now.Runs != m.was.Runs {
 		m.Ran(now.Runs-m.was.Runs, time.Duration(now.Time-m.was.Time))
@@ -384,9 +386,14 @@ func (m *member) report() (took uint64) {
 		}
 		m.since, m.spent = m.since.Add(passed), time.Duration(now.Time)
 	}
-	took = now.Time - m.was.Time
+	n := uint64(now.Late - m.was.Late)
+	if n == 0 {
+		m.late -= min(m.late, 1)
+	}
+	if m.late += n; m.late >= slowLimit/slowCost && m.slow == nil {
+		m.slow = fmt.Errorf("it took more than %v for each of %d frames", frameTime, m.late)
+	}
 	m.was = now
-	return took
 }
 
 // fault returns the error of the last fault. The interface allows the verdicts of slot packet.

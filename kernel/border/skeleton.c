@@ -67,6 +67,8 @@ static long (*const store)(struct xdp_md *frame, __u32 offset, const void *from,
 #define SLOW_TIME 500000
 #define SLOW_COST 4
 #define TURNS 256
+#define SHARE 2		/* extensions of a job get one part in so many of a processor */
+#define DEBT 100000000	/* nanoseconds by which they may be ahead of that */
 #define CHUNK 512 /* bytes whose sum Linux computes at once */
 
 struct headers {
@@ -130,11 +132,12 @@ struct common {
 	__u32 busy; /* extensions run: 1 here, 2 the machine's in the node kernel */
 	__u32 unused;
 	__u64 budget;  /* nanoseconds that extensions may take for a frame, but for their last run */
-	__u64 met;     /* frames that were not judged because they ran */
+	__u64 met;     /* frames that were not judged because they ran, or had run for too long */
 	__u64 refused; /* frames of a peer that made no sense */
 	__u64 judged;  /* frames that were judged */
 	__u64 late;    /* of these, frames that took all of the budget */
 	__u32 turns[TURNS]; /* the same as busy for the extensions of a job, by its number */
+	__u64 due[TURNS];   /* when these have had no more than their share */
 };
 
 /* Of an extension. */
@@ -150,6 +153,8 @@ struct tally {
 	__u32 target;
 	__u32 slow; /* a measure of slow runs: each adds SLOW_COST, each other one takes 1 back */
 	__u32 off;  /* it was removed */
+	__u32 late; /* runs with which a frame had taken all of the budget */
+	__u32 own;  /* 1: a job's */
 	__u32 unused;
 };
 
@@ -171,6 +176,7 @@ struct walk {
 	__u32 late;
 	__u32 job;
 	__u64 spent; /* nanoseconds in extensions */
+	__u64 own;   /* of these, in the job's */
 	__u64 budget;
 
 	/* The message about which the extensions are asked. */
@@ -221,7 +227,10 @@ static noinline __u64 judge(struct walk *w, struct margay_packet *p, struct tall
 
 	k->runs += 1;
 	k->time += took;
+	/* Without branches, each of which Linux would follow. */
+	k->late += ((w->budget - w->spent - took) >> 63) - ((w->budget - w->spent) >> 63);
 	w->spent += took;
+	w->own += took * k->own;
 	if (took > SLOW_TIME)
 		k->slow += SLOW_COST;
 	else if (k->slow)
@@ -509,9 +518,12 @@ static inline_always void give_back(__u32 *busy) { __sync_lock_test_and_set(busy
 /* judge_frame judges a frame of a peer. */
 static inline_always void judge_frame(struct walk *w, struct headers *h, struct mirror_header *m, struct common *s)
 {
-	__u32 *turn = &s->turns[w->peer->job % TURNS];
+	__u32 at = w->peer->job % TURNS;
+	__u32 *turn = &s->turns[at];
+	__u64 *due = &s->due[at];
+	__u64 now = time_ns();
 
-	if (!take(turn)) {
+	if (*due > now + DEBT || !take(turn)) {
 		__sync_fetch_and_add(&s->met, 1);
 		return;
 	}
@@ -524,6 +536,7 @@ static inline_always void judge_frame(struct walk *w, struct headers *h, struct 
 	} else {
 		s->refused += 1;
 	}
+	*due = (*due > now ? *due : now) + SHARE * w->own;
 	give_back(turn);
 }
 

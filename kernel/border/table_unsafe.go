@@ -49,6 +49,7 @@ type common struct {
 	Judged  uint64
 	Late    uint64
 	Turns   [turns]uint32
+	Due     [turns]uint64 // of time_ns
 }
 
 // turns is the number of words by which extensions of jobs take turns. Jobs whose numbers differ
@@ -77,7 +78,7 @@ func (s *common) setBudget(d time.Duration) { atomic.StoreUint64(&s.Budget, uint
 type tally struct {
 	Begun, Runs, Time, Drops, Faults, Answer uint64
 	Handler, Source, Target                  uint32
-	Slow, Off, _                             uint32
+	Slow, Off, Late, Own, _                  uint32
 }
 
 // tallySize is the size of tally, in bytes.
@@ -89,7 +90,7 @@ func (t *tally) read() tally {
 	return tally{
 		Runs: n(&t.Runs), Time: n(&t.Time), Drops: n(&t.Drops), Faults: n(&t.Faults), Answer: n(&t.Answer),
 		Handler: atomic.LoadUint32(&t.Handler), Source: atomic.LoadUint32(&t.Source), Target: atomic.LoadUint32(&t.Target),
-		Slow: atomic.LoadUint32(&t.Slow),
+		Slow: atomic.LoadUint32(&t.Slow), Late: atomic.LoadUint32(&t.Late),
 	}
 }
 

@@ -180,8 +180,9 @@ on which no extension sees them.
 On a node with its own Linux and a trusted wire, an extension also runs on the node's interface, for messages that
 ranks send each other past the node kernels. margay ext list then names the interface behind the engine. Until Linux
 has verified the extension, and if Linux refuses it, lacks a service that it calls, or it takes longer than half a millisecond in more than
-one of five runs, it runs in the node kernel only, and messages from other nodes pass that. So does one of a job that takes half
-of a processor there, has a map that is a region, or is the job's fifth on the interface. The result is the same, but on the interface
+one of five runs, it runs in the node kernel only, and messages from other nodes pass that. So does one of a job that takes a third
+of a processor there, has a map that is a region, more than 8 maps or 16 functions, replaces elements of a map with more than 1 KiB in one of
+these, or is the job's fifth on the interface. The result is the same, but on the interface
 instructions are not counted and get_smp_processor_id is 0.
 
 A message that was dropped or consumed returns its credit to the sender, and barriers do not wait for it.
