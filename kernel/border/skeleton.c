@@ -227,7 +227,7 @@ static noinline __u64 judge(struct walk *w, struct margay_packet *p, struct tall
 
 	k->runs += 1;
 	k->time += took;
-	/* Without branches, each of which Linux would follow. */
+	/* Without branches: Linux follows each one. */
 	k->late += ((w->budget - w->spent - took) >> 63) - ((w->budget - w->spent) >> 63);
 	w->spent += took;
 	w->own += took * k->own;
