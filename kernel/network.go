@@ -135,6 +135,7 @@ func (n *Node) newBorder() *border.Border {
 			return l.Attrs().Name, l.Attrs().Index, nil
 		},
 		Chain:   n.extensions.OnInterface,
+		Jobs:    n.config.Boot.Offload,
 		Changed: func() { n.messages.Repath() },
 		Keeper:  pid1Keeper{n.config.Link}, Log: n.config.Log,
 	})

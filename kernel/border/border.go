@@ -77,6 +77,7 @@ type Config struct {
 	// Chain returns the extensions that may run on the interface, in the order in which they see a
 	// message.
 	Chain func() []*extension.Extension
+	Jobs  bool // extensions of jobs may run there, too
 	// Changed is called without locks when Judges may have changed, unless that is because of
 	// Follow.
 	Changed func()

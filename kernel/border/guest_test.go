@@ -113,6 +113,7 @@ func (r *rig) open() {
 			return lo.Name, lo.Index, nil
 		},
 		Chain:   m.OnInterface,
+		Jobs:    true,
 		Changed: func() { r.changed.Add(1) },
 		Keeper:  r.kept, Log: r.t.Logf,
 	})

@@ -197,8 +197,17 @@ func TestJob(t *testing.T) {
 // What a job may not do on the interface stays in the node kernel, with the reason.
 func TestJobRefused(t *testing.T) {
 	r := newRig(t)
-	r.start()
 	set := r.job(5)
+	r.config.Jobs = false
+	x := r.add(set, extension.Request{Object: accumulate.Object})
+	if _, why := r.at(x); why != "not on the interface: extensions of jobs may run there only on a machine that was made with --offload" {
+		t.Error(why)
+	}
+	if err := set.Remove(x.Handle(), "the test"); err != nil {
+		t.Fatal(err)
+	}
+	r.config.Jobs = true
+	r.start()
 	if _, err := set.Region(accumulate.Totals, 4096); err != nil {
 		t.Fatal(err)
 	}

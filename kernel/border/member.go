@@ -2,6 +2,7 @@ package border
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -130,6 +131,9 @@ func (m *member) ofJob() bool { return m.Job() != extension.Machine }
 func (b *Border) admits(m *member) error {
 	if !m.ofJob() {
 		return nil
+	}
+	if !b.config.Jobs {
+		return errors.New("extensions of jobs may run there only on a machine that was made with --offload")
 	}
 	if name := m.Region(); name != "" {
 		return fmt.Errorf("its map %q is a region, which is not Linux's", name)

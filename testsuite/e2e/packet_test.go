@@ -70,8 +70,8 @@ func TestPacket(t *testing.T) {
 	m.histogramOn("not yet on the interface")
 }
 
-// histogramOn runs the histogram, whose extension is on both nodes where the list says when the ranks
-// begin to send their words.
+// histogramOn runs the histogram, whose extension is on both nodes where the list says when the
+// ranks begin to send their words.
 func (m *machine) histogramOn(where string) {
 	m.t.Helper()
 	text := filepath.Join(bin, "..", "ARCHITECTURE.md") // it has some thousand words

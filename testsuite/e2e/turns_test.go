@@ -32,7 +32,7 @@ var patient = []string{"--dead-after", "30s"}
 // The kinds, in descending order of the cost of their machines.
 var (
 	kinds = map[string]kind{
-		"qemu":        {"qemu", 2, 2, patient, 1},
+		"qemu":        {"qemu", 2, 2, slices.Concat(patient, []string{"--offload"}), 1},
 		"isolated":    {"qemu", 1, 1, slices.Concat(patient, []string{"--profile", "isolated"}), 1},
 		"sched_ext":   {"qemu", 1, 1, slices.Concat(patient, []string{"--profile", "sched"}), 1},
 		"mortal":      {"qemu", 2, 2, []string{"--memory", "256"}, 1}, // its virtual machines are stopped and killed
