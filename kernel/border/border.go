@@ -36,11 +36,11 @@
 //
 // The maps of an extension are made by Linux, and mapped in the place of the memory that the
 // extension has in this process, so that runs here and there work on the same bytes. A job's are
-// when it is inserted, so that its ranks never map other memory. The runs exclude
-// each other by words that both sides change atomically: the node kernel's runs hold the Border
-// as a lock (extension.Extension.Guard), or for a job's extension, a turn. A frame that comes while
-// that is held is not judged,
-// unless it is given back within some microseconds, and so is lost, and sent again.
+// mapped when it is inserted, so that its ranks never map other memory. The runs exclude each other
+// by words that both sides change atomically: the node kernel's runs hold the Border as a lock
+// (extension.Extension.Guard), or for a job's extension, a turn. A frame that comes while that is
+// held is not judged, unless it is given back within some microseconds, and so is lost, and sent
+// again.
 //
 // PID 1 keeps the program's link, the table of pairs and the maps, so that the program goes on
 // while the node kernel is restarted.
