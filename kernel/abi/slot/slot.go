@@ -152,8 +152,8 @@ var Table = []Row{
 bytes of it, and total says how long it is. The verdict counts for the whole message, also for the pieces that follow. Such a
 message can be forwarded once. UPCALL delivers it like DELIVER: it cannot interrupt its rank before it is whole.
 
-A program in section message/interface may also run on the interface of its node, as described in slot packet: a job's, when it is
-two seconds old. It answers DELIVER, CONSUME or DROP. Messages of one rank to another stay in order while the path is the
+A program in section message/interface may also run on the interface of its node, as described in slot packet: a job's on a machine
+that was made with --offload, when it is two seconds old. It answers DELIVER, CONSUME or DROP. Messages of one rank to another stay in order while the path is the
 same. Those to different ranks of a node have no order, and a message that was handled takes room in the channel to its rank until that
 rank calls its library.
 `,
@@ -180,8 +180,8 @@ on which no extension sees them.
 On a node with its own Linux and a trusted wire, an extension also runs on the node's interface, for messages that
 ranks send each other past the node kernels. margay ext list then names the interface behind the engine. Until Linux
 has verified the extension, and if Linux refuses it, lacks a service that it calls, or it takes longer than half a millisecond in more than
-one of five runs, it runs in the node kernel only, and messages from other nodes pass that. So does one of a job that takes a third
-of a processor there, has a map that is a region, more than 8 maps or 16 functions, replaces elements of a map with more than 1 KiB in one of
+one of five runs, it runs in the node kernel only, and messages from other nodes pass that. So does one of a job unless the
+machine was made with --offload, and then if it takes a third of a processor there, has a map that is a region, more than 8 maps or 16 functions, replaces elements of a map with more than 1 KiB in one of
 these, or is the job's fifth on the interface. The result is the same, but on the interface
 instructions are not counted and get_smp_processor_id is 0.
 
