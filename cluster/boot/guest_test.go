@@ -2,7 +2,6 @@ package boot
 
 import (
 	"errors"
-	"io"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -96,16 +95,7 @@ func TestToken(t *testing.T) {
 			t.Fatal(err)
 		}
 		request.Header.Set(node.TokenHeader, token)
-		answer, err := http.DefaultClient.Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer answer.Body.Close()
-		text, err := io.ReadAll(answer.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return answer.StatusCode, string(text)
+		return answered(t, request)
 	}
 	if status, body := bring(node.FetchPath, "3-0a"); status != 403 || !strings.Contains(body, "becomes a node") || met.Load() != 0 {
 		t.Errorf("status %d, %q, %d calls about the guest", status, body, met.Load())

@@ -33,6 +33,12 @@ func fetch(t *testing.T, method, url, rang string) (status int, body string) {
 	if rang != "" {
 		r.Header.Set("Range", rang)
 	}
+	return answered(t, r)
+}
+
+// answered returns the answer to a request.
+func answered(t *testing.T, r *http.Request) (status int, body string) {
+	t.Helper()
 	client := &http.Client{Timeout: patience}
 	defer client.CloseIdleConnections()
 	answer, err := client.Do(r)

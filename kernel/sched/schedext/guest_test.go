@@ -206,6 +206,13 @@ func (c *turns) of(p *process) int {
 	return c.count[p.id]
 }
 
+// String says how often each task got the core.
+func (c *turns) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return fmt.Sprint(c.count)
+}
+
 // counted is the number of turns over which tests judge a scheduler. Their length depends on the
 // host.
 const counted = 24
@@ -226,7 +233,7 @@ func (r *rig) takeTurns(what string, all ...*process) {
 		}
 		return least > counted/len(all) && least > most*9/10
 	})
-	r.t.Logf("%s: %v", what, c.count)
+	r.t.Logf("%s: %v", what, c)
 }
 
 // share waits until the first process has had this share of the processes' time, after enough turns
@@ -374,7 +381,7 @@ func TestHold(t *testing.T) {
 	before, c := still.Ran(), r.count()
 	computes(300 * time.Millisecond)
 	if after := still.Ran(); after != before || c.of(still) > 0 {
-		t.Errorf("from %v to %v, turns %v", before, after, c.count)
+		t.Errorf("from %v to %v, turns %v", before, after, c)
 	}
 	r.set()
 	r.takeTurns("turns again", a, b)
