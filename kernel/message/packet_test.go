@@ -306,3 +306,33 @@ func TestJudgedPath(t *testing.T) {
 	exchange("no longer judged", true)
 	j.noFault()
 }
+
+// A pair that the border does not admit when its other end is known uses the node kernels, until
+// the border admits it.
+func TestNotAdmitted(t *testing.T) {
+	s := new(sham)
+	here := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	j := openWith(t, 2, 1, JobConfig{
+		Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute,
+		Remote: &Remote{Self: here, Addresses: []netip.Addr{here, here}, Largest: 1372},
+	}, s)
+	a, b := &farRank{neighbour: j.neighbour(0), start: time.Now()}, &farRank{neighbour: j.neighbour(1), start: time.Now()}
+	if _, err := j.nodes[1].manager.Machine().Insert(extension.Request{Object: extensiontest.Object(t, packetByHandler)}); err != nil {
+		t.Fatal(err)
+	}
+	s.judges.Store(true)
+	j.nodes[1].engine.Repath()
+	s.broken.Store(true)
+	for number := range uint64(100) {
+		a.send(1, uint16(slot.Pass), number)
+		b.expect(0, number, a)
+		time.Sleep(5 * time.Millisecond)
+	}
+	s.broken.Store(false)
+	check.Await(t, "mirrored channels", func() bool { a.poll(); b.poll(); return a.end != nil && b.end != nil && a.ready() })
+	for number := range uint64(100) {
+		a.send(1, uint16(slot.Pass), 100+number)
+		b.expect(0, 100+number, a)
+	}
+	j.noFault()
+}
