@@ -15,7 +15,8 @@
 // about one.
 //
 // Nothing ends a run in Linux but its own end. When the runs for a frame have taken frameTime, the
-// messages behind are judged when they are sent again, and an extension that is slow often, or one
+// frame is cut off behind the messages that were judged, and the others are judged when they are
+// sent again: there is progress however slow the runs are. An extension that is slow often, or one
 // of a job that takes a third of a processor, leaves its messages to the node kernel. Whatever
 // ranks send, the program runs the extensions of a job for half of the time at most: it judges none
 // of the job's frames beyond that.

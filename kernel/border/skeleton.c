@@ -39,6 +39,9 @@ static long (*const store)(struct xdp_md *frame, __u32 offset, const void *from,
 #define ETHERNET 14
 #define IP 20
 #define UDP 8
+#define TOTAL (ETHERNET + 2)
+#define HEADER_CHECKSUM (ETHERNET + 10)
+#define LENGTH (ETHERNET + IP + 4)
 #define CHECKSUM (ETHERNET + IP + 6)
 #define HEADER (ETHERNET + IP + UDP)
 #define KEY (HEADER + 8)
@@ -413,10 +416,32 @@ static long step(__u32 index, struct walk *w)
 	return w->at >= w->end;
 }
 
+/* folded returns the sum of the halves of a sum. */
+static inline_always __u16 folded(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+/* cut ends a datagram behind the messages that were judged, and takes its checksum away. Linux
+ * drops bytes behind a packet. */
+static inline_always void cut(struct walk *w, struct headers *h)
+{
+	__u32 less = w->end - w->at;
+	__u16 total = __builtin_bswap16(__builtin_bswap16(h->total) - less);
+	__u16 checksum = ~folded((__u16)~h->header_checksum + (__u16)~h->total + (__u32)total);
+	__u16 udp[2] = { __builtin_bswap16(__builtin_bswap16(h->length) - less) };
+
+	store(w->frame, TOTAL, &total, sizeof total);
+	store(w->frame, HEADER_CHECKSUM, &checksum, sizeof checksum);
+	store(w->frame, LENGTH, udp, sizeof udp);
+	h->checksum = 0;
+}
+
 /* walk_through judges the data of a datagram, and reports whether they make sense. If the
- * extensions have no time for all of them, the rank takes none, and they are judged further when
- * they are sent again. */
-static inline_always int walk_through(struct walk *w, struct mirror_header *m)
+ * extensions have no time for all of them, the rank takes those that were judged, and the others
+ * when they are sent again. */
+static inline_always int walk_through(struct walk *w, struct headers *h, struct mirror_header *m)
 {
 	if (w->end == DATA)
 		return 1;
@@ -430,7 +455,7 @@ static inline_always int walk_through(struct walk *w, struct mirror_header *m)
 		return 0;
 	if (w->at < w->end) {
 		w->late = 1;
-		change(w, HEADER + 16, m->offset, NOWHERE);
+		cut(w, h);
 	}
 	return 1;
 }
@@ -452,13 +477,6 @@ static inline_always void seal_up(struct walk *w, struct headers *h, struct mirr
 	if (!checksum)
 		checksum = 0xffff;
 	store(w->frame, CHECKSUM, &checksum, sizeof checksum);
-}
-
-/* folded returns the sum of the halves of a sum. */
-static inline_always __u16 folded(__u32 sum)
-{
-	sum = (sum & 0xffff) + (sum >> 16);
-	return (sum & 0xffff) + (sum >> 16);
 }
 
 /* adding is the way through the bytes of a sum. */
@@ -529,7 +547,7 @@ static inline_always void judge_frame(struct walk *w, struct headers *h, struct 
 	}
 	w->budget = s->budget;
 	w->job = w->peer->job;
-	if (sound(w->frame, h, w->end) && walk_through(w, m)) {
+	if (sound(w->frame, h, w->end) && walk_through(w, h, m)) {
 		s->judged += 1;
 		s->late += w->late;
 		seal_up(w, h, m);
