@@ -167,7 +167,7 @@ func (n *Node) prepare(ctx context.Context, s JobSpec) error {
 	if err := n.openJobNetwork(ctx, j); err != nil {
 		return errors.Join(fmt.Errorf("job %d: %w", s.Job, err), j.end())
 	}
-	j.extensions = n.extensions.Open(s.Job, t.Memory/stateShare)
+	j.openExtensions(t.Memory)
 	if j.messages, err = n.messages.Open(j.messageConfig()); err != nil {
 		return errors.Join(err, j.end())
 	}
@@ -177,6 +177,14 @@ func (n *Node) prepare(ctx context.Context, s JobSpec) error {
 // stateShare is a divisor: in addition to its memory, a job may have 1/stateShare of it in the node
 // kernel, for the state of its extensions and for its regions.
 const stateShare = 4
+
+// openExtensions makes the set of extensions of a job with so many bytes of memory.
+func (j *job) openExtensions(memory int64) {
+	j.extensions = j.node.extensions.Open(j.spec.Job, memory/stateShare)
+	if j.node.remote(j.spec) != nil {
+		j.extensions.Cross()
+	}
+}
 
 // messageConfig describes the job to the engine that carries its messages.
 func (j *job) messageConfig() message.JobConfig {
@@ -418,7 +426,7 @@ func (n *Node) adoptJob(item *keep.Item) error {
 		c.Follow(j)
 		return j.end()
 	}
-	j.extensions = n.extensions.Open(j.spec.Job, c.Spec().Memory/stateShare)
+	j.openExtensions(c.Spec().Memory)
 	if j.messages, err = n.messages.Adopt(j.messageConfig(), items); err != nil {
 		c.Follow(j)
 		return errors.Join(err, j.end())

@@ -185,11 +185,8 @@ func New(c Config) (*Node, error) {
 	}
 	n.messages = message.NewEngine(messages)
 	n.recorder.Watch(func(bool) { n.messages.Repath() })
-	n.extensions.Watch(slot.Message, func(id.Job) { n.messages.Repath() })
-	n.extensions.Watch(slot.Packet, func(job id.Job) {
-		n.followPackets(job)
-		n.messages.Repath()
-	})
+	n.extensions.Watch(slot.Message, n.followMessages)
+	n.extensions.Watch(slot.Packet, n.followMessages)
 	if err := n.assign(Duties{All: c.Boot.AllCores, Message: c.Boot.MessageCore}); err != nil {
 		n.info.Lacks = append(n.info.Lacks, fmt.Sprintf("the core roles of its configuration: %v", err))
 	}

@@ -14,9 +14,7 @@ import (
 	"margay/kernel/abi/layout"
 	"margay/kernel/abi/mirror"
 	"margay/kernel/abi/node"
-	"margay/kernel/abi/slot"
 	"margay/kernel/border"
-	"margay/kernel/extension"
 	"margay/kernel/fabric"
 	"margay/kernel/fabric/tcp"
 	"margay/kernel/fabric/udp"
@@ -122,7 +120,7 @@ func (n *Node) remote(s JobSpec) *message.Remote {
 	return r
 }
 
-// newBorder returns what runs extensions in slot packet on the interface to the other nodes; nil:
+// newBorder returns what runs extensions on the interface to the other nodes; nil:
 // no messages arrive there that pass no node kernel, or this Linux is not the node's own.
 func (n *Node) newBorder() *border.Border {
 	if !n.ownLinux() || !node.TrustsWire(n.config.Boot.Fabric) {
@@ -136,27 +134,20 @@ func (n *Node) newBorder() *border.Border {
 			}
 			return l.Attrs().Name, l.Attrs().Index, nil
 		},
-		Chain:   func() []*extension.Extension { return n.extensions.Machine().Chain(slot.Packet) },
+		Chain:   n.extensions.OnInterface,
+		Jobs:    n.config.Boot.Offload,
 		Changed: func() { n.messages.Repath() },
 		Keeper:  pid1Keeper{n.config.Link}, Log: n.config.Log,
 	})
 }
 
-// followPackets makes the program on the interface run the machine's extensions in slot packet. A
-// job's stay in the node kernel, because its ranks can map their memory.
-func (n *Node) followPackets(job id.Job) {
-	if n.border == nil {
-		return
-	}
-	if job == extension.Machine {
+// followMessages has the extensions that decide about messages run where they can, after they have
+// changed.
+func (n *Node) followMessages(id.Job) {
+	if n.border != nil {
 		n.border.Follow()
-		return
 	}
-	for _, x := range n.extensions.Chain(job, slot.Packet) {
-		if x.Job() == job {
-			x.RunsAlso("", "not on the interface: the ranks of its job can map its memory")
-		}
-	}
+	n.messages.Repath()
 }
 
 // meet gives the transport, if there is one, the addresses of a job's nodes. The caller holds

@@ -57,6 +57,7 @@ type Spec struct {
 
 	AllCores    bool `json:"all_cores,omitempty"`    // core 0 computes for applications, too
 	MessageCore bool `json:"message_core,omitempty"` // the last core handles messages and nothing else
+	Offload     bool `json:"offload,omitempty"`      // extensions of jobs may run on the interfaces of nodes
 
 	Profile   string `json:"profile"`        // boot profile of nodes with a Linux of their own; empty: depends on how virtual nodes are run
 	Boot      string `json:"boot,omitempty"` // one of Boots: how virtual nodes boot
@@ -174,6 +175,10 @@ func (s *Spec) complete() error {
 		return fmt.Errorf("a node has 1 to %d application cores, not %d", mostCores, s.Cores)
 	case s.MessageCore && s.Cores == 1 && !s.AllCores:
 		return errors.New("a node with one application core has none for messages alone: use --cores 2 or more, or --cores all")
+	case s.Offload && (s.Substrate == node.Hosted || s.Substrate == node.Hosts):
+		return fmt.Errorf("nodes of the substrate %s have the host's Linux, which no extension of a job may enter: leave out --offload", s.Substrate)
+	case s.Offload && !node.TrustsWire(s.Fabric):
+		return fmt.Errorf("on a wire that is not trusted no extension runs on an interface: --offload needs --fabric %s or %s", node.TrustedTCP, node.TrustedUDP)
 	case s.Accel != AccelAuto && s.Accel != string(qemu.TCG) && s.Accel != string(qemu.KVM):
 		return fmt.Errorf("there is no accelerator %q: use %s, %s or %s", s.Accel, qemu.TCG, qemu.KVM, AccelAuto)
 	case s.Substrate == node.Virtual && !slices.Contains(Boots, s.Boot):
@@ -304,7 +309,7 @@ func (s Spec) bootConfig(number id.Node, term uint32, certificate []byte) node.C
 		MAC: nodeMAC(number).String(), Address: nodeAddress(number).String(), MTU: s.MTU, Fabric: s.Fabric,
 		Serve: netip.AddrPortFrom(serveAddress.Addr(), servePort).String(),
 		CA:    certificate, Token: trust.NodeToken(s.Secret, number, term), Lacks: s.Lacks, Extensions: s.Extensions,
-		AllCores: s.AllCores, MessageCore: s.MessageCore,
+		AllCores: s.AllCores, MessageCore: s.MessageCore, Offload: s.Offload,
 	}
 	if s.Substrate == node.Hosted {
 		c.Profile = node.Shared

@@ -50,6 +50,8 @@ func TestBadSpecs(t *testing.T) {
 		{Spec{Cores: 255}, "a node has 1 to 254 application cores, not 255"},
 		{Spec{Accel: "magic"}, `there is no accelerator "magic": use tcg, kvm or auto`},
 		{Spec{Boot: "floppy"}, `there is no way to boot "floppy": use kernel, bios, uefi or http`},
+		{Spec{Substrate: node.Hosted, Offload: true}, "nodes of the substrate hosted have the host's Linux, which no extension of a job may enter: leave out --offload"},
+		{Spec{Fabric: node.UDP, Offload: true}, "on a wire that is not trusted no extension runs on an interface: --offload needs --fabric tcp-trusted or udp-trusted"},
 		{Spec{Fabric: "ib"}, `there is no fabric "ib": use tcp, tcp-trusted, udp or udp-trusted, or auto`},
 		{Spec{MemoryMiB: 127}, "a node needs 128 MiB of memory, not 127"},
 		{Spec{Boot: BootHTTP, MemoryMiB: 191}, "a node that boots by UEFI firmware needs 192 MiB of memory, not 191"},

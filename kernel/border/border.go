@@ -1,15 +1,25 @@
-// Package border runs the machine's extensions in slot packet on the interface of a node, for the
-// messages that ranks of other nodes send to ranks of this one without the node kernels.
+// Package border runs extensions in the slots packet and message on the interface of a node, for
+// the messages that ranks of other nodes send to ranks of this one without the node kernels.
 //
 // A fixed skeleton (skeleton.c) is an XDP program on the interface. It takes the datagrams of
 // mirrored channels (kernel/abi/mirror) apart, fills the context of the slot for each message, and
-// asks the chain of extensions. Their instructions, as package verify accepted them, are spliced
-// in. A chain is replaced without detaching the program. Linux verifies all of it, so no answer can
-// do harm; an invalid one is counted as a fault.
+// asks the chain of extensions: the machine's, and those that belong to the message's job. Their
+// instructions, as package verify accepted them, are spliced in. A chain is replaced without
+// detaching the program. Linux verifies all of it, so no answer can do harm; an invalid one is
+// counted as a fault. With extensions of jobs, Linux also proves that none learns an address of its
+// memory.
 //
 // Linux may take seconds for that. A goroutine waits (step), and until then, and if Linux
 // refuses, the extension runs in the node kernel only: Judges reports false, and messages of other
-// nodes must pass the node kernels.
+// nodes must pass the node kernels. Extensions join the program one by one, so that a refusal is
+// about one.
+//
+// Nothing ends a run in Linux but its own end. When the runs for a frame have taken frameTime, the
+// frame is cut off behind the messages that were judged, and the others are judged when they are
+// sent again: there is progress however slow the runs are. An extension that is slow often, or one
+// of a job that takes a third of a processor, leaves its messages to the node kernel. Whatever
+// ranks send, the program runs the extensions of a job for half of the time at most: it judges none
+// of the job's frames beyond that.
 //
 // # What it judges
 //
@@ -26,16 +36,18 @@
 // # Shared state
 //
 // The maps of an extension are made by Linux, and mapped in the place of the memory that the
-// extension has in this process, so that runs here and there work on the same bytes. They exclude
-// each other by a word that both sides change atomically: the node kernel's runs hold the Border
-// as a lock (extension.Extension.Guard). A frame that comes while that is held is not judged,
-// unless it is given back within some microseconds, and so is lost, and sent again.
+// extension has in this process, so that runs here and there work on the same bytes. A job's are
+// mapped when it is inserted, so that its ranks never map other memory. The runs exclude each other
+// by words that both sides change atomically: the node kernel's runs hold the Border as a lock
+// (extension.Extension.Guard), or for a job's extension, a turn. A frame that comes while that is
+// held is not judged, unless it is given back within some microseconds, and so is lost, and sent
+// again.
 //
 // PID 1 keeps the program's link, the table of pairs and the maps, so that the program goes on
 // while the node kernel is restarted.
 //
-// Locks, outermost first: Border.mu guards programs and maps; Border.running is held during a run
-// of an extension in this process.
+// Locks, outermost first: Border.mu guards programs and maps; Border.running and Border.turning are
+// held during a run of an extension in this process.
 package border
 
 import (
@@ -63,9 +75,12 @@ import (
 type Config struct {
 	// Interface returns the name and the index of the interface to the other nodes.
 	Interface func() (name string, index int, err error)
-	// Chain returns the machine's extensions in slot packet, in their order.
+	// Chain returns the extensions that may run on the interface, in the order in which they see a
+	// message.
 	Chain func() []*extension.Extension
-	// Changed is called without locks when Judges has changed, unless that is because of Follow.
+	Jobs  bool // extensions of jobs may run there, too
+	// Changed is called without locks when Judges may have changed, unless that is because of
+	// Follow.
 	Changed func()
 	Keeper  keep.Keeper // PID 1
 	Log     func(format string, args ...any)
@@ -76,10 +91,10 @@ type Config struct {
 type Border struct {
 	config  Config
 	running sync.Mutex
+	turning [turns]sync.Mutex
 	word    atomic.Pointer[common] // shared with the program; nil: there is none
-	judges  atomic.Bool
-	wake    chan struct{} // the program may not be the one that it should be
-	done    chan struct{} // closed by Close
+	wake    chan struct{}          // the program may not be the one that it should be
+	done    chan struct{}          // closed by Close
 	ended   sync.WaitGroup
 
 	mu      sync.Mutex
@@ -89,10 +104,12 @@ type Border struct {
 	name    string      // of the interface
 	loaded  []id.Handle // of the extensions in the attached program; some may have been removed
 	members []*member   // in the order of the chain
-	gone    []*member   // that were removed, and whose maps are open
+	builds  []*member   // that are in the program which is being built
+	gone    []*member   // of these, removed ones, whose maps are open
 	pairs   int         // that were admitted and have not left
 	adopted map[string]*keep.Item
 	watched bool // there is a goroutine that reports
+	stale   bool // the program has extensions of jobs that were removed
 }
 
 // New makes a border without a program. Adopt may follow, and then Start.
@@ -165,6 +182,9 @@ func (b *Border) adopt(item *keep.Item) error {
 		return errors.Join(err, l.Close())
 	}
 	b.states.is.busy().CompareAndSwap(byKernel, free) // the earlier one had it
+	for job := range id.Job(turns) {
+		b.states.is.turn(job).CompareAndSwap(byKernel, free)
+	}
 	b.link, b.name, b.loaded = l, words.Interface, words.Loaded
 	return nil
 }
@@ -194,6 +214,7 @@ func (b *Border) open(maps map[string]*ebpf.Map) error {
 		return err
 	}
 	b.maps, b.states = maps, states
+	states.is.setBudget(frameTime)
 	b.word.Store(states.is)
 	return nil
 }
@@ -296,8 +317,14 @@ func (b *Border) poke() {
 // Lock waits until the program is not running any extension, and keeps it from doing so.
 func (b *Border) Lock() {
 	b.running.Lock()
-	s := b.word.Load()
-	for n := 1; s != nil && !s.busy().CompareAndSwap(free, byKernel); n++ {
+	if s := b.word.Load(); s != nil {
+		await(s.busy())
+	}
+}
+
+// await takes a word that the program may have.
+func await(word *atomic.Uint32) {
+	for n := 1; !word.CompareAndSwap(free, byKernel); n++ {
 		if n%64 == 0 {
 			runtime.Gosched()
 		}
@@ -312,48 +339,82 @@ func (b *Border) Unlock() {
 	b.running.Unlock()
 }
 
-// Judges reports whether the program judges messages, and all extensions of the machine in slot
-// packet do so in it.
-func (b *Border) Judges() bool { return b.judges.Load() }
+// turn is the lock that runs of a job's extensions hold: see Border.
+type turn struct {
+	*Border
+	job id.Job
+}
+
+// Lock implements sync.Locker.
+func (t turn) Lock() {
+	t.turning[t.job%turns].Lock()
+	if s := t.word.Load(); s != nil {
+		await(s.turn(t.job))
+	}
+}
+
+// Unlock implements sync.Locker.
+func (t turn) Unlock() {
+	if s := t.word.Load(); s != nil {
+		s.turn(t.job).CompareAndSwap(byKernel, free)
+	}
+	t.turning[t.job%turns].Unlock()
+}
+
+// Judges reports whether there are extensions, and the program asks all of them about the messages
+// that pass it.
+func (b *Border) Judges(all []*extension.Extension) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, x := range all {
+		if !slices.ContainsFunc(b.members, func(m *member) bool { return m.Extension == x && m.there }) {
+			return false
+		}
+	}
+	return len(all) > 0
+}
 
 // Follow must be called when Config.Chain has changed. An extension that was removed is not asked
 // any more when Follow returns. A new one is, if ever, after Config.Changed was called.
 func (b *Border) Follow() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	were := b.members
+	chain, were := b.config.Chain(), b.members
 	b.members = nil
-	for _, x := range b.config.Chain() {
-		at := slices.IndexFunc(were, func(m *member) bool { return m.Extension == x })
-		if at < 0 {
-			b.members = append(b.members, b.enter(x))
-			continue
-		}
-		b.members = append(b.members, were[at])
-		were = slices.Delete(were, at, at+1)
-	}
 	for _, m := range were {
-		b.leave(m)
+		if slices.Contains(chain, m.Extension) {
+			b.members = append(b.members, m)
+		} else {
+			b.leave(m)
+		}
+	}
+	for i, x := range chain { // the members are in this order
+		if i == len(b.members) || b.members[i].Extension != x {
+			b.members = slices.Insert(b.members, i, b.enter(x))
+		}
 	}
 	b.settle()
 	b.poke()
 }
 
-// wanted returns the extensions that the program should have. The caller holds the lock.
-func (b *Border) wanted() (chain []*member) {
+// wanted returns the extensions that the next program should have, and which of them is new there:
+// the oldest, if there are several; nil: none is. The caller holds the lock.
+func (b *Border) wanted() (chain []*member, fresh *member) {
 	for _, m := range b.members {
-		if m.why == nil {
+		if m.ripe() && !b.has(m) && (fresh == nil || m.Handle() < fresh.Handle()) {
+			fresh = m
+		}
+	}
+	for _, m := range b.members {
+		if m.why == nil && (m == fresh || b.has(m)) {
 			chain = append(chain, m)
 		}
 	}
-	return chain
+	return chain, fresh
 }
 
-// fresh returns the extensions of a chain that the program on the interface does not have. The
-// caller holds the lock.
-func (b *Border) fresh(chain []*member) []*member {
-	return slices.DeleteFunc(slices.Clone(chain), func(m *member) bool { return slices.Contains(b.loaded, m.Handle()) })
-}
+// has reports whether the program on the interface has an extension. The caller holds the lock.
+func (b *Border) has(m *member) bool { return slices.Contains(b.loaded, m.Handle()) }
 
 func handles(chain []*member) (all []id.Handle) {
 	for _, m := range chain {
@@ -362,43 +423,45 @@ func handles(chain []*member) (all []id.Handle) {
 	return all
 }
 
-// settle notes where the extensions run, and reports whether Judges has changed. The caller holds
-// the lock.
+// settle notes where the extensions run, and reports whether that has changed. The caller holds the
+// lock.
 func (b *Border) settle() (changed bool) {
-	all := len(b.members) > 0
 	for _, m := range b.members {
-		all = m.where(b.name, slices.Contains(b.loaded, m.Handle())) && all
+		there := m.where(b.name, b.has(m))
+		changed = changed || there != m.there
+		m.there = there
 	}
-	return b.judges.Swap(all) != all
+	return changed
 }
 
 // step brings the program on the interface nearer to what it should be, and reports whether it may
 // not be there yet. Linux may need seconds for a program.
 func (b *Border) step() (again bool) {
 	b.mu.Lock()
-	for _, m := range b.gone {
-		m.close()
-	}
-	b.gone = nil
-	chain := b.wanted()
+	chain, fresh := b.wanted()
 	if len(chain) == 0 && b.pairs == 0 {
 		b.detach()
 		b.mu.Unlock()
 		return false
 	}
-	if len(b.fresh(chain)) == 0 { // those that it has in addition are not asked
+	if fresh == nil && !b.stale { // those that it has in addition are not asked
 		b.mu.Unlock()
 		return false
 	}
 	parts, err := b.parts(chain)
 	maps := b.maps
+	b.builds = chain
 	b.mu.Unlock()
 
 	var program *ebpf.Program
 	if err == nil {
-		program, err = build(maps, parts)
+		program, err = build(maps, parts, slices.ContainsFunc(chain, (*member).ofJob))
 	}
 	b.mu.Lock()
+	for _, m := range b.gone {
+		m.close()
+	}
+	b.builds, b.gone = nil, nil
 	again, changed := b.loads(chain, program, err)
 	b.mu.Unlock()
 	if changed {
@@ -413,24 +476,27 @@ func (b *Border) loads(chain []*member, program *ebpf.Program, err error) (again
 	if program != nil {
 		defer program.Close() // the link has it
 	}
-	if !slices.Equal(chain, b.wanted()) {
+	now, fresh := b.wanted()
+	if !slices.Equal(chain, now) {
 		return true, false
 	}
 	if err == nil {
 		err = b.install(chain, program)
 	}
-	if err == nil {
-		b.loaded = handles(chain)
+	switch {
+	case err == nil:
+		b.loaded, b.stale = handles(chain), false
 		b.keep()
 		b.watch()
-		return false, b.settle()
+	case fresh == nil:
+		b.stale = false // it cannot be helped
+		b.config.Log("extensions on the interface: a program without those that were removed: %v", err)
+	default:
+		if lacks := fresh.part.Lacks(); lacks != nil {
+			err = lacks
+		}
+		fresh.refuse(err)
 	}
-	fresh := b.fresh(chain)
-	newest := fresh[len(fresh)-1] // Linux may accept the others without it
-	if lacks := newest.part.Lacks(); lacks != nil {
-		err = lacks
-	}
-	newest.refuse(err)
 	return true, b.settle()
 }
 

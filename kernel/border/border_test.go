@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 
 	"margay/kernel/abi/slot"
@@ -45,5 +46,30 @@ func compare(t *testing.T, what string, ours reflect.Type, theirs btf.Type) {
 			t.Errorf("%s: %s at %d, in C %s at %d", what, f.Name, f.Offset, m.Name, m.Offset.Bytes())
 		}
 		compare(t, what+"."+m.Name, f.Type, m.Type)
+	}
+}
+
+// The functions of an extension stay as they are: they call each other by distance.
+func TestSplice(t *testing.T) {
+	spec, err := readSpec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := func() asm.Instructions {
+		call := asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoCall, Constant: 1}
+		return asm.Instructions{call, asm.Return(), asm.Mov.Imm(asm.R0, 1), asm.Return()}
+	}
+	out, err := splice(spec.Programs[programName].Instructions, []part{{code: code(), starts: []int{0, 2}}, {code: code(), starts: []int{0, 2}}}, spec.Maps[mapContexts].Value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for i := range out {
+		if name := out[i].Symbol(); strings.HasPrefix(name, "extension_") {
+			names = append(names, name)
+		}
+	}
+	if got := strings.Join(names, " "); got != "extension_0_0 extension_0_1 extension_1_0 extension_1_1" || len(out) < 14 || out[len(out)-4].Constant != 1 {
+		t.Errorf("the program has %s", got)
 	}
 }

@@ -73,6 +73,7 @@ type rig struct {
 	t       *testing.T
 	kept    *kept
 	manager *extension.Manager
+	started bool
 	changed atomic.Int32
 	program *ebpf.Program // the attached one
 	number  ebpf.ProgramID
@@ -111,12 +112,23 @@ func (r *rig) open() {
 			}
 			return lo.Name, lo.Index, nil
 		},
-		Chain:   func() []*extension.Extension { return m.Machine().Chain(slot.Packet) },
+		Chain:   m.OnInterface,
+		Jobs:    true,
 		Changed: func() { r.changed.Add(1) },
 		Keeper:  r.kept, Log: r.t.Logf,
 	})
-	m.Watch(slot.Packet, func(id.Job) { b.Follow() })
-	r.Border, r.manager = b, m
+	for _, name := range []slot.Name{slot.Packet, slot.Message} {
+		m.Watch(name, func(id.Job) { b.Follow() })
+	}
+	r.Border, r.manager, r.started = b, m, false
+}
+
+// start starts the border, unless it was started.
+func (r *rig) start() {
+	if !r.started {
+		r.started = true
+		r.Start()
+	}
 }
 
 // patience is for Linux, whose verifier takes seconds on an emulated processor.
@@ -142,14 +154,18 @@ func (r *rig) reopen(names ...string) {
 	}
 }
 
+// judges reports whether the program asks all extensions.
+func (r *rig) judges() bool { return r.Judges(r.manager.OnInterface()) }
+
 // judging starts the border, and waits until the program judges messages. Linux verifies one
 // program with all extensions that there are by then.
 func (r *rig) judging() {
 	r.t.Helper()
 	begin := time.Now()
-	r.Start()
-	check.AwaitFor(r.t, patience, "program with the extensions", r.Judges)
+	r.start()
+	check.AwaitFor(r.t, patience, "program with the extensions", r.judges)
 	r.t.Logf("the program is there after %v", time.Since(begin).Round(time.Millisecond))
+	r.states.is.setBudget(time.Hour) // the host may stop the guest during a run
 }
 
 // run gives the attached program a frame, and returns what it passes on.
@@ -347,7 +363,7 @@ func (s *sender) frame(b []byte) []byte {
 // spoil changes a frame as an attacker or a bad wire would.
 func (s *sender) spoil(f []byte) []byte {
 	be := binary.BigEndian
-	switch s.IntN(9) {
+	switch s.IntN(10) {
 	case 0:
 		f = f[:14+s.IntN(len(f)-14)]
 	case 1: // an option of IP, so that the rest is elsewhere
@@ -370,6 +386,9 @@ func (s *sender) spoil(f []byte) []byte {
 		for i := range f {
 			f[i] = byte(s.Uint32())
 		}
+	case 9: // as a wire does
+		f[14+28+s.IntN(len(f)-14-28)] ^= 1 << s.IntN(8)
+		return f
 	case 8: // a tag of a VLAN
 		f = append(append(append([]byte(nil), f[:12]...), 0x81, 0, 0, 0), f[12:]...)
 	}
@@ -480,24 +499,24 @@ func TestRefused(t *testing.T) {
 	good := r.insert(extension.Request{Object: firewall.Object})
 	r.judging()
 	bad := r.insert(extension.Request{Object: firewall.Object, Settings: []extension.Setting{{Name: firewall.Handler, Value: 3}, {Name: firewall.Refuse, Value: 4}}})
-	if _, why := r.at(bad); r.Judges() || !strings.HasPrefix(why, "not yet on the interface") {
+	if _, why := r.at(bad); r.judges() || !strings.HasPrefix(why, "not yet on the interface") {
 		t.Errorf("%s", why)
 	}
 	check.AwaitFor(t, patience, "refusal", func() bool {
 		_, why := r.at(bad)
 		return strings.HasPrefix(why, "not on the interface: ")
 	})
-	if engine, why := r.at(bad); r.Judges() || !bytes.Contains([]byte(why), []byte("service message_reply")) && !bytes.Contains([]byte(why), []byte("not one that the kernel has")) {
+	if engine, why := r.at(bad); r.judges() || !bytes.Contains([]byte(why), []byte("service message_reply")) && !bytes.Contains([]byte(why), []byte("not one that the kernel has")) {
 		t.Errorf("it runs on %s: %s", engine, why)
 	}
 	if engine, why := r.at(good); engine[len(engine)-3:] != "+lo" {
 		t.Errorf("it runs on %s: %s", engine, why)
 	}
-	if err := r.manager.Remove(bad.Handle(), "the test"); err != nil || !r.Judges() {
-		t.Errorf("%v, judges %v", err, r.Judges())
+	if err := r.manager.Remove(bad.Handle(), "the test"); err != nil || !r.judges() {
+		t.Errorf("%v, judges %v", err, r.judges())
 	}
-	if err := r.manager.Remove(good.Handle(), "the test"); err != nil || r.Judges() {
-		t.Errorf("%v, judges %v", err, r.Judges())
+	if err := r.manager.Remove(good.Handle(), "the test"); err != nil || r.judges() {
+		t.Errorf("%v, judges %v", err, r.judges())
 	}
 	check.AwaitFor(t, patience, "end of the program", func() bool {
 		r.mu.Lock()
@@ -544,12 +563,12 @@ func TestSlow(t *testing.T) {
 	for range 2 { // the last one while Linux verifies a program with the one before
 		r.insert(passes)
 	}
-	check.AwaitFor(t, patience, "program with all extensions", r.Judges)
+	check.AwaitFor(t, patience, "program with all extensions", r.judges)
 	seal := r.admit(s, 0)
 	s.write()
 	r.run(s.datagram(0))
 	atomic.StoreUint32(&r.members[0].tally.is.Slow, slowLimit)
-	check.Await(t, "end of its judgement", func() bool { return !r.Judges() })
+	check.Await(t, "end of its judgement", func() bool { return !r.judges() })
 	if _, why := r.at(x); !strings.HasPrefix(why, "no longer on the interface: more than one in 5 of its runs") {
 		t.Errorf("%s", why)
 	}
@@ -617,8 +636,8 @@ func TestTurns(t *testing.T) {
 		t.Fatal(again)
 	}
 	y := r.insert(extension.Request{Object: firewall.Object, Handle: x.Handle()})
-	r.Start()
-	if !r.Judges() || messages(y) != 1 || !run() || messages(y) != 1 {
+	r.start()
+	if !r.judges() || messages(y) != 1 || !run() || messages(y) != 1 {
 		t.Errorf("%d messages are counted afterwards", messages(y))
 	}
 	s.write()
@@ -638,7 +657,7 @@ func TestLeftOver(t *testing.T) {
 	r.judging()
 	old, oldManager := r.Border, r.manager
 	r.reopen(keptBorder, memberItem(x.Handle()))
-	r.Start()
+	r.start()
 	check.Await(t, "end of the program", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()

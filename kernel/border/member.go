@@ -2,6 +2,7 @@ package border
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -28,22 +29,53 @@ type member struct {
 	part   *linux.Part
 	maps   []*linux.Map // by index of the program's maps
 	covers bool         // the maps are the extension's memory
+	there  bool         // all messages from the interface are judged there
 	tally  *shared[tally]
-	was    tally // as it was last reported
+	was    tally  // as it was last reported
+	late   uint64 // frames that took all of their time because of it, but for reports without any
+
+	entered time.Time // in this node kernel
+
+	since time.Time     // begin of the interval in which its share of a processor is measured
+	spent time.Duration // of its runs there until then
 }
 
 // enter makes the maps of an extension. Those that an earlier node kernel has left become its
 // memory at once. The caller holds the lock.
 func (b *Border) enter(x *extension.Extension) *member {
-	m := &member{Extension: x}
+	now := time.Now()
+	m := &member{Extension: x, entered: now, since: now}
+	if m.ofJob() {
+		time.AfterFunc(settleTime, b.poke)
+	}
+	kept := b.adopted[memberItem(m.Handle())] != nil
 	if err := b.prepare(m); err != nil {
 		m.refuse(err)
 	}
-	if !m.covers { // a program with its handle does not share its memory
+	if !kept || !m.covers { // a program with its handle has another one, or does not share its memory
 		b.loaded = slices.DeleteFunc(b.loaded, func(h id.Handle) bool { return h == m.Handle() })
 	}
 	return m
 }
+
+// settleTime is how old a job's extension is when the program gets it. Most jobs that live shorter
+// gain nothing from it.
+const settleTime = 2 * time.Second
+
+// ripe reports whether the program may get the extension. One that the program of an earlier node
+// kernel had is there.
+func (m *member) ripe() bool {
+	return m.why == nil && (!m.ofJob() || time.Since(m.entered) >= settleTime)
+}
+
+// Bounds for extensions of jobs. All extensions share the program, to which Linux allows 64 maps
+// and 256 functions.
+const (
+	mostOfJob     = 4       // extensions of one
+	mostMaps      = 8       // of an extension
+	mostFunctions = 16      // the same
+	mostElement   = 1 << 10 // bytes of an element of a map that it replaces: Linux copies it at once
+)
 
 func (b *Border) prepare(m *member) error {
 	if err := b.makeMaps(); err != nil {
@@ -53,17 +85,20 @@ func (b *Border) prepare(m *member) error {
 	if err != nil {
 		return err
 	}
-	if size := program.Context().Size; size != slot.PacketSize {
-		return fmt.Errorf("it was verified for a context of %d bytes, not %d", size, slot.PacketSize)
+	if size := program.Context().Size; size > slot.PacketSize {
+		return fmt.Errorf("it was verified for a context of %d bytes, more than %d", size, slot.PacketSize)
 	}
 	if m.part, err = linux.NewSettledPart(program); err != nil {
 		return err
 	}
 	name := memberItem(m.Handle())
-	if kept := b.adopted[name]; kept != nil {
+	if kept := b.adopted[name]; kept != nil { // its memory is there
 		delete(b.adopted, name)
 		defer kept.CloseFiles()
-		return m.adopt(b, kept)
+		return m.adopt(b.turns(m), kept)
+	}
+	if err := b.admits(m); err != nil {
+		return err
 	}
 	for i, spec := range program.Maps() {
 		contents := spec.Contents
@@ -83,7 +118,80 @@ func (b *Border) prepare(m *member) error {
 	if err != nil {
 		return fmt.Errorf("make map: %w", err)
 	}
-	return m.count(counts)
+	if err := m.count(counts); err != nil || !m.ofJob() {
+		return err
+	}
+	m.tally.is.Own = 1
+	return b.share(m)
+}
+
+func (m *member) ofJob() bool { return m.Job() != extension.Machine }
+
+// admits returns why a job's extension cannot run on the interface, apart from what Linux says.
+func (b *Border) admits(m *member) error {
+	if !m.ofJob() {
+		return nil
+	}
+	if !b.config.Jobs {
+		return errors.New("extensions of jobs may run there only on a machine that was made with --offload")
+	}
+	if name := m.Region(); name != "" {
+		return fmt.Errorf("its map %q is a region, which is not Linux's", name)
+	}
+	others := 0
+	for _, other := range b.members {
+		if other.Job() == m.Job() && other.why == nil {
+			others++
+		}
+	}
+	if others >= mostOfJob {
+		return fmt.Errorf("its job has %d extensions there", others)
+	}
+	p := m.part.Program()
+	if maps, functions := len(p.Maps()), len(p.Functions()); maps > mostMaps || functions > mostFunctions {
+		return fmt.Errorf("it has %d maps and %d functions; at most %d and %d may be there", maps, functions, mostMaps, mostFunctions)
+	}
+	if err := m.copies(); err != nil {
+		return err
+	}
+	return m.part.Lacks()
+}
+
+// copies returns an error if the extension may replace elements of a map that are large.
+func (m *member) copies() error {
+	p := m.part.Program()
+	for _, s := range p.Services() {
+		if s.Name != "map_update_elem" {
+			continue
+		}
+		for _, spec := range p.Maps() {
+			if spec.ValueSize > mostElement {
+				return fmt.Errorf("it calls %s, and map %q has elements of %d bytes; at most %d are copied there", s.Name, spec.Name, spec.ValueSize, mostElement)
+			}
+		}
+	}
+	return nil
+}
+
+// share makes the maps in Linux the extension's memory, also for the next node kernel. The caller
+// holds the lock.
+func (b *Border) share(m *member) error {
+	if err := b.keepMember(m); err != nil { // first: the memory that is covered becomes empty
+		return err
+	}
+	if err := m.cover(b.turns(m), false); err != nil {
+		b.drop(memberItem(m.Handle()))
+		return err
+	}
+	return nil
+}
+
+// turns returns the lock that excludes runs of the extension on the interface.
+func (b *Border) turns(m *member) sync.Locker {
+	if m.ofJob() {
+		return turn{b, m.Job()}
+	}
+	return b
 }
 
 // count takes over the map with the extension's tally.
@@ -93,6 +201,8 @@ func (m *member) count(counts *ebpf.Map) (err error) {
 		return err
 	}
 	m.was = m.tally.is.read()
+	m.was.Faults = 0 // this node kernel has not counted them, and the program asks until it has FAULTS
+	m.spent = time.Duration(m.was.Time)
 	return nil
 }
 
@@ -144,12 +254,13 @@ func (m *member) cover(turns sync.Locker, full bool) error {
 				continue
 			}
 			own := m.Map(spec.Name).Memory()
-			data := slices.Clone(own.Bytes())
+			if !full {
+				if err := m.maps[i].Write(own.Bytes()); err != nil {
+					return err
+				}
+			}
 			if err := own.Cover(m.maps[i].FD()); err != nil {
 				return err
-			}
-			if !full {
-				copy(own.Bytes(), data)
 			}
 		}
 		return nil
@@ -215,15 +326,20 @@ func (m *member) close() {
 // leave keeps the program from asking an extension that was removed, and PID 1 from keeping its
 // maps. The caller holds the lock.
 func (b *Border) leave(m *member) {
+	if m.covers {
+		b.drop(memberItem(m.Handle()))
+	}
 	if m.tally == nil {
 		return
 	}
 	m.report()
 	atomic.StoreUint32(&m.tally.is.Off, 1)
-	b.gone = append(b.gone, m)
-	if m.covers {
-		b.drop(memberItem(m.Handle()))
+	if slices.Contains(b.builds, m) {
+		b.gone = append(b.gone, m)
+	} else {
+		m.close()
 	}
+	b.stale = b.stale || m.ofJob() && b.has(m) // its memory is large, and others will follow
 }
 
 // Report adds what the program has counted to the statistics of the extensions.
@@ -243,10 +359,16 @@ func (b *Border) Report() {
 
 // A run that takes longer than slowTime, in the program's clock, is slow. Each one counts slowCost,
 // and each other one pays 1 back. At slowLimit, messages pass the node kernels again.
+// A frame that takes all of frameTime counts like a slow run, too. The extension of a job must not
+// take more than a part of a processor in shareEach.
 const (
 	slowTime  = 500 * time.Microsecond
 	slowCost  = 4
 	slowLimit = 64
+	frameTime = 4 * time.Millisecond
+
+	shareEach = time.Second
+	sharePart = 3 // the program itself allows SHARE
 )
 
 // report is Report for an extension. The caller holds the lock.
@@ -257,22 +379,35 @@ func (m *member) report() {
 	}
 	m.Dropped(now.Drops - m.was.Drops)
 	for range now.Faults - m.was.Faults {
-		m.Fault(fault(&now))
+		m.Fault(m.fault(&now))
 	}
 	if now.Slow >= slowLimit && m.slow == nil {
 		m.slow = fmt.Errorf("more than one in %d of its runs there took longer than %v", slowCost+1, slowTime)
 	}
+	if passed := time.Since(m.since); passed >= shareEach && m.ofJob() {
+		if spent := time.Duration(now.Time) - m.spent; spent > passed/sharePart && m.slow == nil {
+			m.slow = fmt.Errorf("its runs there took %v in %v", spent.Round(time.Millisecond), passed.Round(time.Millisecond))
+		}
+		m.since, m.spent = m.since.Add(passed), time.Duration(now.Time)
+	}
+	n := uint64(now.Late - m.was.Late)
+	if n == 0 {
+		m.late -= min(m.late, 1)
+	}
+	if m.late += n; m.late >= slowLimit/slowCost && m.slow == nil {
+		m.slow = fmt.Errorf("it took more than %v for each of %d frames", frameTime, m.late)
+	}
 	m.was = now
 }
 
-// fault returns the error of the last fault.
-func fault(k *tally) error {
+// fault returns the error of the last fault. The interface allows the verdicts of slot packet.
+func (m *member) fault(k *tally) error {
 	row, err := slot.Find(slot.Packet)
 	if err != nil {
 		return err
 	}
 	if answer := slot.Verdict(k.Answer); !row.Allows(answer) {
-		return fmt.Errorf("answer %d is not a verdict of slot %s", answer, slot.Packet)
+		return fmt.Errorf("answer %d is not a verdict of slot %s", answer, m.Section())
 	}
 	return fmt.Errorf("it stops a message of the libraries, for handler %d, from rank %d to rank %d", k.Handler, k.Source, k.Target)
 }

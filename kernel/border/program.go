@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"margay/kernel/abi/slot"
 	"margay/kernel/keep"
 )
 
@@ -22,7 +23,7 @@ func (b *Border) parts(chain []*member) (parts []part, err error) {
 		if err != nil {
 			return nil, err
 		}
-		parts = append(parts, part{code: code, starts: starts, tally: m.tally.FD()})
+		parts = append(parts, part{code: code, starts: starts, tally: m.tally.FD(), job: m.Job(), handles: m.Slot() == slot.Message})
 	}
 	return parts, nil
 }
@@ -34,10 +35,7 @@ func (b *Border) install(chain []*member, program *ebpf.Program) error {
 		if m.covers {
 			continue
 		}
-		if err := m.cover(b, false); err != nil {
-			return err
-		}
-		if err := b.keepMember(m); err != nil {
+		if err := b.share(m); err != nil {
 			return err
 		}
 	}

@@ -48,6 +48,9 @@ func (r *reference) take(frame []byte) (out []byte, sealed bool) {
 	if p == nil || p.Key != h.Key || p.From != from {
 		return out, false
 	}
+	if sum := be.Uint16(ip[26:]); sum != 0 && sum != checksum(ip[:total]) {
+		return out, false
+	}
 	u := out[14+28 : 14+total]
 	switch {
 	case len(data) == 0:

@@ -1,8 +1,9 @@
 //go:build ignore
 
 /* The skeleton judges messages between ranks on the interface of a node (package border). It takes
- * datagrams of mirrored channels (kernel/abi/mirror) apart, and asks the extensions in slot packet
- * about each message in them. The chain of extensions is spliced in before it is loaded.
+ * datagrams of mirrored channels (kernel/abi/mirror) apart, and asks the extensions in the slots
+ * packet and message about each message in them. The chain of extensions is spliced in before it is
+ * loaded.
  *
  * Every frame is hostile until it has the key of the pair of ranks that it names, and the other
  * rank's address as its source. A frame that is not understood passes unchanged: no rank takes it
@@ -38,6 +39,9 @@ static long (*const store)(struct xdp_md *frame, __u32 offset, const void *from,
 #define ETHERNET 14
 #define IP 20
 #define UDP 8
+#define TOTAL (ETHERNET + 2)
+#define HEADER_CHECKSUM (ETHERNET + 10)
+#define LENGTH (ETHERNET + IP + 4)
 #define CHECKSUM (ETHERNET + IP + 6)
 #define HEADER (ETHERNET + IP + UDP)
 #define KEY (HEADER + 8)
@@ -65,6 +69,10 @@ static long (*const store)(struct xdp_md *frame, __u32 offset, const void *from,
 #define TRIES 256	/* to have the extensions, some microseconds */
 #define SLOW_TIME 500000
 #define SLOW_COST 4
+#define TURNS 256
+#define SHARE 2		/* extensions of a job get one part in so many of a processor */
+#define DEBT 100000000	/* nanoseconds by which they may be ahead of that */
+#define CHUNK 512 /* bytes whose sum Linux computes at once */
 
 struct headers {
 	__u16 unused;
@@ -124,11 +132,15 @@ struct peer {
 
 /* What the program and the node kernel share. */
 struct common {
-	__u32 busy; /* extensions run: 1 here, 2 in the node kernel */
+	__u32 busy; /* extensions run: 1 here, 2 the machine's in the node kernel */
 	__u32 unused;
-	__u64 met;     /* frames that were not judged because they ran */
+	__u64 budget;  /* nanoseconds that extensions may take for a frame, but for their last run */
+	__u64 met;     /* frames that were not judged because they ran, or had run for too long */
 	__u64 refused; /* frames of a peer that made no sense */
 	__u64 judged;  /* frames that were judged */
+	__u64 late;    /* of these, frames that took all of the budget */
+	__u32 turns[TURNS]; /* the same as busy for the extensions of a job, by its number */
+	__u64 due[TURNS];   /* when these have had no more than their share */
 };
 
 /* Of an extension. */
@@ -144,6 +156,8 @@ struct tally {
 	__u32 target;
 	__u32 slow; /* a measure of slow runs: each adds SLOW_COST, each other one takes 1 back */
 	__u32 off;  /* it was removed */
+	__u32 late; /* runs with which a frame had taken all of the budget */
+	__u32 own;  /* 1: a job's */
 	__u32 unused;
 };
 
@@ -162,6 +176,11 @@ struct walk {
 	__u32 end;
 	__u32 sum; /* change of the checksum */
 	__u32 bad;
+	__u32 late;
+	__u32 job;
+	__u64 spent; /* nanoseconds in extensions */
+	__u64 own;   /* of these, in the job's */
+	__u64 budget;
 
 	/* The message about which the extensions are asked. */
 	__u32 payload; /* in the frame */
@@ -211,6 +230,10 @@ static noinline __u64 judge(struct walk *w, struct margay_packet *p, struct tall
 
 	k->runs += 1;
 	k->time += took;
+	/* Without branches: Linux follows each one. */
+	k->late += ((w->budget - w->spent - took) >> 63) - ((w->budget - w->spent) >> 63);
+	w->spent += took;
+	w->own += took * k->own;
 	if (took > SLOW_TIME)
 		k->slow += SLOW_COST;
 	else if (k->slow)
@@ -230,13 +253,26 @@ static noinline __u64 judge(struct walk *w, struct margay_packet *p, struct tall
 	return MARGAY_PASS;
 }
 
+/* handled begins the part of the chain with the extensions in slot message, and reports whether
+ * they see the message: the libraries' they do not. */
+static noinline int handled(struct walk *w, struct margay_packet *p)
+{
+	if (w->handler >= MARGAY_HANDLERS)
+		return 0;
+	fill(w, p); /* extensions in slot packet may have written there */
+	return 1;
+}
+
+/* is_of reports whether extensions of a job see the message. */
+static noinline int is_of(struct walk *w, __u32 job) { return w->job == job; }
+
 /* chain asks the extensions in turn until one stops the message. The code here is a placeholder. */
 static noinline __u64 chain(struct walk *w, struct margay_packet *p)
 {
 	__u32 first = 0;
 	struct tally *k = map_lookup(&tallies, &first);
 
-	if (!k || !begin(k))
+	if (!k || !is_of(w, p->hops) || !handled(w, p) || !begin(k))
 		return MARGAY_PASS;
 	return judge(w, p, k, p->hops);
 }
@@ -347,6 +383,8 @@ static long step(__u32 index, struct walk *w)
 	(void)index;
 	if (w->at >= w->end || w->at > DATA + MOST_DATA)
 		return 1;
+	if (w->position >= p->judged && w->spent > w->budget)
+		return 1;
 	w->bad = 1;
 	left = w->end - w->at;
 	if (load(w->frame, w->at, &head, sizeof head))
@@ -378,8 +416,32 @@ static long step(__u32 index, struct walk *w)
 	return w->at >= w->end;
 }
 
-/* walk_through judges the data of a datagram, and reports whether they make sense. */
-static inline_always int walk_through(struct walk *w, struct mirror_header *m)
+/* folded returns the sum of the halves of a sum. */
+static inline_always __u16 folded(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+/* cut ends a datagram behind the messages that were judged, and takes its checksum away. Linux
+ * drops bytes behind a packet. */
+static inline_always void cut(struct walk *w, struct headers *h)
+{
+	__u32 less = w->end - w->at;
+	__u16 total = __builtin_bswap16(__builtin_bswap16(h->total) - less);
+	__u16 checksum = ~folded((__u16)~h->header_checksum + (__u16)~h->total + (__u32)total);
+	__u16 udp[2] = { __builtin_bswap16(__builtin_bswap16(h->length) - less) };
+
+	store(w->frame, TOTAL, &total, sizeof total);
+	store(w->frame, HEADER_CHECKSUM, &checksum, sizeof checksum);
+	store(w->frame, LENGTH, udp, sizeof udp);
+	h->checksum = 0;
+}
+
+/* walk_through judges the data of a datagram, and reports whether they make sense. If the
+ * extensions have no time for all of them, the rank takes those that were judged, and the others
+ * when they are sent again. */
+static inline_always int walk_through(struct walk *w, struct headers *h, struct mirror_header *m)
 {
 	if (w->end == DATA)
 		return 1;
@@ -389,7 +451,13 @@ static inline_always int walk_through(struct walk *w, struct mirror_header *m)
 	}
 	w->position = m->offset;
 	loop(MOST_RECORDS, step, w, 0);
-	return !w->bad && w->at >= w->end;
+	if (w->bad)
+		return 0;
+	if (w->at < w->end) {
+		w->late = 1;
+		cut(w, h);
+	}
+	return 1;
 }
 
 /* seal_up changes the key of a datagram, and its checksum. */
@@ -411,14 +479,83 @@ static inline_always void seal_up(struct walk *w, struct headers *h, struct mirr
 	store(w->frame, CHECKSUM, &checksum, sizeof checksum);
 }
 
-/* take reports whether the extensions are this frame's, until it gives them back. It waits a moment
- * for a frame on another core. */
-static noinline int take(struct common *s)
+/* adding is the way through the bytes of a sum. */
+struct adding {
+	struct xdp_md *frame;
+	__u32 at, end; /* in the frame */
+	__u32 sum;
+};
+
+static long add(__u32 index, struct adding *a)
+{
+	__u32 first = 0, length = a->end - a->at;
+	struct margay_packet *p = map_lookup(&contexts, &first);
+
+	(void)index;
+	if (!p || a->at >= a->end)
+		return 1;
+	if (length > CHUNK)
+		length = CHUNK;
+	asm volatile("" : "+r"(length));
+	if (length == 0 || length > CHUNK || load(a->frame, a->at, p->message.data, length))
+		return 1;
+	a->sum = csum_diff(0, 0, (__u32 *)p->message.data, length, a->sum);
+	a->at += length;
+	return 0;
+}
+
+/* sound reports whether the checksum of a datagram is right. One that an interface is to complete
+ * is the sum of the pseudo header: Linux has not sent it over a wire. */
+static noinline int sound(struct xdp_md *frame, struct headers *h, __u32 end)
+{
+	__u32 pseudo[3] = { h->source, h->target, 0x1100u | (__u32)h->length << 16 };
+	struct adding a = { .frame = frame, .at = ETHERNET + IP, .end = end };
+
+	if (!h->checksum)
+		return 1;
+	a.sum = csum_diff(0, 0, pseudo, sizeof pseudo, 0);
+	if (folded(a.sum) == h->checksum)
+		return 1;
+	loop((UDP + KEY + MOST_DATA) / CHUNK + 1, add, &a, 0);
+	return folded(a.sum) == 0xffff;
+}
+
+/* take reports whether extensions are this frame's, until it gives them back. It waits a moment for
+ * a frame on another core. */
+static noinline int take(__u32 *busy)
 {
 	for (int i = 0; i < TRIES; i++)
-		if (!__sync_val_compare_and_swap(&s->busy, 0, 1))
+		if (!__sync_val_compare_and_swap(busy, 0, 1))
 			return 1;
 	return 0;
+}
+
+/* give_back ends take. */
+static inline_always void give_back(__u32 *busy) { __sync_lock_test_and_set(busy, 0); }
+
+/* judge_frame judges a frame of a peer. */
+static inline_always void judge_frame(struct walk *w, struct headers *h, struct mirror_header *m, struct common *s)
+{
+	__u32 at = w->peer->job % TURNS;
+	__u32 *turn = &s->turns[at];
+	__u64 *due = &s->due[at];
+	__u64 now = time_ns();
+
+	if (*due > now + DEBT || !take(turn)) {
+		__sync_fetch_and_add(&s->met, 1);
+		return;
+	}
+	w->budget = s->budget;
+	w->job = w->peer->job;
+	if (sound(w->frame, h, w->end) && walk_through(w, h, m)) {
+		s->judged += 1;
+		s->late += w->late;
+		seal_up(w, h, m);
+	} else {
+		s->refused += 1;
+	}
+	*due = (*due > now ? *due : now) + SHARE * w->own;
+	give_back(turn);
 }
 
 SEC("xdp.frags") int border(struct xdp_md *frame)
@@ -444,21 +581,15 @@ SEC("xdp.frags") int border(struct xdp_md *frame)
 	s = map_lookup(&states, &first);
 	if (!s)
 		return XDP_PASS;
-	if (!take(s)) {
+	if (!take(&s->busy)) {
 		__sync_fetch_and_add(&s->met, 1);
 		return XDP_PASS;
 	}
 	w.peer = map_lookup(&peers, &end); /* now that the node kernel does not replace it */
 	w.end = ETHERNET + total;
-	if (!w.peer || w.peer->key != m.key || w.peer->address != h.source || w.peer->port != h.source_port) {
-		;
-	} else if (walk_through(&w, &m)) {
-		s->judged += 1;
-		seal_up(&w, &h, &m);
-	} else {
-		s->refused += 1;
-	}
-	__sync_lock_test_and_set(&s->busy, 0);
+	if (w.peer && w.peer->key == m.key && w.peer->address == h.source && w.peer->port == h.source_port)
+		judge_frame(&w, &h, &m, s);
+	give_back(&s->busy);
 	return XDP_PASS;
 }
 

@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 
+	"margay/kernel/abi/id"
+	"margay/kernel/extension"
 	"margay/nimble/engine/linux"
 )
 
@@ -24,6 +26,8 @@ const (
 	programName  = "border"
 	symbolChain  = "chain"
 	symbolBegin  = "begin"
+	symbolHandle = "handled"
+	symbolIsOf   = "is_of"
 	symbolJudge  = "judge"
 	mapPeers     = "peers"
 	mapStates    = "states"
@@ -43,16 +47,20 @@ type part struct {
 	code   asm.Instructions
 	starts []int // indices in code at which its functions begin
 	tally  int   // descriptor of the map with its struct tally
+
+	job     id.Job // whose messages it sees; extension.Machine: all
+	handles bool   // it is in slot message
 }
 
-// build loads the skeleton's program with these extensions in the place of its chain.
-func build(maps map[string]*ebpf.Map, parts []part) (*ebpf.Program, error) {
+// build loads the skeleton's program with these extensions in the place of its chain. untrusted:
+// Linux also proves that none turns an address into a number.
+func build(maps map[string]*ebpf.Map, parts []part, untrusted bool) (p *ebpf.Program, err error) {
 	all, err := readSpec()
 	if err != nil {
 		return nil, err
 	}
 	spec := all.Programs[programName]
-	if spec.Instructions, err = splice(spec.Instructions, parts); err != nil {
+	if spec.Instructions, err = splice(spec.Instructions, parts, all.Maps[mapContexts].Value); err != nil {
 		return nil, err
 	}
 	for name, m := range maps {
@@ -60,7 +68,16 @@ func build(maps map[string]*ebpf.Map, parts []part) (*ebpf.Program, error) {
 			return nil, err
 		}
 	}
-	p, err := ebpf.NewProgram(spec)
+	load := func() (err error) {
+		// Without the verifier's steps, which are long: it verifies the extensions last.
+		p, err = ebpf.NewProgramWithOptions(spec, ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats})
+		return err
+	}
+	if untrusted {
+		err = linux.WithoutLeaks(load)
+	} else {
+		err = load()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("refused by Linux: %w", linux.Refusal(err))
 	}
@@ -68,8 +85,9 @@ func build(maps map[string]*ebpf.Map, parts []part) (*ebpf.Program, error) {
 }
 
 // splice replaces the function chain of a program by one that asks these extensions, and appends
-// the extensions' functions.
-func splice(program asm.Instructions, parts []part) (asm.Instructions, error) {
+// the extensions' functions. The first one of each is global: Linux verifies it once, for any
+// context, and not on each way to its call.
+func splice(program asm.Instructions, parts []part, context btf.Type) (asm.Instructions, error) {
 	start := slices.IndexFunc(program, func(i asm.Instruction) bool { return i.Symbol() == symbolChain })
 	if start < 0 {
 		return nil, fmt.Errorf("the skeleton has no function %s", symbolChain)
@@ -81,15 +99,54 @@ func splice(program asm.Instructions, parts []part) (asm.Instructions, error) {
 	first := program[start]
 	function, code := btf.FuncMetadata(&first), chainCode(parts)
 	code[0] = btf.WithFuncMetadata(code[0].WithSymbol(symbolChain), function).WithSource(first.Source())
-	out := slices.Concat(program[:start], code, program[end:])
+	out := reached(slices.Concat(program[:start], code, program[end:]))
+	proto := function.Type.(*btf.FuncProto)
+	entry := &btf.FuncProto{Return: proto.Return, Params: []btf.FuncParam{{Name: "context", Type: &btf.Pointer{Target: context}}}}
 	for n, p := range parts {
+		// Linux does not know that no caller passes a null pointer.
+		code := append(asm.Instructions{asm.JNE.Imm(asm.R1, 0, ""), asm.Mov.Imm(asm.R0, 0), asm.Return()}, p.code...)
+		code[0].Offset = 2
 		for i, at := range p.starts {
-			described := &btf.Func{Name: fmt.Sprintf("extension_%d_%d", n, i), Type: function.Type, Linkage: btf.StaticFunc}
-			p.code[at] = btf.WithFuncMetadata(p.code[at].WithSymbol(described.Name), described).WithSource(first.Source())
+			described := &btf.Func{Name: fmt.Sprintf("extension_%d_%d", n, i), Type: proto, Linkage: btf.StaticFunc}
+			if at += 3; i == 0 {
+				at, described.Type, described.Linkage = 0, entry, btf.GlobalFunc
+			}
+			code[at] = btf.WithFuncMetadata(code[at].WithSymbol(described.Name), described).WithSource(first.Source())
 		}
-		out = append(out, p.code...)
+		out = append(out, code...)
 	}
 	return out, nil
+}
+
+// reached returns the functions of the skeleton that its first one can reach: Linux refuses others,
+// which such a chain does not need.
+func reached(program asm.Instructions) (out asm.Instructions) {
+	functions := make(map[string]asm.Instructions)
+	var order []string
+	for at := 0; at < len(program); {
+		end := at + 1
+		for end < len(program) && btf.FuncMetadata(&program[end]) == nil {
+			end++
+		}
+		name := program[at].Symbol()
+		functions[name], order = program[at:end], append(order, name)
+		at = end
+	}
+	known := map[string]bool{order[0]: true}
+	for queue := []string{order[0]}; len(queue) > 0; queue = queue[1:] {
+		for _, i := range functions[queue[0]] {
+			if to := i.Reference(); functions[to] != nil && !known[to] {
+				known[to] = true
+				queue = append(queue, to)
+			}
+		}
+	}
+	for _, name := range order {
+		if known[name] {
+			out = append(out, functions[name]...)
+		}
+	}
+	return out
 }
 
 // chainCode returns the function that asks the extensions: u64 chain(struct walk *w, struct
@@ -102,6 +159,20 @@ func chainCode(parts []part) asm.Instructions {
 	code := asm.Instructions{asm.Mov.Reg(chainMessage, asm.R1), asm.Mov.Reg(chainPacket, asm.R2)}
 	for n, p := range parts {
 		next := fmt.Sprintf("next_%d", n)
+		if p.handles && (n == 0 || !parts[n-1].handles) {
+			code = append(code,
+				asm.Mov.Reg(asm.R1, chainMessage), asm.Mov.Reg(asm.R2, chainPacket),
+				call(symbolHandle),
+				asm.JEq.Imm(asm.R0, 0, "passed"),
+			)
+		}
+		if p.job != extension.Machine {
+			code = append(code,
+				asm.Mov.Reg(asm.R1, chainMessage), asm.Mov.Imm(asm.R2, int32(p.job)),
+				call(symbolIsOf),
+				asm.JEq.Imm(asm.R0, 0, next),
+			)
+		}
 		code = append(code,
 			asm.LoadMapValue(asm.R1, p.tally, 0),
 			call(symbolBegin),
@@ -114,6 +185,6 @@ func chainCode(parts []part) asm.Instructions {
 			asm.Mov.Imm(asm.R0, 0).WithSymbol(next),
 		)
 	}
-	code = append(code, asm.Mov.Imm(asm.R0, 0))
+	code = append(code, asm.Mov.Imm(asm.R0, 0).WithSymbol("passed"))
 	return append(code, asm.Return().WithSymbol("stopped"))
 }

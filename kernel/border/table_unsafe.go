@@ -4,10 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"margay/kernel/abi/id"
 )
 
 // The types here match skeleton.c, as a test checks.
@@ -40,26 +43,42 @@ type peer struct {
 type common struct {
 	Busy    uint32
 	_       uint32
+	Budget  uint64
 	Met     uint64
 	Refused uint64
 	Judged  uint64
+	Late    uint64
+	Turns   [turns]uint32
+	Due     [turns]uint64 // of time_ns
 }
 
-// Values of common.Busy. The program tries some times to take it, and does without if it is
-// taken; the node kernel tries until it has it.
+// turns is the number of words by which extensions of jobs take turns. Jobs whose numbers differ
+// by a multiple of it share one.
+const turns = 256
+
+// Values of common.Busy and Turns. The program tries some times to take it, and does without if it
+// is taken; the node kernel tries until it has it.
 const (
 	free     = 0
 	byFrame  = 1
 	byKernel = 2
 )
 
+// busy returns the word for the extensions of the machine, and turn the one for a job's.
 func (s *common) busy() *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&s.Busy)) }
+
+func (s *common) turn(job id.Job) *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(&s.Turns[job%turns]))
+}
+
+// setBudget sets how long extensions may take for a frame.
+func (s *common) setBudget(d time.Duration) { atomic.StoreUint64(&s.Budget, uint64(d)) }
 
 // tally is what the program counts for an extension. Off is for the node kernel to set.
 type tally struct {
 	Begun, Runs, Time, Drops, Faults, Answer uint64
 	Handler, Source, Target                  uint32
-	Slow, Off, _                             uint32
+	Slow, Off, Late, Own, _                  uint32
 }
 
 // tallySize is the size of tally, in bytes.
@@ -71,7 +90,7 @@ func (t *tally) read() tally {
 	return tally{
 		Runs: n(&t.Runs), Time: n(&t.Time), Drops: n(&t.Drops), Faults: n(&t.Faults), Answer: n(&t.Answer),
 		Handler: atomic.LoadUint32(&t.Handler), Source: atomic.LoadUint32(&t.Source), Target: atomic.LoadUint32(&t.Target),
-		Slow: atomic.LoadUint32(&t.Slow),
+		Slow: atomic.LoadUint32(&t.Slow), Late: atomic.LoadUint32(&t.Late),
 	}
 }
 

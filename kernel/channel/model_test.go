@@ -151,7 +151,7 @@ func (r *modelRank) attach() {
 }
 
 func (m *model) setPath() {
-	bits := uint32(wire.PathDirect | wire.PathMeet)
+	bits := uint32(wire.PathDirect | wire.PathFar | wire.PathMeet)
 	if m.extended {
 		bits = 0
 	}

@@ -3,6 +3,7 @@ package extension
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 
@@ -72,9 +73,38 @@ func (m *Manager) Chain(job id.Job, name slot.Name) []*Extension {
 // Chain returns the extensions of the set itself in a slot, in the order of their insertion.
 func (s *Set) Chain(name slot.Name) []*Extension { return slices.Clone(s.chains[name].load()) }
 
-// OfMachine reports whether extensions of the machine, and none of the job, run in a slot.
-func (s *Set) OfMachine(name slot.Name) bool {
-	return len(s.chains[name].load()) == 0 && len(s.manager.machine.chains[name].load()) > 0
+// Judges returns the extensions that decide about a message of the job from another node, in the
+// order in which they see it.
+func (s *Set) Judges() []*Extension {
+	return slices.Concat(s.manager.Chain(s.job, slot.Packet), s.manager.Chain(s.job, slot.Message))
+}
+
+// Cross notes that messages between ranks of the job can pass no node kernel on their way to other
+// nodes.
+func (s *Set) Cross() { s.crosses.Store(true) }
+
+// OnInterface returns the extensions that may decide on the node's interface about messages that
+// pass no node kernel, of the machine and of jobs that Cross, in the order in which they see a
+// message.
+func (m *Manager) OnInterface() (all []*Extension) {
+	m.mu.Lock()
+	sets := []*Set{m.machine}
+	for _, job := range slices.Sorted(maps.Keys(m.sets)) {
+		if s := m.sets[job]; s != m.machine && s.crosses.Load() {
+			sets = append(sets, s)
+		}
+	}
+	m.mu.Unlock()
+	for _, name := range []slot.Name{slot.Packet, slot.Message} {
+		for _, s := range sets {
+			for _, x := range s.chains[name].load() {
+				if name == slot.Packet || slot.OnInterface(x.spec.Section) {
+					all = append(all, x)
+				}
+			}
+		}
+	}
+	return all
 }
 
 // Empty reports whether no extension runs at events of the job in a slot.
@@ -150,13 +180,25 @@ func (x *Extension) ask(burst *Burst, e *nimble.Event) (slot.Verdict, error) {
 // answered records a run and checks its answer.
 func (x *Extension) answered(begin id.Time, e *nimble.Event, r0 uint64, err error) (slot.Verdict, error) {
 	x.ran(begin, record.Event{Kind: record.Run, Core: uint16(e.Core), What: r0})
-	if err == nil && !x.row.Allows(slot.Verdict(r0)) {
-		err = fmt.Errorf("answer %d is not a verdict of slot %s", r0, x.row.Name)
+	if err == nil {
+		err = x.allow(slot.Verdict(r0))
 	}
 	if err != nil && !errors.Is(err, nimble.ErrClosed) {
 		x.Fault(err)
 	}
 	return slot.Verdict(r0), err
+}
+
+// allow returns an error if the extension must not return this verdict. One that may run on the
+// interface must do without those that are not possible there.
+func (x *Extension) allow(v slot.Verdict) error {
+	switch {
+	case !x.row.Allows(v):
+		return fmt.Errorf("answer %d is not a verdict of slot %s", v, x.row.Name)
+	case x.row.Name == slot.Message && v > slot.Drop && slot.OnInterface(x.spec.Section):
+		return fmt.Errorf("answer %d, %s, is not one of section %s", v, x.row.Verdicts[v], x.spec.Section)
+	}
+	return nil
 }
 
 // ran records a run of the extension. e describes the run; ran fills in the extension.

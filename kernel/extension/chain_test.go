@@ -174,3 +174,40 @@ func TestKept(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// The interface may run all extensions in slot packet, and those in slot message that say so, of
+// the machine and of jobs whose messages can come there, in the order in which they see a message.
+func TestOnInterface(t *testing.T) {
+	m := newManager(t)
+	far, near := open(t, m, 2), open(t, m, 1)
+	far.Cross()
+	program := func(section string) extensiontest.Program {
+		return extensiontest.Program{Section: section, Name: "passes", Code: []string{"mov r0, 0", "exit"}}
+	}
+	handles := insert(t, far, program(slot.MessageOnInterface))
+	here := insert(t, far, deliver)
+	filters := insert(t, far, program("packet"))
+	insert(t, near, program("packet"))
+	insert(t, near, program(slot.MessageOnInterface))
+	machines := insert(t, m.Machine(), program(slot.MessageOnInterface))
+	first := insert(t, m.Machine(), program("packet"))
+	if got := m.OnInterface(); !slices.Equal(got, []*Extension{first, filters, machines, handles}) {
+		t.Errorf("%v", got)
+	}
+	if got := far.Judges(); !slices.Equal(got, []*Extension{first, filters, machines, handles, here}) {
+		t.Errorf("%v", got)
+	}
+}
+
+// A program that may run on the interface must do without the verdicts that are not possible there.
+func TestVerdictsOnInterface(t *testing.T) {
+	for answer, want := range map[string]bool{"0": true, "1": true, "2": true, "3": false, "4": false, "5": false} {
+		s := open(t, newManager(t), 1)
+		for section, fine := range map[string]bool{slot.MessageOnInterface: want, "message": answer != "5"} {
+			x := insert(t, s, extensiontest.Program{Section: section, Name: "answers", Code: []string{"mov r0, " + answer, "exit"}})
+			if _, err := x.Ask(nimble.Event{Context: event(t)}); (err == nil) != fine {
+				t.Errorf("section %s, answer %s: %v", section, answer, err)
+			}
+		}
+	}
+}

@@ -243,6 +243,7 @@ type Extension struct {
 	spec   *object.Spec
 	given  nimble.Options
 	maps   []string         // names of its maps
+	region string           // see Region
 	lent   []*memory.Memory // adopted memory of its maps, closed at its release
 	own    int64            // bytes of its maps that are not regions
 	alone  run              // of it, for other events than messages
@@ -262,6 +263,15 @@ func (x *Extension) Handle() id.Handle { return x.handle }
 
 // Job returns the job to which the extension belongs, or Machine.
 func (x *Extension) Job() id.Job { return x.set.job }
+
+// Slot returns the slot of the extension.
+func (x *Extension) Slot() slot.Name { return x.row.Name }
+
+// Section returns the section of its program, such as message/interface.
+func (x *Extension) Section() string { return x.spec.Section }
+
+// Region returns the name of one of its maps that is a region of the job; empty: none is.
+func (x *Extension) Region() string { return x.region }
 
 // Label names the extension in messages.
 func (x *Extension) Label() string { return fmt.Sprintf("extension %d (%s)", x.handle, x.name) }
@@ -335,6 +345,7 @@ type Set struct {
 	pace    *pace
 
 	removing sync.WaitGroup // extensions that have left the chain and are not released yet
+	crosses  atomic.Bool    // see Cross
 
 	mu      sync.Mutex
 	regions map[string]*memory.Memory
@@ -442,6 +453,8 @@ func (s *Set) insert(r Request) (*Extension, error) {
 		own := inner.Map(m.Name).Memory()
 		if own != s.regions[m.Name] {
 			x.own += int64(len(own.Bytes()))
+		} else {
+			x.region = m.Name
 		}
 		given := options.Maps[m.Name]
 		given.Memory = own

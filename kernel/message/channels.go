@@ -63,10 +63,11 @@ func (j *Job) setPath() {
 	j.pathing.Lock() // keeps a stale state from overwriting a newer one
 	defer j.pathing.Unlock()
 	var bits uint32
-	seen, inspects := !j.config.Set.Empty(slot.Message) || j.recorder().On(), j.inspects()
-	if !seen && !inspects {
+	records, handles, inspects := j.recorder().On(), !j.config.Set.Empty(slot.Message), j.inspects()
+	if !records && !handles && !inspects {
 		bits |= wire.PathMeet
 	}
+	judged := j.judged()
 	if j.climbs() {
 		bits |= wire.PathStrewn
 	}
@@ -77,13 +78,15 @@ func (j *Job) setPath() {
 		case Together:
 			bits |= wire.PathYield
 		}
-		if !seen {
+		if !records && !handles {
 			bits |= wire.PathDirect
+		}
+		if !records && (!handles || judged) {
+			bits |= wire.PathFar
 		}
 	}
 	j.channels.SetPath(bits)
-	judged := j.judged()
-	j.publish(bits&wire.PathDirect != 0 && (!inspects || judged))
+	j.publish(bits&wire.PathFar != 0 && (!inspects || judged))
 }
 
 // judged has the messages that pass no node kernel judged on the interface, if all extensions that
@@ -93,7 +96,7 @@ func (j *Job) judged() bool {
 	if border == nil {
 		return false
 	}
-	on := j.config.Set.OfMachine(slot.Packet) && border.Judges()
+	on := border.Judges(j.config.Set.Judges())
 	if err := j.channels.Seal(on); err != nil {
 		j.engine.config.Log("job %d: %v", j.config.Job, err)
 		return false

@@ -296,7 +296,7 @@ func TestStrewnPath(t *testing.T) {
 	for nodes, want := range map[int]uint32{2: 0, 3: wire.PathStrewn} {
 		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
 			j := openWith(t, nodes, 1, JobConfig{Job: 7, Secret: []byte("12345678"), Crowd: Strewn})
-			if path := j.join(0).area.Path().Load(); path != wire.PathDirect|wire.PathMeet|want {
+			if path := j.join(0).area.Path().Load(); path != wire.PathDirect|wire.PathFar|wire.PathMeet|want {
 				t.Errorf("path %b", path)
 			}
 		})
@@ -316,7 +316,7 @@ func TestScheduledPath(t *testing.T) {
 	}
 	wanted = false
 	j.nodes[0].engine.Repath()
-	if path := a.area.Path().Load(); path != wire.PathDirect|wire.PathYield|wire.PathMeet { // ranks that share a CPU do not spin
+	if path := a.area.Path().Load(); path != wire.PathDirect|wire.PathFar|wire.PathYield|wire.PathMeet { // ranks that share a CPU do not spin
 		t.Errorf("path %b", path)
 	}
 }

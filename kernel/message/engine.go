@@ -66,14 +66,14 @@ type Config struct {
 	Fault func(job id.Job, err error)
 	// Recorder gets the events of messages; nil: they are not recorded.
 	Recorder *record.Recorder
-	// Border runs the machine's extensions in slot packet on the interface of the node; nil: none
-	// run there.
+	// Border runs extensions in the slots packet and message on the interface of the node; nil:
+	// none run there.
 	Border Border
 }
 
 // Border is a border.Border, as far as the messages of jobs need it.
 type Border interface {
-	Judges() bool
+	Judges([]*extension.Extension) bool
 	Admit(p border.Pair, seal, position uint64) (bool, error)
 	Advance(p border.Pair, position uint64) error
 	Leave(p border.Pair)

@@ -283,7 +283,11 @@ func (j *Job) meet(local int, target id.Rank) {
 	}
 }
 
-// meeting handles a member's description of its rank's end of mirrored channels.
+// meetAgain is the pause before another attempt to complete mirrored channels.
+const meetAgain = 200 * time.Millisecond
+
+// meeting handles a member's description of its rank's end of mirrored channels. That rank may send
+// to them from now on, so meeting tries again until it has them.
 func (j *Job) meeting(member int, m frame.Meeting) {
 	r := j.local[m.Target]
 	if j.config.Remote == nil || r == nil || int(m.Source) >= len(j.place) || j.place[m.Source] != member {
@@ -294,7 +298,8 @@ func (j *Job) meeting(member int, m frame.Meeting) {
 		return
 	}
 	if err := j.channels.Met(r.index, m.Source, channel.Meeting{Number: m.Number, Key: m.Key, Port: m.Port, Windows: m.Windows}); err != nil {
-		j.engine.config.Log("job %d: mirrored channels of ranks %d and %d: %v", j.config.Job, m.Target, m.Source, err)
+		j.engine.log.Printf("job %d: mirrored channels of ranks %d and %d: %v", j.config.Job, m.Target, m.Source, err)
+		j.later(meetAgain, func() { j.meeting(member, m) })
 		return
 	}
 	j.windowPort()
@@ -307,6 +312,21 @@ func (j *Job) meeting(member int, m frame.Meeting) {
 	if m.Lacks {
 		j.meet(r.index, m.Source)
 	}
+}
+
+// later calls f on another goroutine after a pause, unless the job ends first.
+func (j *Job) later(pause time.Duration, f func()) {
+	if !j.enter() {
+		return
+	}
+	go func() {
+		defer j.running.Done()
+		select {
+		case <-time.After(pause):
+			f()
+		case <-j.context.Done():
+		}
+	}()
 }
 
 // tend tends mirrored channels until the job ends.

@@ -199,11 +199,13 @@ func TestMirroredChannels(t *testing.T) {
 			t.Fatal(err)
 		}
 		check.Await(t, "other path", func() bool {
-			return a.out.Closed().Load() != 0 || a.area.Path().Load()&wire.PathDirect == 0
+			return a.out.Closed().Load() != 0 || a.area.Path().Load()&wire.PathFar == 0
 		})
 		exchange("with a recording", true)
 		j.nodes[node].events.Leave(1)
-		check.Await(t, "direct path", func() bool { return a.area.Path().Load()&wire.PathDirect != 0 && a.out.Closed().Load() == 0 })
+		check.Await(t, "direct path", func() bool {
+			return a.area.Path().Load()&wire.PathFar != 0 && a.out.Closed().Load() == 0
+		})
 		settled()
 		exchange("when it has ended", false)
 	}

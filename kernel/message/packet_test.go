@@ -214,7 +214,14 @@ type sham struct {
 	broken atomic.Bool // it admits no pair
 }
 
-func (s *sham) Judges() bool { return s.judges.Load() }
+func (s *sham) Judges(all []*extension.Extension) bool {
+	for _, x := range all {
+		if x.Slot() == slot.Message && !slot.OnInterface(x.Section()) {
+			return false
+		}
+	}
+	return len(all) > 0 && s.judges.Load()
+}
 
 func (s *sham) Admit(p border.Pair, _, _ uint64) (bool, error) {
 	if p.Job != 7 || p.From.Addr() != netip.AddrFrom4([4]byte{127, 0, 0, 1}) || p.Source == p.Target || p.Node != id.Node(p.Source) || s.broken.Load() {
@@ -228,8 +235,8 @@ func (*sham) Advance(border.Pair, uint64) error { return nil }
 
 func (s *sham) Leave(border.Pair) { s.pairs.Add(-1) }
 
-// Messages to a rank pass no node kernel while the border judges them for all extensions in slot
-// packet, and these are the machine's.
+// Messages to a rank pass no node kernel while the border judges them for all extensions in the
+// slots packet and message. Those within the node do with one in slot message.
 func TestJudgedPath(t *testing.T) {
 	s := new(sham)
 	t.Cleanup(func() {
@@ -257,16 +264,16 @@ func TestJudgedPath(t *testing.T) {
 			t.Errorf("%s: %d of 20 messages have passed the node kernels", what, n)
 		}
 	}
-	insert := func(set *extension.Set) *extension.Extension {
+	insert := func(set *extension.Set, section string) *extension.Extension {
 		t.Helper()
-		x, err := set.Insert(extension.Request{Object: extensiontest.Object(t, packetByHandler)})
+		x, err := set.Insert(extension.Request{Object: extensiontest.Object(t, extensiontest.Program{Section: section, Name: "judge", Code: byHandler.Code})})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return x
 	}
 	node := j.nodes[1]
-	insert(node.manager.Machine())
+	insert(node.manager.Machine(), "packet")
 	exchange("not yet judged", true)
 	s.broken.Store(true)
 	s.judges.Store(true)
@@ -278,8 +285,18 @@ func TestJudgedPath(t *testing.T) {
 	if n := s.pairs.Load(); n != 1 {
 		t.Errorf("%d pairs are admitted", n)
 	}
-	own := insert(node.job.config.Set)
-	exchange("with an extension of the job", true)
+	insert(node.job.config.Set, "packet")
+	exchange("with an extension of the job", false)
+	insert(node.job.config.Set, slot.MessageOnInterface)
+	exchange("with one that handles messages", false)
+	if path := b.area.Path().Load() & (wire.PathDirect | wire.PathFar | wire.PathMeet); path != wire.PathFar {
+		t.Errorf("the path is %d", path)
+	}
+	own := insert(node.job.config.Set, "message")
+	exchange("with one that handles messages here alone", true)
+	if path := b.area.Path().Load() & (wire.PathDirect | wire.PathFar); path != 0 {
+		t.Errorf("the path is %d", path)
+	}
 	if err := node.job.config.Set.Remove(own.Handle(), "the test"); err != nil {
 		t.Fatal(err)
 	}
@@ -287,5 +304,35 @@ func TestJudgedPath(t *testing.T) {
 	s.judges.Store(false)
 	node.engine.Repath()
 	exchange("no longer judged", true)
+	j.noFault()
+}
+
+// A pair that the border does not admit when its other end is known uses the node kernels, until
+// the border admits it.
+func TestNotAdmitted(t *testing.T) {
+	s := new(sham)
+	here := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	j := openWith(t, 2, 1, JobConfig{
+		Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute,
+		Remote: &Remote{Self: here, Addresses: []netip.Addr{here, here}, Largest: 1372},
+	}, s)
+	a, b := &farRank{neighbour: j.neighbour(0), start: time.Now()}, &farRank{neighbour: j.neighbour(1), start: time.Now()}
+	if _, err := j.nodes[1].manager.Machine().Insert(extension.Request{Object: extensiontest.Object(t, packetByHandler)}); err != nil {
+		t.Fatal(err)
+	}
+	s.judges.Store(true)
+	j.nodes[1].engine.Repath()
+	s.broken.Store(true)
+	for number := range uint64(100) {
+		a.send(1, uint16(slot.Pass), number)
+		b.expect(0, number, a)
+		time.Sleep(5 * time.Millisecond)
+	}
+	s.broken.Store(false)
+	check.Await(t, "mirrored channels", func() bool { a.poll(); b.poll(); return a.end != nil && b.end != nil && a.ready() })
+	for number := range uint64(100) {
+		a.send(1, uint16(slot.Pass), 100+number)
+		b.expect(0, 100+number, a)
+	}
 	j.noFault()
 }

@@ -181,11 +181,14 @@ static inline int far_emit(struct far *f, struct mirror_header *h, struct iovec 
 /* far_progress notes that the other end has the bytes before a position. */
 static inline void far_progress(struct far *f, uint64_t arrived, int64_t now)
 {
+	uint64_t begin = f->acked; /* of the first flight */
+
 	while (f->flying > 0 && f->flights[f->first].end <= arrived) {
 		if (!f->flights[f->first].resent) {
 			trip_sample(&f->trip, now - f->flights[f->first].at);
 			f->timeouts = 0;
 		}
+		begin = f->flights[f->first].end;
 		f->first = (f->first + 1) % MIRROR_MOST_WINDOW;
 		f->flying--;
 		if (f->window < MIRROR_MOST_WINDOW)
@@ -196,6 +199,8 @@ static inline void far_progress(struct far *f, uint64_t arrived, int64_t now)
 		f->sent = arrived;
 	if (f->reach < arrived)
 		f->reach = arrived;
+	if (f->flying > 0 && arrived > begin) /* it was cut on its way */
+		far_back(f);
 	far_store(&f->out, WIRE_CHANNEL_ACKED, arrived);
 	f->equal = 0;
 	f->deadline = f->acked < f->sent ? now + far_timeout(f) : 0;

@@ -581,7 +581,7 @@ __attribute__((noreturn)) static void die(const char *format, int a, int b, int 
  * messages before are settled. */
 static int may_pass_by(struct channel *c)
 {
-	return (atomic_load(word32(WIRE_PATH)) & WIRE_DIRECT) && !atomic_load(channel_word(c, WIRE_CHANNEL_CLOSED));
+	return (atomic_load(word32(WIRE_PATH)) & (c->local < 0 ? WIRE_FAR : WIRE_DIRECT)) && !atomic_load(channel_word(c, WIRE_CHANNEL_CLOSED));
 }
 
 /* takes_channel reports whether a message to a handler takes a channel, which may be NULL. Node

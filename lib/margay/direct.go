@@ -40,7 +40,7 @@ func (j *Job) way(rank int) (d *direct, wait bool) {
 	if f == nil || f.direct == nil {
 		return nil, false
 	}
-	if j.area.Path().Load()&wire.PathDirect != 0 && f.out.Closed().Load() == 0 {
+	if j.area.Path().Load()&wire.PathFar != 0 && f.out.Closed().Load() == 0 {
 		return f.direct, j.remote.passing[rank] > 0
 	}
 	return nil, !f.direct.Idle()

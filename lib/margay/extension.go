@@ -131,12 +131,9 @@ func (j *Job) mapState(q wire.Request) (State, error) {
 	if len(files) != 1 {
 		return State{}, fmt.Errorf("the node kernel sent %d descriptors", len(files))
 	}
-	memory, err := mapFile(files[0])
+	memory, err := mapBytes(files[0], int(reply.Values[0]))
 	if err != nil {
 		return State{}, err
 	}
-	if uint64(len(memory)) < reply.Values[0] {
-		return State{}, fmt.Errorf("the node kernel sent %d bytes of %d", len(memory), reply.Values[0])
-	}
-	return State{Bytes: memory[:reply.Values[0]], Entries: int(reply.Values[1]), Stride: int(reply.Values[2])}, nil
+	return State{Bytes: memory, Entries: int(reply.Values[1]), Stride: int(reply.Values[2])}, nil
 }

@@ -248,7 +248,12 @@ func mapFile(f *os.File) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("shared memory: %w", err)
 	}
-	memory, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	return mapBytes(f, int(info.Size()))
+}
+
+// mapBytes is mapFile for so many bytes of a file, or of a map of Linux, which has no size.
+func mapBytes(f *os.File, size int) ([]byte, error) {
+	memory, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map shared memory: %w", err)
 	}

@@ -102,7 +102,7 @@ func newDirects(j *job, random *rand.Rand) *directs {
 func (d *directs) show() {
 	for rank, k := range d.j.ranks {
 		k.area.Channels().Store(uint32(len(d.channels[rank])))
-		k.area.Path().Store(wire.PathYield | wire.PathDirect)
+		k.area.Path().Store(wire.PathYield | wire.PathDirect | wire.PathFar)
 	}
 }
 

@@ -73,7 +73,7 @@ func startFarAt(t *testing.T, place wire.Header, seed uint64, program Program, m
 	}
 	f.number, f.theirNumber, f.key, f.theirKey = 5, 1, f.random.Uint64(), f.random.Uint64()
 	f.openPairs()
-	f.setPath(wire.PathDirect | wire.PathMeet)
+	f.setPath(wire.PathDirect | wire.PathFar | wire.PathMeet)
 	f.Greet()
 	f.area.Channels().Store(1)
 	f.ring()

@@ -104,7 +104,7 @@ func (m *meeting) begin() {
 	m.t.Helper()
 	for range wire.Untried {
 		m.speak()
-		m.kernels(wire.PathDirect | wire.PathMeet)
+		m.kernels(wire.PathDirect | wire.PathFar | wire.PathMeet)
 	}
 }
 
@@ -112,7 +112,7 @@ func (m *meeting) begin() {
 // mirrored channels, without a node kernel, if all ranks are quiet. It goes to the node kernels if
 // some are not, and tries fewer barriers then. When it returns, all messages of before are handled.
 func leaders(t *testing.T, seed uint64, program Program) {
-	const all = wire.PathDirect | wire.PathMeet
+	const all = wire.PathDirect | wire.PathFar | wire.PathMeet
 	m := startMeeting(t, seed, program, "11")
 	m.loss = 10
 	m.begin()
@@ -124,7 +124,7 @@ func leaders(t *testing.T, seed uint64, program Program) {
 	if v := m.meet(wire.OutcomeLoud); v != wire.OutcomeLoud {
 		t.Errorf("outcome %d of a quiet and a loud node", v)
 	}
-	m.kernels(wire.PathDirect)
+	m.kernels(wire.PathDirect | wire.PathFar)
 	m.speak()
 	if v := m.meet(wire.OutcomeQuiet); v != wire.OutcomeLoud {
 		t.Errorf("outcome %d while messages are seen", v)
@@ -154,7 +154,7 @@ func leaders(t *testing.T, seed uint64, program Program) {
 // strewnLeaders: leaders that share CPUs with ranks of other nodes complete barriers along the tree
 // when they know it of each other, and no longer when that has changed.
 func strewnLeaders(t *testing.T, seed uint64, program Program) {
-	const all = wire.PathDirect | wire.PathMeet
+	const all = wire.PathDirect | wire.PathFar | wire.PathMeet
 	m := startMeeting(t, seed, program, "8")
 	m.loss = 10
 	m.begin()
@@ -188,8 +188,8 @@ func boundLeader(t *testing.T, seed uint64, program Program) {
 	m.speak()
 	m.area.Bound().Store(1)
 	m.ring()
-	m.kernels(wire.PathDirect | wire.PathMeet)
-	m.kernels(wire.PathDirect | wire.PathMeet) // finalizing
+	m.kernels(wire.PathDirect | wire.PathFar | wire.PathMeet)
+	m.kernels(wire.PathDirect | wire.PathFar | wire.PathMeet) // finalizing
 	m.Ended(0)
 }
 
@@ -250,7 +250,7 @@ func nonsenseNotes(t *testing.T, seed uint64, program Program) {
 func member(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	header := wire.Header{Job: 7, Rank: 2, Size: 3, Node: 2, LocalRank: 1, LocalSize: 2, Nodes: 2, Meets: true}
 	k := start(t, header, []uint32{0, 2, 2}, program, "await", "0", fmt.Sprint(wire.Untried))
-	k.area.Path().Store(wire.PathDirect | wire.PathMeet)
+	k.area.Path().Store(wire.PathDirect | wire.PathFar | wire.PathMeet)
 	k.board.Asleep(0).Store(1)
 	k.board.Enter(0, 1, true)
 	k.Greet()

@@ -125,7 +125,7 @@ func (n *neighbour) take() (wire.Record, bool) {
 // path, and while both sides sleep and wait for room; and the ranks meet on the board.
 func neighbours(t *testing.T, seed uint64, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	n := startNeighbours(t, seed, program, "echo")
-	n.setPath(wire.PathDirect | wire.PathMeet)
+	n.setPath(wire.PathDirect | wire.PathFar | wire.PathMeet)
 	n.connect()
 	c := talk{t: t, pass: n.pass, take: n.take}
 	for range 200 { // the rank sleeps
@@ -153,7 +153,7 @@ func neighbours(t *testing.T, seed uint64, program func(ctx context.Context, mod
 		}
 		return c.got == last
 	})
-	n.setPath(wire.PathDirect | wire.PathMeet)
+	n.setPath(wire.PathDirect | wire.PathFar | wire.PathMeet)
 	n.Await("settled messages", func() bool { n.carry(); return n.out.Quiet() && n.area.Settled().Load() == n.send.Position() })
 	if n.channel(0).Count().Load() == 0 || n.channel(1).Count().Load() == 0 {
 		t.Error("no message has taken a channel")
@@ -188,7 +188,7 @@ func (n *neighbour) meets() {
 // has never spoken with.
 func lastToMeet(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	n := startNeighbours(t, 0, program, "await", "0")
-	n.setPath(wire.PathDirect | wire.PathMeet)
+	n.setPath(wire.PathDirect | wire.PathFar | wire.PathMeet)
 	n.board.Asleep(0).Store(1)
 	n.board.Enter(0, 1, true)
 	n.board.Enter(0, 2, true)
@@ -210,7 +210,7 @@ func lastToMeet(t *testing.T, program func(ctx context.Context, mode ...string) 
 // channel.
 func closedChannel(t *testing.T, program func(ctx context.Context, mode ...string) *exec.Cmd) {
 	n := startNeighbours(t, 0, program, "echo")
-	n.setPath(wire.PathDirect | wire.PathMeet)
+	n.setPath(wire.PathDirect | wire.PathFar | wire.PathMeet)
 	n.connect()
 	n.pass(wire.Record{Handler: 1, Args: [2]uint64{1}})
 	n.Await("message", func() bool { _, ok := n.take(); return ok })
@@ -237,7 +237,7 @@ func garbage(t *testing.T, program func(ctx context.Context, mode ...string) *ex
 		t.Run(name, func(t *testing.T) {
 			n := startNeighbours(t, 0, program, "echo")
 			n.t = t
-			n.setPath(wire.PathDirect | wire.PathMeet)
+			n.setPath(wire.PathDirect | wire.PathFar | wire.PathMeet)
 			n.connect()
 			damage(n)
 			n.ring()

@@ -181,3 +181,44 @@ func TestRegionSlice(t *testing.T) {
 		}
 	}
 }
+
+// The bytes at the addresses of a covered memory, and its descriptor, are the other file's. Its own
+// file becomes empty.
+func TestCover(t *testing.T) {
+	a, err := Create("covered", 5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	b, err := Create("cover", 5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	number, _ := a.FD()
+	kept, err := Attach("kept", number, 5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
+	a.Bytes()[4999] = 1
+	fd, _ := b.FD()
+	if err := a.Cover(fd); err != nil {
+		t.Fatal(err)
+	}
+	a.Bytes()[7] = 2
+	if again, _ := a.FD(); again != number || b.Bytes()[7] != 2 || kept.Bytes()[7] != 0 || kept.Bytes()[4999] != 0 {
+		t.Errorf("descriptor %d, before %d; %d, %d and %d", again, number, b.Bytes()[7], kept.Bytes()[7], kept.Bytes()[4999])
+	}
+	other, err := Attach("other", number, 5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if other.Bytes()[7] != 2 {
+		t.Error("the descriptor is not the other file's")
+	}
+	if err := a.Cover(-1); err == nil || a.Bytes()[7] != 2 {
+		t.Errorf("%v, %d", err, a.Bytes()[7])
+	}
+}

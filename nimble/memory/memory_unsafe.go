@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"errors"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -13,9 +14,25 @@ func address(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.Slic
 func (m *Memory) mapFile() error { return m.cover(m.fd) }
 
 // Cover puts the memory of a map of Linux, which has the same size and is mapped from its
-// beginning, in the place of this one's: from then on the bytes at its addresses are the map's. FD
-// stays what it was. No access may be under way. After an error nothing has changed.
-func (m *Memory) Cover(fd int) error { return m.cover(fd) }
+// beginning, in the place of this one's: from then on the bytes at its addresses are the map's, and
+// FD, whose number stays the same, is open on the map. The file of before, which others may have,
+// loses its contents. The memory must be shared. No access may be under way. After an error nothing
+// has changed.
+func (m *Memory) Cover(fd int) error {
+	before, err := unix.FcntlInt(uintptr(m.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return m.fail("duplicate", err)
+	}
+	defer unix.Close(before)
+	if err := m.cover(fd); err != nil {
+		return err
+	}
+	if err := unix.Dup3(fd, m.fd, unix.O_CLOEXEC); err != nil {
+		return errors.Join(m.fail("duplicate", err), m.mapFile())
+	}
+	_ = unix.Fallocate(before, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(m.pages()))) // it saves memory only
+	return nil
+}
 
 // cover puts a file over the reserved pages.
 func (m *Memory) cover(fd int) error {

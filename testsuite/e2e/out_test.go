@@ -311,7 +311,7 @@ func savedImage(t *testing.T, layer, data string) string {
 }
 
 // output runs a command of the host.
-func output(t *testing.T, name string, args ...string) []byte {
+func output(t testing.TB, name string, args ...string) []byte {
 	t.Helper()
 	text, err := exec.Command(name, args...).Output()
 	if err != nil {

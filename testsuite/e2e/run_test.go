@@ -318,7 +318,7 @@ func TestDetach(t *testing.T) {
 }
 
 // counted returns the counts of a text by a plain sequential program.
-func counted(t *testing.T, text string) string {
+func counted(t testing.TB, text string) string {
 	t.Helper()
 	return string(output(t, filepath.Join(bin, "plain"), text))
 }

@@ -35,12 +35,13 @@ var (
 		"qemu":        {"qemu", 2, 2, patient, 1},
 		"isolated":    {"qemu", 1, 1, slices.Concat(patient, []string{"--profile", "isolated"}), 1},
 		"sched_ext":   {"qemu", 1, 1, slices.Concat(patient, []string{"--profile", "sched"}), 1},
-		"mortal":      {"qemu", 2, 2, []string{"--memory", "256"}, 1}, // its virtual machines are stopped and killed
+		"offload":     {"qemu", 2, 2, slices.Concat(patient, []string{"--offload"}), 1}, // Linux verifies extensions of its jobs, for long
+		"mortal":      {"qemu", 2, 2, []string{"--memory", "256"}, 1},                   // its virtual machines are stopped and killed
 		"own virtual": {"qemu", 0, 0, nil, 1},
 		"hosted":      {"hosted", 4, 2, nil, 2},
 		"own":         {"hosted", 0, 0, nil, 2},
 	}
-	kindOrder = []string{"qemu", "isolated", "sched_ext", "mortal", "own virtual", "hosted", "own"}
+	kindOrder = []string{"qemu", "isolated", "sched_ext", "offload", "mortal", "own virtual", "hosted", "own"}
 )
 
 const (

@@ -1,12 +1,16 @@
 /* histogram counts the words of a text on all nodes of a job.
  *
- *	margay run -n 8 --with FILE ./histogram-c FILE
+ *	margay run -n 8 --with FILE ./histogram-c [-c ENTRIES] [-p] [-t] FILE
  *
  * Each rank counts the words of its share of the text. It sends every word with its count as an
  * active message to the word's owner, a rank given by the word's hash. There the extension
- * accumulate adds the count to a table in the node kernel, while the rank sleeps. Finally the first
- * rank of each node reads its node's table and sends the result to rank 0, which prints it. The Go
- * example beside this one does the same. */
+ * accumulate adds the count to a table in the node kernel or on the node's network interface, while
+ * the rank sleeps. Finally the first rank of each node reads its node's table and sends the result
+ * to rank 0, which prints it. The Go example beside this one does the same.
+ *
+ * With -p the ranks send no word before rank 0 has read a line of its standard input, so that
+ * `margay ext list` can show where the extension runs. With -t rank 0 prints the processor time of
+ * the ranks for a message. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <inttypes.h>
@@ -14,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -246,8 +251,8 @@ static int insert(uint32_t capacity)
 	return extension;
 }
 
-/* send_words sends this rank's counts, and then the number of words sent to each node to that
- * node's first rank. These messages follow the words, so all words have arrived before them. */
+/* send_words sends this rank's counts, and the number of words sent to each node to that node's
+ * first rank. */
 static void send_words(void)
 {
 	uint64_t *sent = calloc(margay_size(), sizeof *sent); /* by rank */
@@ -282,7 +287,14 @@ static int all_reported(void *data)
 	return reported == margay_nodes();
 }
 
-/* report reads this node's table when all words have arrived, and sends it to rank 0. */
+static uint64_t processor_time(void)
+{
+	struct rusage u;
+	getrusage(RUSAGE_SELF, &u);
+	return (uint64_t)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1000000 + (uint64_t)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+/* report reads this node's table, when all words have arrived, and sends it to rank 0. */
 static void report(int extension)
 {
 	struct margay_state state;
@@ -312,10 +324,45 @@ static void report(int extension)
 	must(margay_send(0, NODE_TOTAL, 0, 0, &total, sizeof total), "send");
 }
 
-static void print(void)
+/* await_line waits until rank 0 has read a line. */
+static void await_line(void)
+{
+	if (margay_rank() == 0)
+		for (int c = getchar(); c != EOF && c != '\n'; c = getchar())
+			;
+	must(margay_barrier(TIMEOUT), "barrier");
+}
+
+/* print_time prints the processor time of the ranks, in microseconds here. */
+static void print_time(uint64_t spent)
+{
+	uint64_t all, messages = 0;
+	must(margay_allreduce(&spent, &all, 1, MARGAY_UINT64, MARGAY_SUM, TIMEOUT), "all-reduce");
+	for (int i = 0; i < reported; i++)
+		messages += handled[i];
+	if (margay_rank() == 0 && messages > 0)
+		printf("%.2f us on the cores of the ranks for a message\n", (double)all / messages);
+}
+
+/* words returns the number of words of the text, from this rank's share of it. */
+static uint64_t words(void)
+{
+	uint64_t share = 0, all;
+	for (size_t i = 0; i < table.size; i++)
+		share += table.entries[i].count;
+	must(margay_allreduce(&share, &all, 1, MARGAY_UINT64, MARGAY_SUM, TIMEOUT), "all-reduce");
+	return all;
+}
+
+/* print prints the histogram of a text with so many words. */
+static void print(uint64_t all)
 {
 	uint64_t messages = 0;
 	must(margay_wait_for(all_reported, NULL, TIMEOUT), "wait for the nodes");
+	if (whole.words != all) {
+		fprintf(stderr, "histogram: %" PRIu64 " words were counted, the text has %" PRIu64 "\n", whole.words, all);
+		exit(1);
+	}
 	printf("%10s  %s\n", "count", "word");
 	for (int i = 0; i < whole.tops; i++)
 		printf("%10" PRIu64 "  %.*s\n", whole.top[i].count, (int)whole.top[i].length, whole.top[i].word);
@@ -350,11 +397,15 @@ static void count_share(const char *path)
 int main(int argc, char **argv)
 {
 	uint32_t capacity = 1 << 16;
-	int option;
-	while ((option = getopt(argc, argv, "c:")) == 'c')
-		capacity = strtoul(optarg, NULL, 10);
+	int option, pauses = 0, timed = 0;
+	while ((option = getopt(argc, argv, "c:pt")) != -1 && option != '?') {
+		if (option == 'c')
+			capacity = strtoul(optarg, NULL, 10);
+		pauses |= option == 'p';
+		timed |= option == 't';
+	}
 	if (option != -1 || optind != argc - 1 || capacity == 0 || (capacity & (capacity - 1))) {
-		fprintf(stderr, "usage: histogram-c [-c ENTRIES (a power of two)] FILE\n");
+		fprintf(stderr, "usage: histogram-c [-c ENTRIES (a power of two)] [-p] [-t] FILE\n");
 		return 2;
 	}
 	must(margay_init(), "init");
@@ -368,11 +419,19 @@ int main(int argc, char **argv)
 	int extension = margay_local_rank() == 0 ? insert(capacity) : -1;
 	must(margay_barrier(TIMEOUT), "barrier"); /* every node has the extension now */
 	count_share(argv[optind]);
+	uint64_t all = words();
+	if (pauses)
+		await_line();
+	uint64_t begin = processor_time();
 	send_words();
+	must(margay_barrier(TIMEOUT), "barrier"); /* all words have been handled */
+	uint64_t spent = processor_time() - begin;
 	if (extension >= 0)
 		report(extension);
 	if (margay_rank() == 0)
-		print();
+		print(all);
+	if (timed)
+		print_time(spent);
 	must(margay_finalize(TIMEOUT), "finalize");
 	return 0;
 }

@@ -1,17 +1,24 @@
 // Command histogram counts the words of a text on all nodes of a job.
 //
-//	margay run -n 8 --with FILE ./histogram FILE
+//	margay run -n 8 --with FILE ./histogram [-capacity ENTRIES] [-pause] [-time] FILE
 //
 // Each rank counts the words of its share of the text. It sends every word with its count as an
 // active message to the word's owner, a rank given by the word's hash. There the extension
-// accumulate adds the count to a table in the node kernel, while the rank sleeps. Finally the first
-// rank of each node reads its node's table and sends the result to rank 0, which prints it.
+// accumulate adds the count to a table in the node kernel or on the node's network interface, while
+// the rank sleeps. Finally the first rank of each node reads its node's table and sends the result
+// to rank 0, which prints it.
+//
+// With -pause the ranks send no word before rank 0 has read a line of its standard input, so that
+// `margay ext list` can show where the extension runs. With -time rank 0 prints the processor time
+// of the ranks for a message.
 package main
 
 import (
+	"bufio"
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"slices"
@@ -33,19 +40,29 @@ const (
 )
 
 func main() {
-	capacity := flag.Int("capacity", 1<<16, "entries of the table on each node, a power of two")
+	var o options
+	flag.IntVar(&o.capacity, "capacity", 1<<16, "entries of the table on each node, a power of two")
+	flag.BoolVar(&o.pauses, "pause", false, "wait for a line of standard input before the words are sent")
+	flag.BoolVar(&o.timed, "time", false, "print the processor time of the ranks for a message")
 	flag.Parse()
 	if flag.NArg() != 1 {
-		fmt.Fprintln(os.Stderr, "usage: histogram [-capacity ENTRIES] FILE")
+		fmt.Fprintln(os.Stderr, "usage: histogram [-capacity ENTRIES] [-pause] [-time] FILE")
 		os.Exit(2)
 	}
-	if err := run(flag.Arg(0), *capacity); err != nil {
+	o.path = flag.Arg(0)
+	if err := run(o); err != nil {
 		fmt.Fprintln(os.Stderr, "histogram:", err)
 		os.Exit(1)
 	}
 }
 
-func run(path string, capacity int) error {
+type options struct {
+	path          string
+	capacity      int
+	pauses, timed bool
+}
+
+func run(o options) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	job, err := margay.Init()
@@ -57,23 +74,49 @@ func run(path string, capacity int) error {
 	job.Handle(nodeTotal, r.onNodeTotal)
 	job.Handle(nodeTop, r.onNodeTop)
 	if job.LocalRank() == 0 {
-		if err := r.insert(capacity); err != nil {
+		if err := r.insert(o.capacity); err != nil {
 			return err
 		}
 	}
 	if err := job.Barrier(ctx); err != nil { // every node has the extension now
 		return err
 	}
-	if err := r.count(ctx, path); err != nil {
+	counts, err := r.count(o.path)
+	if err != nil {
 		return err
 	}
+	all := []uint64{0} // words of the text
+	for _, n := range counts {
+		all[0] += *n
+	}
+	if err := margay.AllReduce(ctx, job, all, all, margay.Sum); err != nil {
+		return err
+	}
+	if o.pauses {
+		if err := r.awaitLine(ctx); err != nil {
+			return err
+		}
+	}
+	begin := processorTime()
+	if err := r.send(ctx, counts); err != nil {
+		return err
+	}
+	if err := job.Barrier(ctx); err != nil { // all words have been handled
+		return err
+	}
+	spent := processorTime() - begin
 	if job.LocalRank() == 0 {
 		if err := r.report(ctx); err != nil {
 			return err
 		}
 	}
 	if job.Rank() == 0 {
-		if err := r.print(ctx); err != nil {
+		if err := r.print(ctx, all[0]); err != nil {
+			return err
+		}
+	}
+	if o.timed {
+		if err := r.printTime(ctx, spent); err != nil {
 			return err
 		}
 	}
@@ -107,11 +150,11 @@ func (r *rank) insert(capacity int) (err error) {
 	return err
 }
 
-// count counts the words of this rank's share and sends them to their owners.
-func (r *rank) count(ctx context.Context, path string) error {
+// count counts the words of this rank's share.
+func (r *rank) count(path string) (map[string]*uint64, error) {
 	text, err := mapText(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	counts := make(map[string]*uint64)
 	begin, end := len(text)*r.job.Rank()/r.job.Size(), len(text)*(r.job.Rank()+1)/r.job.Size()
@@ -123,6 +166,30 @@ func (r *rank) count(ctx context.Context, path string) error {
 		one := uint64(1)
 		counts[strings.Clone(string(word))] = &one
 	})
+	return counts, nil
+}
+
+// awaitLine waits until rank 0 has read a line.
+func (r *rank) awaitLine(ctx context.Context) error {
+	if r.job.Rank() == 0 {
+		if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil && err != io.EOF {
+			return err
+		}
+	}
+	return r.job.Barrier(ctx)
+}
+
+// processorTime returns the processor time of this process.
+func processorTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// send sends the words to their owners, and their number on each node to its first rank.
+func (r *rank) send(ctx context.Context, counts map[string]*uint64) error {
 	for word, n := range counts {
 		owner := int(words.Hash([]byte(word)) % uint64(r.job.Size()))
 		if err := r.job.Send(ctx, owner, countWord, [2]uint64{*n}, []byte(word)); err != nil {
@@ -130,7 +197,6 @@ func (r *rank) count(ctx context.Context, path string) error {
 		}
 		r.sent[r.job.NodeOf(owner)]++
 	}
-	// These messages follow the words to the same node, so all words have arrived before them.
 	for leader := range r.job.Size() {
 		if leader == 0 || r.job.NodeOf(leader) != r.job.NodeOf(leader-1) {
 			if err := r.job.Send(ctx, leader, allSent, [2]uint64{r.sent[r.job.NodeOf(leader)]}, nil); err != nil {
@@ -214,10 +280,25 @@ func (r *rank) onNodeTotal(m margay.Message) {
 	r.handled[m.Node] = handled
 }
 
-// print prints the histogram of all nodes.
-func (r *rank) print(ctx context.Context) error {
+// printTime prints the processor time that the ranks have spent.
+func (r *rank) printTime(ctx context.Context, spent time.Duration) error {
+	all := []int64{int64(spent)}
+	if err := margay.AllReduce(ctx, r.job, all, all, margay.Sum); err != nil {
+		return err
+	}
+	if r.messages > 0 {
+		fmt.Printf("%.2f us on the cores of the ranks for a message\n", float64(all[0])/1e3/float64(r.messages))
+	}
+	return nil
+}
+
+// print prints the histogram of all nodes, of a text with so many words.
+func (r *rank) print(ctx context.Context, all uint64) error {
 	if err := r.job.WaitFor(ctx, func() bool { return r.nodes == r.job.Nodes() }); err != nil {
 		return err
+	}
+	if r.histogram.Words != all {
+		return fmt.Errorf("%d words were counted, the text has %d", r.histogram.Words, all)
 	}
 	if err := r.histogram.Print(os.Stdout); err != nil {
 		return err

@@ -1,8 +1,8 @@
 //go:build ignore
 
 /* accumulate counts: an active message whose payload is a word adds its first argument to the
- * word's entry in a hash table. The table is in the job's memory in the node kernel, and no process
- * is woken. Messages for other handlers are delivered. */
+ * word's entry in a hash table. The table is in the job's memory, where the node kernel or Linux
+ * counts, and no process is asked. Messages for other handlers are delivered. */
 #define HASH_KEY 64
 #include "margay_hash.h"
 
@@ -24,7 +24,7 @@ struct {
 	MAP_ENTRIES(1);
 } totals SEC(".maps");
 
-SEC("message") int accumulate(struct margay_message *m)
+SEC("message/interface") int accumulate(struct margay_message *m)
 {
 	if (m->handler != handler)
 		return MARGAY_DELIVER;

@@ -31,10 +31,11 @@
 // The receiver takes data in order only; bytes below the position that has arrived are duplicates
 // and change nothing. The sender sends again from the acknowledged position when a time-out ends or
 // when three acknowledgements bring nothing, out of the ring. It has a window of datagrams on their
-// way, which shrinks with time-outs. An acknowledgement that has no data to travel with is sent
-// after a short delay, after some datagrams, and at once when something is out of order. A rank
-// that goes to sleep sends it at once, too, unless the last ones have travelled with data: one that
-// is sent alone wakes the other rank for nothing.
+// way, which shrinks with time-outs. A node may cut records off a datagram (package border): the
+// sender sends again at once, too, when an acknowledgement ends within one. An acknowledgement that
+// has no data to travel with is sent after a short delay, after some datagrams, and at once when
+// something is out of order. A rank that goes to sleep sends it at once, too, unless the last ones
+// have travelled with data: one that is sent alone wakes the other rank for nothing.
 package mirror
 
 import (

@@ -274,16 +274,21 @@ func (e *End) acknowledge(h *Header, data bool, now time.Duration) {
 
 // progress notes that the other end has the bytes before a position.
 func (e *End) progress(arrived uint64, now time.Duration) {
+	begin := e.acked // of the first flight
 	for e.flying > 0 && e.flights[e.first].end <= arrived {
 		if f := &e.flights[e.first]; !f.resent {
 			e.trip.Sample(now - f.at)
 			e.timeouts = 0
 		}
+		begin = e.flights[e.first].end
 		e.first = (e.first + 1) % mostWindow
 		e.flying--
 		e.window = min(e.window+1, mostWindow)
 	}
 	e.acked, e.sent, e.reach = arrived, max(e.sent, arrived), max(e.reach, arrived)
+	if e.flying > 0 && arrived > begin { // it was cut on its way
+		e.back()
+	}
 	e.out.Acked().Store(arrived)
 	e.equal, e.deadline = 0, 0
 	if e.acked < e.sent {

@@ -519,3 +519,30 @@ func FuzzWords(f *testing.F) {
 		e.Arrive(&h, binary.LittleEndian.AppendUint64(nil, 1), 0)
 	})
 }
+
+// The rest of a datagram that was cut on its way is sent at once, without a time-out.
+func TestCut(t *testing.T) {
+	a, b := newSide(t, Peer{Number: 1, Largest: Least}), newSide(t, Peer{Number: 2, Largest: Least})
+	for range 5 {
+		if ok, err := a.producer.Push(&wire.Record{Handler: 1}); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+	}
+	for n := range uint64(5) {
+		datagram := a.end.Emit(nil, time.Duration(n))
+		h, data, err := Parse(datagram)
+		if err != nil || h.Offset != n*wire.ChannelHeader || len(data) != int(5-n)*wire.ChannelHeader {
+			t.Fatalf("datagram %d has %d bytes at %d, %v", n, len(data), h.Offset, err)
+		}
+		b.end.Arrive(&h, data[:wire.ChannelHeader], time.Duration(n))
+		b.end.Hurry()
+		answer, _, err := Parse(b.end.Emit(nil, time.Duration(n)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.end.Arrive(&answer, nil, time.Duration(n))
+	}
+	if !a.end.Quiet() {
+		t.Error("some has not arrived")
+	}
+}

@@ -133,6 +133,7 @@ type Config struct {
 
 	AllCores    bool `json:"all_cores,omitempty"`    // core 0 is an application core, too
 	MessageCore bool `json:"message_core,omitempty"` // the last core is the message core
+	Offload     bool `json:"offload,omitempty"`      // extensions of jobs, too, may run on the interface to the other nodes
 
 	Extensions []Extension `json:"extensions,omitempty"` // the machine's own, in the order of their insertion
 }

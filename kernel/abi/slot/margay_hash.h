@@ -68,9 +68,14 @@ static inline_always int hash_equal(const __u64 *a, const __u64 *b, __u32 words)
  * bytes long. */
 static inline_always struct hash_slot *hash_find(void *table, __u32 capacity, const __u64 *key, __u32 length)
 {
-	__u32 words = (length + 7) / 8;
-	__u32 at = hash_words(key, words);
+	__u32 count = (length + 7) / 8;
+	__u32 at = hash_words(key, count);
+	/* A sum whose value Linux's verifier does not know: it would follow the loop for each number of
+	 * words. */
+	__u32 hidden = at + count;
 	for (__u32 i = 0; i < HASH_PROBES; i++) {
+		asm volatile("" : "+r"(hidden));
+		__u32 words = hidden - at;
 		__u32 index = (at + i) & (capacity - 1);
 		struct hash_slot *s = map_lookup(table, &index);
 		if (!s)

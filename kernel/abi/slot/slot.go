@@ -28,6 +28,13 @@ const (
 	PlaceSlot Name = "place"
 )
 
+// MessageOnInterface is the section of a program for slot message that may also run on the
+// interface of its node: see the notes of the slot.
+const MessageOnInterface = "message/interface"
+
+// OnInterface reports whether the section of a program for slot message allows that.
+func OnInterface(section string) bool { return section == MessageOnInterface }
+
 // Verdict is what an extension answers, its r0.
 type Verdict uint64
 
@@ -144,6 +151,11 @@ var Table = []Row{
 		Notes: `A message of more than 1024 bytes arrives in pieces. An extension sees it once, when its beginning arrives: data has up to 1008
 bytes of it, and total says how long it is. The verdict counts for the whole message, also for the pieces that follow. Such a
 message can be forwarded once. UPCALL delivers it like DELIVER: it cannot interrupt its rank before it is whole.
+
+A program in section message/interface may also run on the interface of its node, as described in slot packet: a job's on a machine
+that was made with --offload, when it is two seconds old. It answers DELIVER, CONSUME or DROP. Messages of one rank to another stay in order while the path is the
+same. Those to different ranks of a node have no order, and a message that was handled takes room in the channel to its rank until that
+rank calls its library.
 `,
 		Owners:   machineFirst,
 		Context:  MessageSize,
@@ -165,10 +177,12 @@ extension sees it and can count it. Another verdict than PASS about it is a faul
 and it cannot be changed or answered. Messages about barriers, accesses to windows of other nodes, and answers to these, may come another way,
 on which no extension sees them.
 
-On a node with its own Linux and a trusted wire, an extension of the machine also runs on the node's interface, for messages that
+On a node with its own Linux and a trusted wire, an extension also runs on the node's interface, for messages that
 ranks send each other past the node kernels. margay ext list then names the interface behind the engine. Until Linux
 has verified the extension, and if Linux refuses it, lacks a service that it calls, or it takes longer than half a millisecond in more than
-one of five runs, it runs in the node kernel only, and messages from other nodes pass that. The result is the same, but on the interface
+one of five runs, it runs in the node kernel only, and messages from other nodes pass that. So does one of a job unless the
+machine was made with --offload, and then if it takes a third of a processor there, has a map that is a region, more than 8 maps or 16 functions, replaces elements of a map with more than 1 KiB in one of
+these, or is the job's fifth on the interface. The result is the same, but on the interface
 instructions are not counted and get_smp_processor_id is 0.
 
 A message that was dropped or consumed returns its credit to the sender, and barriers do not wait for it.

@@ -257,7 +257,7 @@ func TestOrderAcrossPaths(t *testing.T) {
 func TestWakes(t *testing.T) {
 	in, to, area, c, b := neighbours(t)
 	out := NewOutlet(area, b, Header{Size: 2})
-	area.Path().Store(PathDirect | PathMeet)
+	area.Path().Store(PathDirect | PathFar | PathMeet)
 	push := func(path int) {
 		t.Helper()
 		if ok, wake, err := out.Push(&Record{Payload: make([]byte, MaxPayload)}); !ok || err != nil || wake != path {
@@ -382,7 +382,7 @@ func TestBoard(t *testing.T) {
 func TestNoAllocation(t *testing.T) {
 	in, _, area, c, b := neighbours(t)
 	out := NewOutlet(area, b, Header{Size: 2})
-	area.Path().Store(PathDirect | PathMeet)
+	area.Path().Store(PathDirect | PathFar | PathMeet)
 	out.Open(c, 0, 0)
 	payload := make([]byte, 64)
 	n := testing.AllocsPerRun(1000, func() {

@@ -13,6 +13,7 @@ const (
 	PathSpin   = 4  // and may spin before that
 	PathMeet   = 8  // barriers may be completed on the boards
 	PathStrewn = 16 // the CPUs of the ranks of this node are shared with other nodes, and barriers may climb the tree
+	PathFar    = 32 // messages to ranks of other nodes may take mirrored channels
 )
 
 // Results of an Outlet or an Inlet: the process to wake. Other values are local ranks.
@@ -124,7 +125,11 @@ func (o *Outlet) Haste(rank uint32) { o.to[rank].hasty = hasty }
 
 // open reports whether messages may take a channel when those before them are settled.
 func (o *Outlet) open(to *outlet) bool {
-	return o.area.Path().Load()&PathDirect != 0 && to.Closed().Load() == 0
+	bit := uint32(PathDirect)
+	if to.local == mirrored {
+		bit = PathFar
+	}
+	return o.area.Path().Load()&bit != 0 && to.Closed().Load() == 0
 }
 
 // Push sends a message of at most MaxPayload bytes to the rank r.Peer. It reports whether there was

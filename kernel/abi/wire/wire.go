@@ -73,8 +73,9 @@
 // A message takes the channel to its target or passes the node kernel. It takes the channel if all
 // of this holds when it is sent:
 //
-//   - the node kernel allows it (PathDirect in the area's path word): no extension, recording or
-//     scheduler wants to see messages;
+//   - the node kernel allows it (PathDirect in the area's path word, PathFar for a mirrored channel):
+//     no extension, recording or scheduler wants to see messages, or extensions see them on the
+//     interface;
 //   - the node kernel has not closed or paused the channel;
 //   - it is not a request about a window of another node, which the node kernels carry out;
 //   - all messages to that rank that passed the node kernel are settled: the settled position of the

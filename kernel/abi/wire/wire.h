@@ -49,6 +49,7 @@
 #define WIRE_SPIN 4
 #define WIRE_MEET 8
 #define WIRE_STREWN 16
+#define WIRE_FAR 32
 
 /* Places in a channel. */
 #define WIRE_CHANNEL_CLOSED 0

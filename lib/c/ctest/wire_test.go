@@ -38,7 +38,7 @@ var same = map[string]string{
 	"offTail": "WIRE_TAIL", "offHead": "WIRE_HEAD", "offConsumerWaiting": "WIRE_CONSUMER_WAITING", "offProducerWaiting": "WIRE_PRODUCER_WAITING",
 
 	"offSettled": "WIRE_SETTLED", "offPath": "WIRE_PATH", "offChannels": "WIRE_CHANNELS",
-	"PathDirect": "WIRE_DIRECT", "PathYield": "WIRE_YIELD", "PathSpin": "WIRE_SPIN", "PathMeet": "WIRE_MEET", "PathStrewn": "WIRE_STREWN",
+	"PathDirect": "WIRE_DIRECT", "PathYield": "WIRE_YIELD", "PathSpin": "WIRE_SPIN", "PathMeet": "WIRE_MEET", "PathStrewn": "WIRE_STREWN", "PathFar": "WIRE_FAR",
 	"offClosed": "WIRE_CHANNEL_CLOSED", "offShared": "WIRE_CHANNEL_SHARED", "offSeal": "WIRE_CHANNEL_SEAL", "offCount": "WIRE_CHANNEL_COUNT", "offTaken": "WIRE_CHANNEL_TAKEN", "offBlocked": "WIRE_CHANNEL_BLOCKED",
 	"offBehind": "WIRE_CHANNEL_SETTLED", "offPosition": "WIRE_CHANNEL_POSITION", "offAcked": "WIRE_CHANNEL_ACKED", "offArrived": "WIRE_CHANNEL_ARRIVED",
 	"offAcknowledged": "WIRE_CHANNEL_ACKNOWLEDGED", "offJournal": "WIRE_CHANNEL_JOURNAL", "ChannelSize": "WIRE_CHANNEL_SIZE", "ChannelEnded": "WIRE_CHANNEL_ENDED", "mirrorValue": "WIRE_MIRROR",

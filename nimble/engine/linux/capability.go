@@ -30,9 +30,10 @@ func capabilities() (s capabilitySet, err error) {
 	return s, nil
 }
 
-// withoutLeaks calls f on a thread without the capabilities that let a program
-// turn addresses into numbers.
-func withoutLeaks(f func() error) (err error) {
+// WithoutLeaks calls f on a thread without the capabilities that let a program
+// that f loads turn addresses into numbers. The error is f's, or a failure to change the
+// capabilities.
+func WithoutLeaks(f func() error) (err error) {
 	runtime.LockOSThread()
 	has, err := capabilities()
 	if err != nil {

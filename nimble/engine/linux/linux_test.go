@@ -201,7 +201,7 @@ func TestNew(t *testing.T) {
 		t.Errorf("dropped, and still there: %+v", less)
 	}
 	// The other capabilities of this thread are the same afterwards.
-	if err := withoutLeaks(func() error {
+	if err := WithoutLeaks(func() error {
 		now, err := capabilities()
 		if now.effective(unix.CAP_PERFMON) || now.effective(unix.CAP_SYS_ADMIN) {
 			t.Errorf("still there: %+v", now)

@@ -128,7 +128,7 @@ func (c *code) loadProgram(t *translator) error {
 	if p.Trusted() {
 		err = load()
 	} else {
-		err = withoutLeaks(load)
+		err = WithoutLeaks(load)
 	}
 	if err != nil {
 		return t.reason(err)
@@ -184,7 +184,7 @@ func Refusal(err error) error {
 		return err
 	}
 	lines := slices.DeleteFunc(slices.Clone(refused.Log), func(l string) bool {
-		return strings.TrimSpace(l) == "" || strings.HasPrefix(l, "processed ")
+		return strings.TrimSpace(l) == "" || about(strings.TrimSpace(l))
 	})
 	return fmt.Errorf("%s (%w)", strings.Join(lines[max(0, len(lines)-3):], "; "), refused.Cause)
 }

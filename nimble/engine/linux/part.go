@@ -100,6 +100,9 @@ func (m *Map) FD() int { return m.twin.FD() }
 // the program cannot write.
 func (m *Map) Read(b []byte) error { return m.twin.out(b) }
 
+// Write copies b into the map, from its beginning.
+func (m *Map) Write(b []byte) error { return m.twin.in(b) }
+
 // Close closes the map's descriptor. Loaded programs keep the map alive.
 func (m *Map) Close() error { return m.twin.Close() }
 

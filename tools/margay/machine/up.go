@@ -107,6 +107,7 @@ and nodes. margay machine audit lists what was refused.
 	spec.Cores = 2
 	f.Var(coresFlag{&spec}, "cores", "application cores of each node besides core 0, or all: two, and core 0 as well")
 	f.BoolVar(&spec.MessageCore, "message-core", false, "have the last core of each node handle messages and nothing else")
+	f.BoolVar(&spec.Offload, "offload", false, "let extensions of jobs run on the network interfaces of nodes, not only the operator's: that takes work from the node kernels, and Linux may need much of a node's memory for a moment to verify one")
 	f.StringVar(&spec.Substrate, "substrate", node.Virtual, "what nodes run on: qemu, hosted, hosts or metal")
 	where.define(f)
 	metal.define(f)

@@ -108,7 +108,7 @@ func TestNimble(t *testing.T) {
 		{"fault: argument", "run|--services=linux", lookup, 1, "", `pc=0 addr=0x0 kind=argument fuel=999998: map_lookup_elem: argument 1 .*`},
 
 		{"object", "run|--elf|" + accumulate, "", 1, "", `pc=2 addr=0x10 kind=memory .* line=./accumulate.c:29`},
-		{"section", "run|--elf|" + accumulate + "|--section=message|" + strings.Repeat("00", 1072), "", 0, "2\n", ""},
+		{"section", "run|--elf|" + accumulate + "|--section=message/interface|" + strings.Repeat("00", 1072), "", 0, "2\n", ""},
 		{"rejected: object", "run|--elf|" + text, "", 2, "", `not an ELF file.*`},
 		{"function", "run|--elf|" + faults + "|--function=null", "", 1, "", `pc=1 addr=0x0 kind=memory .*`},
 		{"function and section", "run|--elf|" + faults + "|--function=null|--section=message/null", "", 1, "", `pc=1 addr=0x0 kind=memory .*`},
@@ -116,7 +116,7 @@ func TestNimble(t *testing.T) {
 			`message/unknown-name unknown_name: insn=1: ./faults.c:\d+: unknown service "no_such_service"; there are 1 map_lookup_elem, .*`},
 		{"object: no such function", "run|--elf|" + faults + "|--section=message/null|--function=endless", "", 125, "",
 			`no program with --section message/null --function endless; there are message/endless endless, .*`},
-		{"object: no such section", "run|--elf|" + accumulate + "|--section=timer", "", 125, "", `no program with --section timer; there are message accumulate`},
+		{"object: no such section", "run|--elf|" + accumulate + "|--section=timer", "", 125, "", `no program with --section timer; there are message/interface accumulate`},
 		{"object: several programs", "run|--elf|" + faults, "", 125, "", `6 programs, choose one by --section or --function: message/endless endless, .*`},
 		{"text", "run|--asm|" + programs + "|--section=timer", "", 0, "2a\n", ""},
 		{"text: function", "run|--asm|" + programs + "|--function=double|15", "", 0, "2a\n", ""},
@@ -158,7 +158,7 @@ func TestNimble(t *testing.T) {
 
 		{"verify", "verify", return42, 0, "raw: accepted: 2 instructions in 1 basic block and 1 function, 0 of 0 memory accesses proved\n", ""},
 		{"verify: object", "verify|--elf|" + accumulate, "", 0,
-			"message accumulate: accepted: 153 instructions in 37 basic blocks and 1 function, 54 of 54 memory accesses proved\n", ""},
+			"message/interface accumulate: accepted: 159 instructions in 39 basic blocks and 1 function, 55 of 55 memory accesses proved\n", ""},
 		{"verify -v", "verify|-v", frob, 0, "raw: accepted: 4 instructions in 1 basic block and 1 function, 0 of 1 memory access proved\n" +
 			"function 0 to 3: no stack frame\n" +
 			"  insn=1      call 1                           service memfrob(writable, length)\n" +
@@ -168,7 +168,7 @@ func TestNimble(t *testing.T) {
 			"  insn=1      call 1                           service memfrob(writable, length)\n" +
 			"  insn=2      ldxdw r0, [r6+0]                 proved: context+0..7 of at least 8\n", ""},
 		{"verify: rejected", "verify", "ff00000000000000", 2, "", `insn=0: unknown opcode 0xff`},
-		{"verify: service", "verify|--elf|" + accumulate + "|--services=none", "", 2, "", `message accumulate: insn=13: ./accumulate.c:32: unknown service 1; there are none`},
+		{"verify: service", "verify|--elf|" + accumulate + "|--services=none", "", 2, "", `message/interface accumulate: insn=13: ./accumulate.c:32: unknown service 1; there are none`},
 
 		{"asm", "asm", "mov r0, 1 # one\nx: ja x", 0, "b700000001000000\n0500ffff00000000\n", ""},
 		{"asm: bytes", "asm|--raw", "exit", 0, "\x95\x00\x00\x00\x00\x00\x00\x00", ""},
@@ -275,12 +275,12 @@ func TestNimbleVerifySection(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "massage.o")
-	if err := os.WriteFile(file, bytes.ReplaceAll(text, []byte("message\x00"), []byte("massage\x00")), 0o600); err != nil {
+	if err := os.WriteFile(file, bytes.ReplaceAll(text, []byte("message/interface\x00"), []byte("massage/interface\x00")), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
 		accumulate: "",
-		file:       "margay: program accumulate is in section massage, which names no slot; see margay ext slots\n",
+		file:       "margay: program accumulate is in section massage/interface, which names no slot; see margay ext slots\n",
 	} {
 		if status, _, stderr := margaytest.Margay("", "nimble", "verify", "--elf", name); status != 0 || stderr != want {
 			t.Errorf("%s: exit status %d, %q, want %q", name, status, stderr, want)
