@@ -44,6 +44,7 @@ type Job struct {
 	noWindows bool           // there will be none
 
 	pathing  sync.Mutex // held while the paths of messages are published
+	telling  sync.Mutex // held while a path is sent to another node, or one of its paths is obeyed
 	sending  sync.Mutex
 	receiver receiver
 
