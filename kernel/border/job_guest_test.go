@@ -204,6 +204,9 @@ func TestJobRefused(t *testing.T) {
 	if _, why := r.at(x); why != "not on the interface: extensions of jobs may run there only on a machine that was made with --offload" {
 		t.Error(why)
 	}
+	if r.maps != nil {
+		t.Error("it has cost maps")
+	}
 	if err := set.Remove(x.Handle(), "the test"); err != nil {
 		t.Fatal(err)
 	}
