@@ -130,7 +130,7 @@ func TestSeals(t *testing.T) {
 }
 
 // What the program could not take is reported to it again. A seal that the program of an earlier
-// node kernel may use stays meanwhile: without it the rank would take nothing.
+// node kernel may use stays until then: without it the rank would take nothing.
 func TestSealsAgain(t *testing.T) {
 	host := netip.MustParseAddr("127.0.0.1")
 	remote := &Remote{Self: host, Addresses: slices.Repeat([]netip.Addr{host}, 20), Largest: mirror.Least}

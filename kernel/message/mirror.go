@@ -91,8 +91,8 @@ func (j *Job) publish(allowed bool) {
 
 // sendPath sends a member the path. The last path that is sent is the last one that was published.
 func (j *Job) sendPath(member int) {
-	j.telling.Lock()
-	defer j.telling.Unlock()
+	j.announcing.Lock()
+	defer j.announcing.Unlock()
 	j.mu.Lock()
 	number := j.mirroring.path
 	j.mu.Unlock()
@@ -133,8 +133,8 @@ func (j *Job) pathChanged(member int, number uint64) {
 // obey has messages take mirrored channels to a member only if it allows that, after change has
 // changed that.
 func (j *Job) obey(member int, change func()) {
-	j.telling.Lock()
-	defer j.telling.Unlock()
+	j.announcing.Lock()
+	defer j.announcing.Unlock()
 	j.mu.Lock()
 	change()
 	open := j.mirroring.open[member]
