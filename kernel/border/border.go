@@ -117,14 +117,17 @@ func New(c Config) *Border {
 	return &Border{config: c, wake: make(chan struct{}, 1), done: make(chan struct{}), adopted: make(map[string]*keep.Item)}
 }
 
-// keptBorder is the name under which PID 1 keeps the link and the skeleton's maps. The maps of
-// extensions are below it, by handle.
-const keptBorder = "border"
+// The names under which PID 1 keeps the link with the skeleton's maps, and the maps of extensions,
+// which are dropped without each other.
+const (
+	keptAll    = "border/"
+	keptBorder = keptAll + "link"
+)
 
-func memberItem(h id.Handle) string { return fmt.Sprint(keptBorder, "/", h) }
+func memberItem(h id.Handle) string { return fmt.Sprint(keptAll, h) }
 
 // Kept reports whether an item of this name is a border's.
-func Kept(name string) bool { return name == keptBorder || strings.HasPrefix(name, keptBorder+"/") }
+func Kept(name string) bool { return strings.HasPrefix(name, keptAll) }
 
 // keptWords are the words of the border's item.
 type keptWords struct {

@@ -77,6 +77,8 @@ type exchange struct {
 	ways  []way
 	now   time.Duration
 	lossy bool
+
+	budgets []time.Duration // of frames, at random
 }
 
 // way is a datagram on its way to a rank.
@@ -94,7 +96,7 @@ func newExchange(r *rig, random *rand.Rand) *exchange {
 		t.Fatal(err)
 	}
 	host := netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	x := &exchange{rig: r, Rand: random, near: new(speaker), far: new(speaker), lossy: true}
+	x := &exchange{rig: r, Rand: random, near: new(speaker), far: new(speaker), lossy: true, budgets: []time.Duration{0, time.Hour}}
 	x.table, err = channel.New(channel.Config{
 		Ranks: []channel.Rank{{Area: area}}, Remote: &channel.Remote{Self: host, Addresses: []netip.Addr{host, host}, Largest: 1372},
 		Keeper: r.kept, Seals: seals{r.Border}, Log: t.Logf,
@@ -235,7 +237,7 @@ func (x *exchange) step() {
 	}
 	held := x.lossy && x.attached() && x.IntN(10) == 0
 	if x.attached() {
-		x.states.is.setBudget([]time.Duration{0, time.Hour}[x.IntN(2)])
+		x.states.is.setBudget(x.budgets[x.IntN(len(x.budgets))])
 	}
 	if held {
 		x.Lock()
@@ -320,6 +322,17 @@ func TestExchange(t *testing.T) {
 		loaded(e)
 		steps("judged", 1500)
 	}
+	// There is time for one message of a frame only. The others need no time-outs, which would add
+	// up to more than 30 s.
+	x.budgets = x.budgets[:1]
+	before, begin := len(x.far.sent), x.now
+	x.push(x.far, 200)
+	x.settle("without time")
+	took, n := x.now-begin, len(x.far.sent)-before
+	if t.Logf("%d messages took %v", n, took); n < 100 || took > 10*time.Second {
+		t.Errorf("%d messages took %v", n, took)
+	}
+	x.budgets = x.budgets[:2]
 	for _, e := range all {
 		for range x.IntN(100) {
 			x.step()

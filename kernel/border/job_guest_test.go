@@ -204,6 +204,9 @@ func TestJobRefused(t *testing.T) {
 	if _, why := r.at(x); why != "not on the interface: extensions of jobs may run there only on a machine that was made with --offload" {
 		t.Error(why)
 	}
+	if r.maps != nil {
+		t.Error("it has cost maps")
+	}
 	if err := set.Remove(x.Handle(), "the test"); err != nil {
 		t.Fatal(err)
 	}
@@ -212,10 +215,9 @@ func TestJobRefused(t *testing.T) {
 	if _, err := set.Region(accumulate.Totals, 4096); err != nil {
 		t.Fatal(err)
 	}
-	leak := extensiontest.Object(t, extensiontest.Program{Section: slot.MessageOnInterface, Name: "leak", Code: []string{"stxdw [r1+40], r10", "mov r0, 0", "exit"}})
 	for why, request := range map[string]extension.Request{
 		"is a region": {Object: accumulate.Object},
-		"leaks addr":  {Object: leak},
+		"leaks addr":  {Object: leak(t)},
 	} {
 		x := r.add(set, request)
 		check.AwaitFor(t, patience, "refusal: "+why, func() bool {
@@ -237,6 +239,38 @@ func TestJobRefused(t *testing.T) {
 			t.Errorf("extension %d of the job: %s", n, why)
 		}
 	}
+}
+
+// An extension of a job that Linux has refused works on the memory of maps. It does so after a
+// restart, too, when the program has left the interface.
+func TestRefusedIsKept(t *testing.T) {
+	r := newRig(t)
+	first := r.insert(extension.Request{Object: firewall.Object})
+	r.judging()
+	x := r.add(r.job(5), extension.Request{Object: leak(t)})
+	check.AwaitFor(t, patience, "refusal", func() bool {
+		_, why := r.at(x)
+		return strings.HasPrefix(why, "not on the interface: ")
+	})
+	if err := r.manager.Remove(first.Handle(), "the test"); err != nil {
+		t.Fatal(err)
+	}
+	check.AwaitFor(t, patience, "interface without a program", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.link == nil
+	})
+	r.kept.mu.Lock()
+	defer r.kept.mu.Unlock()
+	if _, ok := r.kept.items[memberItem(x.Handle())]; !ok || len(r.kept.items) != 1 {
+		t.Errorf("%d items are kept: %v", len(r.kept.items), r.kept.items)
+	}
+}
+
+// leak is an extension that Linux refuses: it writes an address into its context.
+func leak(t *testing.T) []byte {
+	t.Helper()
+	return extensiontest.Object(t, extensiontest.Program{Section: slot.MessageOnInterface, Name: "leak", Code: []string{"stxdw [r1+40], r10", "mov r0, 0", "exit"}})
 }
 
 // A job's extension with the handle of one that was removed before the node kernel was restarted is

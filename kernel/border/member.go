@@ -45,12 +45,12 @@ type member struct {
 func (b *Border) enter(x *extension.Extension) *member {
 	now := time.Now()
 	m := &member{Extension: x, entered: now, since: now}
-	if m.ofJob() {
-		time.AfterFunc(settleTime, b.poke)
-	}
 	kept := b.adopted[memberItem(m.Handle())] != nil
 	if err := b.prepare(m); err != nil {
 		m.refuse(err)
+	}
+	if m.ofJob() && m.why == nil {
+		time.AfterFunc(settleTime, b.poke)
 	}
 	if !kept || !m.covers { // a program with its handle has another one, or does not share its memory
 		b.loaded = slices.DeleteFunc(b.loaded, func(h id.Handle) bool { return h == m.Handle() })
@@ -78,6 +78,9 @@ const (
 )
 
 func (b *Border) prepare(m *member) error {
+	if m.ofJob() && !b.config.Jobs { // first: that costs nothing
+		return errors.New("extensions of jobs may run there only on a machine that was made with --offload")
+	}
 	if err := b.makeMaps(); err != nil {
 		return err
 	}
@@ -131,9 +134,6 @@ func (m *member) ofJob() bool { return m.Job() != extension.Machine }
 func (b *Border) admits(m *member) error {
 	if !m.ofJob() {
 		return nil
-	}
-	if !b.config.Jobs {
-		return errors.New("extensions of jobs may run there only on a machine that was made with --offload")
 	}
 	if name := m.Region(); name != "" {
 		return fmt.Errorf("its map %q is a region, which is not Linux's", name)

@@ -49,6 +49,11 @@ func (t *Table) Tend(now time.Duration) (lost []Lost) {
 		if f.Place < 0 {
 			continue
 		}
+		if !f.sealed && f.in.Seal().Load() != 0 {
+			if err := t.seal(f); err != nil {
+				t.config.Log("%v", err)
+			}
+		}
 		f.advance(t)
 		if f.end == nil {
 			f.tend(t, buffer, now)

@@ -360,18 +360,21 @@ func (t *Table) seal(f *far) error {
 	if t.config.Seals == nil || f.Place < 0 || f.sealed || !t.sealing && seal == 0 {
 		return nil
 	}
-	if seal == 0 {
+	fresh := seal == 0
+	if fresh {
 		seal = secret()
 		f.in.Seal().Store(seal) // first: if this node kernel is killed, the next one admits it
 	}
 	arrived := f.in.Arrived().Load() &^ 7
 	var err error
-	if f.sealed, err = t.config.Seals.Admit(f.peering(t), seal, arrived); !f.sealed {
+	f.sealed, err = t.config.Seals.Admit(f.peering(t), seal, arrived)
+	switch {
+	case f.sealed:
+		f.advances, f.sealedAt = true, arrived
+	case fresh || err == nil:
 		f.in.Seal().Store(0) // nothing changes the keys
-		return err
-	}
-	f.advances, f.sealedAt = true, arrived
-	return nil
+	} // else the program that the earlier node kernel has left may change them: Tend tries again
+	return err
 }
 
 // advance reports to Config.Seals what a rank has received that was not judged after it could see
@@ -382,10 +385,11 @@ func (f *far) advance(t *Table) {
 	if !f.advances || arrived == f.sealedAt {
 		return
 	}
-	f.advances = false
-	if err := t.config.Seals.Advance(f.peering(t), arrived); err != nil {
+	err := t.config.Seals.Advance(f.peering(t), arrived)
+	if err != nil {
 		t.config.Log("%v", err)
 	}
+	f.advances = err != nil // then again: until it is done, no data arrive
 }
 
 // Peering is mirrored channels with both ends known.

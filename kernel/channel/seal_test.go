@@ -1,6 +1,7 @@
 package channel
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -16,7 +17,10 @@ type seals struct {
 	calls  []string
 	known  map[id.Rank]uint64 // seals
 	absent bool               // there is no program
+	broken bool               // it cannot be changed
 }
+
+var errBroken = errors.New("no memory")
 
 func (s *seals) called(what string, p Peering, args ...any) {
 	s.calls = append(s.calls, fmt.Sprint(what, " ", p.Rank, " ", args))
@@ -27,6 +31,9 @@ func (s *seals) Admit(p Peering, seal, position uint64) (bool, error) {
 		return false, nil
 	}
 	s.called("admit", p, position)
+	if s.broken {
+		return false, errBroken
+	}
 	if is := s.table.farOf(p.Local, p.Rank).in.Seal().Load(); seal == 0 || is != seal || s.known[p.Rank] != 0 && s.known[p.Rank] != seal {
 		return false, fmt.Errorf("rank %d is admitted with seal %d, and has %d", p.Rank, seal, is)
 	}
@@ -36,6 +43,9 @@ func (s *seals) Admit(p Peering, seal, position uint64) (bool, error) {
 
 func (s *seals) Advance(p Peering, position uint64) error {
 	s.called("advance", p, position)
+	if s.broken {
+		return errBroken
+	}
 	return nil
 }
 
@@ -117,4 +127,57 @@ func TestSeals(t *testing.T) {
 		t.Error("a channel that nothing judges has a seal")
 	}
 	s.absent = false
+}
+
+// What the program could not take is reported to it again. A seal that the program of an earlier
+// node kernel may use stays until then: without it the rank would take nothing.
+func TestSealsAgain(t *testing.T) {
+	host := netip.MustParseAddr("127.0.0.1")
+	remote := &Remote{Self: host, Addresses: slices.Repeat([]netip.Addr{host}, 20), Largest: mirror.Least}
+	table, k := openWith(t, 1, remote)
+	s := &seals{table: table, known: make(map[id.Rank]uint64)}
+	table.config.Seals = s
+	calls := func(want ...string) {
+		t.Helper()
+		if !slices.Equal(s.calls, want) {
+			t.Errorf("calls %q, want %q", s.calls, want)
+		}
+		s.calls = nil
+	}
+	table.Meet(0, 5)
+	if err := table.Seal(true); err != nil {
+		t.Fatal(err)
+	}
+	peer := Meeting{Number: 1, Key: 2, Port: 3}
+	s.broken = true
+	if err := table.Met(0, 5, peer); !errors.Is(err, errBroken) || table.farOf(0, 5).in.Seal().Load() != 0 {
+		t.Errorf("%v", err)
+	}
+	s.broken = false
+	if err := table.Met(0, 5, peer); err != nil {
+		t.Fatal(err)
+	}
+	calls("admit 5 [0]", "admit 5 [0]")
+	f := table.farOf(0, 5)
+	f.in.Arrived().Store(80)
+	for _, s.broken = range []bool{true, false, false} {
+		table.Tend(0)
+	}
+	calls("advance 5 [80]", "advance 5 [80]")
+
+	s.broken = true
+	again, err := Adopt(Config{Ranks: ranksOf(t, 1), Remote: remote, Keeper: k, Seals: s, Log: t.Logf}, k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Tend(0)
+	if f.in.Seal().Load() == 0 {
+		t.Error("the seal is gone")
+	}
+	s.broken = false
+	again.Tend(0)
+	again.Tend(0)
+	calls("admit 5 [80]", "admit 5 [80]", "admit 5 [80]")
+	again.Close()
+	calls("leave 5 []")
 }

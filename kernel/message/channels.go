@@ -14,7 +14,7 @@ import (
 // channelConfig describes the ranks of this node, all of whose messages so far are settled or lost.
 func (j *Job) channelConfig() channel.Config {
 	c := channel.Config{Remote: j.config.Remote, Leaders: j.leaders(), Keeper: j.config.Keeper, Log: func(format string, args ...any) {
-		j.engine.config.Log("job %d: "+format, append([]any{j.config.Job}, args...)...)
+		j.engine.log.Printf("job %d: "+format, append([]any{j.config.Job}, args...)...)
 	}}
 	if j.engine.config.Border != nil {
 		c.Seals = seals{j}

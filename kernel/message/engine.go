@@ -30,12 +30,13 @@
 //
 // Outermost first: Job.opening (held while the server of windows is made), Engine.spinning (held
 // while the spinner begins or ends), Job.pathing (held while the paths of messages are published),
+// Job.announcing (held while a path is sent to another node, or one of its paths is obeyed),
 // Job.sending (held while frames of messages are numbered and queued), receiver.mu (held while
 // messages are given to extensions and ranks), Endpoint.mu, Job.mu. Job.mu guards the state
 // machines of the job, Flow and Barrier, and is held for no call that waits. Frames without
-// messages are sent with no lock but Job.sending and receiver.mu held: sending them never waits.
-// Engine.mu guards the table of jobs and the transport. It is taken last, and held for no other,
-// like the locks of package channel, under which package border alone takes its own.
+// messages are sent with no lock but Job.announcing, Job.sending and receiver.mu held: sending them
+// never waits. Engine.mu guards the table of jobs and the transport. It is taken last, and held for
+// no other, like the locks of package channel, under which package border alone takes its own.
 package message
 
 import (

@@ -43,9 +43,10 @@ type Job struct {
 	windows   *window.Server // nil until there are mirrored channels
 	noWindows bool           // there will be none
 
-	pathing  sync.Mutex // held while the paths of messages are published
-	sending  sync.Mutex
-	receiver receiver
+	pathing    sync.Mutex // held while the paths of messages are published
+	announcing sync.Mutex // held while a path is sent to another node, or one of its paths is obeyed
+	sending    sync.Mutex
+	receiver   receiver
 
 	mu         sync.Mutex
 	changed    sync.Cond // messages may have credits, or be queued to be forwarded, or the job is closed

@@ -2,6 +2,7 @@ package message
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -30,12 +31,21 @@ type mirroring struct {
 	owed  []bool       // by member: it has asked that, and was not answered
 	owing atomic.Int32 // how many of these; changed with Job.mu held
 	tends bool         // there is a goroutine that tends them
+	unmet map[channel.Pair]unmet
+}
+
+// unmet describes the other end of mirrored channels that could not be completed.
+type unmet struct {
+	frame.Meeting
+	member int
+	since  time.Time // the first attempt
 }
 
 func (j *Job) newMirroring() mirroring {
 	n := len(j.config.Members)
 	return mirroring{
 		seen: make([]uint64, n), open: make([]bool, n), asked: make([]bool, n), about: make([]uint64, n), owed: make([]bool, n),
+		unmet: make(map[channel.Pair]unmet),
 	}
 }
 
@@ -79,8 +89,10 @@ func (j *Job) publish(allowed bool) {
 	}
 }
 
-// sendPath sends a member the path.
+// sendPath sends a member the path. The last path that is sent is the last one that was published.
 func (j *Job) sendPath(member int) {
+	j.announcing.Lock()
+	defer j.announcing.Unlock()
 	j.mu.Lock()
 	number := j.mirroring.path
 	j.mu.Unlock()
@@ -113,13 +125,21 @@ func (j *Job) awaitSeen(ctx context.Context) {
 
 // pathChanged handles a member's path.
 func (j *Job) pathChanged(member int, number uint64) {
-	open := number&1 == 1
-	j.mu.Lock()
-	j.mirroring.open[member] = open
-	j.mu.Unlock()
-	j.channels.Pause(j.on(member), !open)
+	j.obey(member, func() { j.mirroring.open[member] = number&1 == 1 })
 	j.rouseAll() // room that a rank waits for may be on the other path
 	j.send(member, j.newFrame(frame.PathSeen, number))
+}
+
+// obey has messages take mirrored channels to a member only if it allows that, after change has
+// changed that.
+func (j *Job) obey(member int, change func()) {
+	j.announcing.Lock()
+	defer j.announcing.Unlock()
+	j.mu.Lock()
+	change()
+	open := j.mirroring.open[member]
+	j.mu.Unlock()
+	j.channels.Pause(j.on(member), !open)
 }
 
 func (j *Job) pathSeen(member int, number uint64) {
@@ -275,6 +295,11 @@ func (j *Job) meet(local int, target id.Rank) {
 	j.sendPath(member)
 	m := frame.Meeting{Source: j.config.Local[local], Target: target, Number: own.Number, Key: own.Key, Port: own.Port, Windows: j.windowPort(), Lacks: !complete}
 	j.send(member, frame.AppendMeeting(j.newFrame(frame.Meet), m))
+	j.tended()
+}
+
+// tended starts the goroutine that tends mirrored channels, if there is none.
+func (j *Job) tended() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if !j.mirroring.tends && !j.closed {
@@ -283,11 +308,12 @@ func (j *Job) meet(local int, target id.Rank) {
 	}
 }
 
-// meetAgain is the pause before another attempt to complete mirrored channels.
-const meetAgain = 200 * time.Millisecond
+// meetFor bounds how long a rank's end of mirrored channels may be missing to which the other rank
+// may send.
+const meetFor = time.Minute
 
 // meeting handles a member's description of its rank's end of mirrored channels. That rank may send
-// to them from now on, so meeting tries again until it has them.
+// to them from now on, so if they cannot be completed, meetAgain tries it again.
 func (j *Job) meeting(member int, m frame.Meeting) {
 	r := j.local[m.Target]
 	if j.config.Remote == nil || r == nil || int(m.Source) >= len(j.place) || j.place[m.Source] != member {
@@ -298,35 +324,41 @@ func (j *Job) meeting(member int, m frame.Meeting) {
 		return
 	}
 	if err := j.channels.Met(r.index, m.Source, channel.Meeting{Number: m.Number, Key: m.Key, Port: m.Port, Windows: m.Windows}); err != nil {
-		j.engine.log.Printf("job %d: mirrored channels of ranks %d and %d: %v", j.config.Job, m.Target, m.Source, err)
-		j.later(meetAgain, func() { j.meeting(member, m) })
+		j.missed(channel.Pair{Local: r.index, Rank: m.Source}, unmet{m, member, time.Now()}, err)
 		return
 	}
 	j.windowPort()
 	j.admitClients()
-	j.mu.Lock()
-	open := j.mirroring.open[member]
-	j.mu.Unlock()
-	j.channels.Pause(j.on(member), !open)
+	j.obey(member, func() { delete(j.mirroring.unmet, channel.Pair{Local: r.index, Rank: m.Source}) })
 	j.rouseAll() // so that the rank fetches them
 	if m.Lacks {
 		j.meet(r.index, m.Source)
 	}
 }
 
-// later calls f on another goroutine after a pause, unless the job ends first.
-func (j *Job) later(pause time.Duration, f func()) {
-	if !j.enter() {
-		return
+// missed notes that mirrored channels could not be completed.
+func (j *Job) missed(p channel.Pair, u unmet, err error) {
+	j.engine.log.Printf("job %d: mirrored channels of ranks %d and %d: %v", j.config.Job, u.Target, u.Source, err)
+	j.mu.Lock()
+	if before, ok := j.mirroring.unmet[p]; ok {
+		u.since = before.since
 	}
-	go func() {
-		defer j.running.Done()
-		select {
-		case <-time.After(pause):
-			f()
-		case <-j.context.Done():
-		}
-	}()
+	j.mirroring.unmet[p] = u
+	j.mu.Unlock()
+	if !u.Lacks && time.Since(u.since) > meetFor {
+		j.fault("rank %d cannot receive what rank %d sends past the node kernels: %w", u.Target, u.Source, err)
+	}
+	j.tended()
+}
+
+// meetAgain tries again to complete mirrored channels.
+func (j *Job) meetAgain() {
+	j.mu.Lock()
+	all := slices.Collect(maps.Values(j.mirroring.unmet))
+	j.mu.Unlock()
+	for _, u := range all {
+		j.meeting(u.member, u.Meeting)
+	}
 }
 
 // tend tends mirrored channels until the job ends.
@@ -344,6 +376,7 @@ func (j *Job) tend() {
 			j.fault("rank %d has sent a message to %w", lost.Source, &id.EndedError{Rank: lost.Target, Node: j.config.Nodes[lost.Target]})
 		}
 		if n%askEach == 0 {
+			j.meetAgain()
 			j.remind()
 		}
 	}

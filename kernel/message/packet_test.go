@@ -307,32 +307,60 @@ func TestJudgedPath(t *testing.T) {
 	j.noFault()
 }
 
-// A pair that the border does not admit when its other end is known uses the node kernels, until
-// the border admits it.
+// A pair that the border does not admit when its other end is known is admitted later. Until then
+// its rank uses the node kernels, and so does the other one, unless it has its end: then the
+// messages wait.
 func TestNotAdmitted(t *testing.T) {
-	s := new(sham)
-	here := netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	j := openWith(t, 2, 1, JobConfig{
-		Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute,
-		Remote: &Remote{Self: here, Addresses: []netip.Addr{here, here}, Largest: 1372},
-	}, s)
-	a, b := &farRank{neighbour: j.neighbour(0), start: time.Now()}, &farRank{neighbour: j.neighbour(1), start: time.Now()}
-	if _, err := j.nodes[1].manager.Machine().Insert(extension.Request{Object: extensiontest.Object(t, packetByHandler)}); err != nil {
-		t.Fatal(err)
+	for _, first := range []int{0, 1} {
+		t.Run(fmt.Sprintf("rank %d is first", first), func(t *testing.T) {
+			s := new(sham)
+			here := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+			j := openWith(t, 2, 1, JobConfig{
+				Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute,
+				Remote: &Remote{Self: here, Addresses: []netip.Addr{here, here}, Largest: 1372},
+			}, s)
+			a, b := &farRank{neighbour: j.neighbour(0), start: time.Now()}, &farRank{neighbour: j.neighbour(1), start: time.Now()}
+			if _, err := j.nodes[1].manager.Machine().Insert(extension.Request{Object: extensiontest.Object(t, packetByHandler)}); err != nil {
+				t.Fatal(err)
+			}
+			s.judges.Store(true)
+			j.nodes[1].engine.Repath()
+			unmet := func() int {
+				job := j.nodes[1].job
+				job.mu.Lock()
+				defer job.mu.Unlock()
+				return len(job.mirroring.unmet)
+			}
+			s.broken.Store(true)
+			if first == 0 {
+				for number := range uint64(50) {
+					a.send(1, uint16(slot.Pass), number)
+					b.expect(0, number, a)
+					time.Sleep(5 * time.Millisecond)
+				}
+			} else {
+				b.send(0, uint16(slot.Pass), 0)
+				a.expect(1, 0)
+				check.Await(t, "mirrored channels of the other rank", func() bool { a.poll(); return a.end != nil && a.ready() })
+				a.send(1, uint16(slot.Pass), 50)
+				check.Await(t, "attempt", func() bool { a.poll(); b.poll(); return unmet() == 1 })
+				if b.end != nil || a.end.Quiet() {
+					t.Error("the pair is admitted")
+				}
+			}
+			s.broken.Store(false)
+			if first == 1 {
+				b.expect(0, 50, a)
+			}
+			check.Await(t, "mirrored channels", func() bool { a.poll(); b.poll(); return a.end != nil && b.end != nil && a.ready() })
+			for number := range uint64(50) {
+				a.send(1, uint16(slot.Pass), 100+number)
+				b.expect(0, 100+number, a)
+			}
+			if n := unmet(); n != 0 {
+				t.Errorf("%d pairs are not met", n)
+			}
+			j.noFault()
+		})
 	}
-	s.judges.Store(true)
-	j.nodes[1].engine.Repath()
-	s.broken.Store(true)
-	for number := range uint64(100) {
-		a.send(1, uint16(slot.Pass), number)
-		b.expect(0, number, a)
-		time.Sleep(5 * time.Millisecond)
-	}
-	s.broken.Store(false)
-	check.Await(t, "mirrored channels", func() bool { a.poll(); b.poll(); return a.end != nil && b.end != nil && a.ready() })
-	for number := range uint64(100) {
-		a.send(1, uint16(slot.Pass), 100+number)
-		b.expect(0, 100+number, a)
-	}
-	j.noFault()
 }
