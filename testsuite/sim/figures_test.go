@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// The page has the figures that are simulated now, of machines of up to 1,000 nodes, and the plot of one
-// host, which has no larger ones. make scale alone simulates those.
+// The page has the figures that are simulated now, of machines of up to 1,000 nodes, and so has the
+// plot of one host, which has no larger ones. make scale alone simulates those.
 func TestPage(t *testing.T) {
 	page, err := os.ReadFile("../../docs/scale.md")
 	if err != nil {

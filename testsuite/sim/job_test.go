@@ -167,7 +167,7 @@ func TestNoticed(t *testing.T) {
 	}
 }
 
-// A node that dies when its ranks have ended, while those of others run, costs the job nothing.
+// A node that dies when its ranks have ended, while other ranks run, costs the job nothing.
 // Before its ranks have ended, it costs the job.
 func TestReported(t *testing.T) {
 	s := Cluster
