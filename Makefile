@@ -87,12 +87,15 @@ bench-launch: ## measure how long a job that does nothing takes beside MPICH and
 	@$(MAKE) --no-print-directory build
 	@bin/margay bench launch --into docs/launch.md
 
+.PHONY: scale
+scale: ## simulate jobs on up to a million nodes, and write the figures into docs/scale.md and docs/scale.svg (20 s of a processor)
+	go run ./testsuite/sim/scale --docs docs
+
 .PHONY: generate
-generate: ## make the generated files anew: the control protocol, handlers of an engine, tables, simulated figures, the compiled extensions
+generate: ## make the generated files anew: the control protocol, handlers of an engine, tables, the compiled extensions
 	go generate ./cluster/control ./nimble/engine/direct
 	go run ./tools/slots >ext/SLOTS.md
 	go run ./tools/features >docs/features.md
-	go run ./testsuite/sim/scale --docs docs
 	$(MAKE) -C ext
 	$(MAKE) -C kernel/sched/schedext
 	$(MAKE) -C kernel/border

@@ -6,8 +6,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
@@ -21,6 +23,43 @@ func open(t *testing.T, dir string) *store {
 	}
 	t.Cleanup(func() { s.close() })
 	return s
+}
+
+// processorTime returns the time of processors that this process has taken.
+func processorTime(b *testing.B) time.Duration {
+	var used unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}
+
+// The record of a job with a rank on each of many nodes, which have ended: while ranks end it is
+// written again and again (recordSoon).
+func BenchmarkSaveJob(b *testing.B) {
+	const ranks = 10_000
+	s, err := openStore(b.TempDir())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.close()
+	var places []*control.Place
+	for n := range uint32(ranks) {
+		places = append(places, &control.Place{Rank: n, Node: n, Core: 1})
+	}
+	j := newJob(1, &control.JobSpec{Path: []byte("/bin/true"), Ranks: ranks, PerNode: 1}, places)
+	for n := range uint32(ranks) {
+		j.members = append(j.members, &control.Member{Node: n, Address: "10.66.39.16:7118"})
+		j.ranks[n].exit = new(control.ExitStatus)
+		j.records.RestoreComplete(n)
+	}
+	begin := processorTime(b)
+	for range b.N {
+		if err := s.saveJob(j, 0); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(processorTime(b)-begin)/float64(b.N*ranks), "processor-ns/rank")
 }
 
 func TestStore(t *testing.T) {

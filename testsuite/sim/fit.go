@@ -11,6 +11,7 @@ func (w Work) scaled(num, den int64) Work {
 	for _, d := range []*time.Duration{&w.Client, &w.Message, &w.Node, &w.Prepare, &w.Start, &w.End, &w.Forget, &w.Spare} {
 		*d = *d * time.Duration(num) / time.Duration(den)
 	}
+	w.Unpack = w.Unpack * Picoseconds(num) / Picoseconds(den)
 	return w
 }
 

@@ -25,7 +25,7 @@ type Job struct {
 	Deaths []Death     // of nodes, for good
 	Spares bool        // a job init is ready on each node
 
-	Report func(*control.Record) // gets the messages with ends of ranks that nodes send to serve, if there is no tree; may be nil
+	report func(*control.Record) // gets the messages with ends of ranks that nodes send to serve, if there is no tree; may be nil
 
 	chosen choice // the nodes, if they are known and none dies
 }
@@ -64,6 +64,8 @@ const (
 	gathers          // ends of ranks are at a place: of Value ranks if it is serve and there is no tree
 	gathered         // the place has taken them
 	followed         // margay run has taken them
+	saves            // serve can write the record of the job, since ranks have ended
+	saved            // it has done so
 	enters           // the job enters stage Value
 	learns           // margay run learns that the job has ended
 	leaves           // and has ended itself
@@ -127,6 +129,7 @@ type model struct {
 	next, inFlight, answers int  // of the stage's requests
 	asks                    bool // an event asks is scheduled
 	endedOn                 int  // nodes
+	saving                  bool // an event saves or saved is scheduled
 
 	host   *host            // its processors are shared by all; nil: each place has its own
 	client time.Duration    // when the processor of margay run is free
@@ -226,7 +229,7 @@ func (m *model) allocate() (err error) {
 	}
 	m.Launches++
 	m.launch++
-	m.Ended, m.endedOn = 0, 0
+	m.Ended, m.endedOn, m.saving = 0, 0, false
 	m.do(atClient, m.Work.Launcher/2, Event{Kind: enters, Value: allocating}) // the other half is its end
 	return nil
 }
@@ -389,6 +392,12 @@ func (m *model) handle(e Event) {
 		m.gathered(e)
 	case followed:
 		m.followed(int(e.Value))
+	case saves:
+		if m.stage == starting {
+			m.do(atServe, m.save(), Event{Kind: saved})
+		}
+	case saved:
+		m.saving = false
 	}
 }
 
@@ -413,7 +422,7 @@ func (m *model) enter(stage int) {
 	case allocating: // margay run has asked for the job
 		m.do(atServe, m.Work.Job+time.Duration(m.Nodes)*m.Work.Offer, Event{Kind: enters, Value: recording})
 	case recording:
-		m.soon(m.Work.Commit+m.Network.Latency, preparing)
+		m.soon(m.save()+m.Network.Latency, preparing)
 	case preparing, starting, forgetting, retrying:
 		m.wave()
 	case prepared: // serve lists the places
@@ -422,7 +431,7 @@ func (m *model) enter(stage int) {
 	case confirming: // margay run confirms that it knows them
 		m.do(atClient, m.Work.Client+m.list(), Event{Kind: enters, Value: confirmed})
 	case confirmed:
-		m.soon(2*m.Network.Latency+m.Work.Commit, starting)
+		m.soon(2*m.Network.Latency+m.save(), starting)
 	case ended: // serve writes the record. Then margay run ends while the nodes forget the job
 		m.do(atServe, m.list(), Event{Kind: enters, Value: announced})
 	case announced:
@@ -433,6 +442,15 @@ func (m *model) enter(stage int) {
 
 // list is the work of a message that lists all ranks, at one of its ends.
 func (m *model) list() time.Duration { return time.Duration(m.Nodes*m.Each) * m.Work.State }
+
+// save is the work of serve to write the record of the job, which lists all ranks.
+func (m *model) save() time.Duration {
+	return m.Work.Commit + time.Duration(m.Nodes*m.Each)*m.Work.Save
+}
+
+// recordPause is how long serve waits after the end of a rank, for the ends of others, before it
+// writes the record of a job whose other ranks run.
+const recordPause = 20 * time.Millisecond
 
 // wave begins to send the stage's request to all nodes.
 func (m *model) wave() {
@@ -577,8 +595,8 @@ func (m *model) rankEnds(place int32) {
 			Exit: new(control.ExitStatus), Last: i == m.Each-1,
 		}
 		for _, message := range gather.Add(r) {
-			if m.Report != nil {
-				m.Report(message)
+			if m.report != nil {
+				m.report(message)
 			}
 			m.send(m.Now(), Event{Kind: gathers, Value: int32(1 + len(message.More))})
 		}
@@ -619,6 +637,10 @@ func (m *model) gathered(e Event) {
 		m.endPart(e.Node)
 		return
 	}
+	if !m.saving {
+		m.saving = true
+		m.At(m.Now()+recordPause, Event{Kind: saves, Job: m.launch})
+	}
 	m.do(atClient, m.Work.Client, Event{Kind: followed, Value: e.Value})
 }
 
@@ -628,7 +650,7 @@ func (m *model) followed(ranks int) {
 		m.Ended += ranks
 	}
 	if m.Ended == m.Nodes*m.Each {
-		m.soon(2*m.Network.Latency+m.Work.Commit, ended)
+		m.soon(2*m.Network.Latency+m.save(), ended)
 	}
 }
 

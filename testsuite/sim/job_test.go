@@ -1,7 +1,10 @@
 package sim
 
 import (
+	"fmt"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,7 +52,7 @@ func TestConservation(t *testing.T) {
 	for _, s := range []Setting{OneHost, Cluster, lossy()} {
 		relay, ended := records.NewRelay(), make(map[uint32]int)
 		messages := 0
-		r := simulate(t, s, Job{Nodes: nodes, Each: each, Seed: check.Seed(t), Spares: true, Report: func(m *control.Record) {
+		r := simulate(t, s, Job{Nodes: nodes, Each: each, Seed: check.Seed(t), Spares: true, report: func(m *control.Record) {
 			messages++
 			passes, fresh := relay.Take(m)
 			if !passes || fresh == nil {
@@ -93,7 +96,7 @@ func TestTree(t *testing.T) {
 // The time of a star grows with the number of nodes, and the time of a tree with its logarithm.
 func TestGrowth(t *testing.T) {
 	s := Cluster
-	s.Work.Offer, s.Work.State, s.Work.Look = 0, 0, 0 // they grow with the nodes in any case
+	s.Work.Offer, s.Work.State, s.Work.Look, s.Work.Save = 0, 0, 0, 0 // they grow with the nodes in any case
 	times := func(fanout tree.Fanout) (times []time.Duration) {
 		for nodes := 1 << 6; nodes <= 1<<12; nodes *= 8 {
 			times = append(times, simulate(t, s, Job{Nodes: nodes, Fanout: fanout, Spares: true}).Done)
@@ -164,7 +167,7 @@ func TestNoticed(t *testing.T) {
 	}
 }
 
-// A node that dies when its ranks have ended, while other nodes have ranks, costs the job nothing.
+// A node that dies when its ranks have ended, while other ranks run, costs the job nothing.
 // Before its ranks have ended, it costs the job.
 func TestReported(t *testing.T) {
 	s := Cluster
@@ -255,6 +258,7 @@ func TestQuiet(t *testing.T) {
 	for i, c := range [][2]time.Duration{
 		{fitted.Work.Launcher, quiet.Launcher}, {fitted.Work.Message, quiet.Message}, {fitted.Work.Prepare, quiet.Prepare}, {fitted.Work.Start, quiet.Start},
 		{fitted.Work.End, quiet.End}, {fitted.Work.Forget, quiet.Forget}, {fitted.Work.Spare, quiet.Spare},
+		{time.Duration(fitted.Work.Unpack), time.Duration(quiet.Unpack)},
 	} {
 		if off := (c[0] - c[1]).Abs(); off > c[0]/100 {
 			t.Errorf("constant %d is %v, not %v", i, c[1], c[0])
@@ -266,6 +270,21 @@ func TestQuiet(t *testing.T) {
 func TestNoFit(t *testing.T) {
 	if s, err := Fit(OneHost, 50*time.Millisecond, 500*time.Millisecond); err == nil {
 		t.Errorf("%+v", s)
+	}
+}
+
+// The constants of the product that the models repeat are still the same.
+func TestRepeated(t *testing.T) {
+	for _, c := range []struct{ path, line string }{
+		{"cluster/launch/stream.go", fmt.Sprintf("const filePiece = %d << 10\n", pieceBytes>>10)},
+		{"cluster/machine/spec.go", fmt.Sprintf("const askedEach = %d\n", OneHost.AtOnce/OneHost.Processors)},
+		{"cluster/machine/spec.go", fmt.Sprintf("t.Space, t.Each = %d*time.Millisecond,", hostedSpace)},
+		{"cluster/serve/save.go", fmt.Sprintf("const recordPause = %d * time.Millisecond\n", recordPause/time.Millisecond)},
+	} {
+		source, err := os.ReadFile("../../" + c.path)
+		if err != nil || !strings.Contains(string(source), c.line) {
+			t.Errorf("%s lacks %q: %v", c.path, c.line, err)
+		}
 	}
 }
 

@@ -49,7 +49,7 @@ const latency = 15 * time.Microsecond
 // work is the work of a job in the proportions of a busy host: Fit scales it. docs/scale.md has the
 // source of each number.
 var work = Work{
-	Launcher: ms(5), Client: ms(0.34), Job: ms(0.02), Commit: ms(0.31), Offer: 800, Message: ms(0.34), State: 700, Look: 17,
+	Launcher: ms(5), Client: ms(0.34), Job: ms(0.02), Commit: ms(0.31), Offer: 800, Message: ms(0.34), State: 700, Save: 950, Look: 17,
 	Node: ms(0.34), Prepare: ms(4), Start: ms(8.5), End: ms(3.5), Forget: ms(4), Spare: ms(17),
 	Pass: 1000, Unpack: 18_500, Piece: ms(0.1),
 }
@@ -67,9 +67,9 @@ var Cluster = Setting{
 
 // quiet is the work fitted to the quiet series (TestQuiet).
 var quiet = Work{
-	Launcher: ms(3.85), Client: ms(0.24), Job: ms(0.02), Commit: ms(0.31), Offer: 800, Message: ms(0.24), State: 700, Look: 17,
+	Launcher: ms(3.85), Client: ms(0.24), Job: ms(0.02), Commit: ms(0.31), Offer: 800, Message: ms(0.24), State: 700, Save: 950, Look: 17,
 	Node: ms(0.24), Prepare: ms(2.82), Start: ms(5.99), End: ms(2.47), Forget: ms(2.82), Spare: ms(11.99),
-	Pass: 1000, Unpack: 10_200, Piece: ms(0.1),
+	Pass: 1000, Unpack: 13_050, Piece: ms(0.1),
 }
 
 // leanMessage is the work of a message for its codec and its connection alone (BenchmarkMessage).

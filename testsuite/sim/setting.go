@@ -33,6 +33,7 @@ type Work struct {
 	Offer    time.Duration // serve: a node in the choice of nodes
 	Message  time.Duration // serve: a message to a node or from it
 	State    time.Duration // serve, and margay run: a rank in a message that lists all ranks
+	Save     time.Duration // serve: a rank in the record of a job, each time that this is written
 	Look     time.Duration // serve: a look at a node, when it looks for one that has not ended
 
 	Node    time.Duration // node kernel: a message that it passes on in a tree
@@ -61,5 +62,8 @@ type Setting struct {
 // silence is how long serve takes to notice a dead node; with hosted nodes, heartbeats are rarer.
 func silence(nodes int) time.Duration { return serve.Timing{}.Silence(nodes) }
 func hostedSilence(nodes int) time.Duration {
-	return serve.Timing{Space: 4 * time.Millisecond}.Silence(nodes)
+	return serve.Timing{Space: hostedSpace * time.Millisecond}.Silence(nodes)
 }
+
+// hostedSpace is how far apart heartbeats of hosted nodes are, in ms.
+const hostedSpace = 4

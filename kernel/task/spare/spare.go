@@ -43,22 +43,22 @@ const (
 	ready
 )
 
-// Nodes of one host that had the same job prepare for the next one in turns of RestTogether nodes
-// for each processor. RestEach is the time of a processor that this takes each node, with some to
+// Nodes of one host that had the same job prepare for the next one in turns of restTogether nodes
+// for each processor. restEach is the time of a processor that this takes each node, with some to
 // spare.
 const (
-	RestTogether = 32
-	RestEach     = 40 * time.Millisecond
+	restTogether = 32
+	restEach     = 40 * time.Millisecond
 )
 
 // RestOf returns the rest of the node at a place, from 0, of a job on so many nodes of a host with
 // so many processors. While the job runs, its nodes that are more than one turn may still be
 // launching it.
 func RestOf(place, nodes, processors int) Rest {
-	together := RestTogether * processors
+	together := restTogether * processors
 	return Rest{
-		Launched: time.Duration(max(0, nodes-together)) * RestEach / time.Duration(processors),
-		Ended:    time.Duration(place/together) * RestTogether * RestEach,
+		Launched: time.Duration(max(0, nodes-together)) * restEach / time.Duration(processors),
+		Ended:    time.Duration(place/together) * restTogether * restEach,
 	}
 }
 

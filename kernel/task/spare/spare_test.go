@@ -281,9 +281,9 @@ func TestRestOf(t *testing.T) {
 	}{
 		{0, 1, 1, 0, 0},
 		{63, 64, 2, 0, 0},
-		{63, 65, 2, RestEach / 2, 0},
-		{64, 250, 2, 186 * RestEach / 2, 32 * RestEach},
-		{999, 1000, 2, 936 * RestEach / 2, 15 * 32 * RestEach},
+		{63, 65, 2, restEach / 2, 0},
+		{64, 250, 2, 186 * restEach / 2, 32 * restEach},
+		{999, 1000, 2, 936 * restEach / 2, 15 * 32 * restEach},
 		{999, 1000, 64, 0, 0},
 	} {
 		if got, want := RestOf(c.place, c.nodes, c.processors), (Rest{Launched: c.launched, Ended: c.ended}); got != want {

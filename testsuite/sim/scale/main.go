@@ -9,7 +9,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -59,7 +58,8 @@ func run(args []string, stdout, stderr io.Writer) error {
 	case *docs != "":
 		return write(*docs, figures)
 	}
-	return figures.Markdown(stdout)
+	_, err = io.WriteString(stdout, figures.Markdown())
+	return err
 }
 
 // most bounds the nodes that are simulated: a job has at most so many ranks.
@@ -84,11 +84,7 @@ func write(folder string, figures sim.Figures) error {
 	if err != nil {
 		return err
 	}
-	var text bytes.Buffer
-	if err := figures.Markdown(&text); err != nil {
-		return err
-	}
-	changed, err := page.Insert(string(old), name, text.String())
+	changed, err := page.Insert(string(old), name, figures.Markdown())
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
