@@ -78,6 +78,9 @@ func (in *initProcess) debugRank(number id.Rank, stream net.Conn) {
 	d, err := in.attach(number, stream)
 	if err != nil {
 		_ = gdb.WriteAnswer(stream, err) // its reader may be gone
+		// A connection that is closed with bytes in it can lose the answer, so the rest is taken.
+		_ = stream.SetReadDeadline(time.Now().Add(leaveWait))
+		_, _ = io.Copy(io.Discard, stream)
 		return
 	}
 	defer in.endDebugger(d)
