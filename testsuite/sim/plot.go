@@ -29,7 +29,7 @@ type Panel struct {
 // The size of a panel, and the room around its axes, in pixels.
 const (
 	panelWidth, panelHeight = 460, 380
-	left, right, top, under = 58, 12, 30, 40
+	left, right, top, under = 58, 28, 30, 40
 )
 
 // colours are Okabe and Ito's, which differ for readers with any sight.
