@@ -20,16 +20,17 @@ const maxLog = 8 << 20
 // that the machine keeps of it, the writer rotates that file: the rest of the process writes into
 // the new file as well, such as Go's runtime in a crash. The writer is safe for concurrent use.
 func BoundLog(d Dir, who string, output, stderr io.Writer) io.Writer {
-	f, ok := stderr.(*os.File)
-	if !ok {
+	l := &boundLog{path: d.Log(who), limit: maxLog}
+	for _, w := range []io.Writer{stderr, output} {
+		if f, ok := w.(*os.File); ok && folder.IsStill(l.path, f) == nil {
+			l.files = append(l.files, f)
+		}
+	}
+	if len(l.files) == 0 || l.files[0] != stderr {
 		return stderr
 	}
-	l := &boundLog{path: d.Log(who), limit: maxLog, f: f, all: []*os.File{f}}
-	if output, ok := output.(*os.File); ok {
-		l.all = append(l.all, output)
-	}
-	if !l.bound() {
-		return stderr
+	if info, err := l.files[0].Stat(); err == nil {
+		l.size = info.Size()
 	}
 	return l
 }
@@ -37,23 +38,11 @@ func BoundLog(d Dir, who string, output, stderr io.Writer) io.Writer {
 // boundLog is a log whose file is rotated.
 type boundLog struct {
 	path  string
+	files []*os.File // the descriptors of the process that refer to the file
 	limit int64
 
 	mu   sync.Mutex
-	f    *os.File
-	all  []*os.File // f, and another descriptor that follows it
 	size int64
-}
-
-// bound reads the size of the file. It reports whether that has the log's path.
-func (l *boundLog) bound() bool {
-	info, err := l.f.Stat()
-	if err != nil {
-		return false
-	}
-	l.size = info.Size()
-	named, err := os.Lstat(l.path)
-	return err == nil && os.SameFile(info, named)
 }
 
 // Write appends a line.
@@ -64,7 +53,7 @@ func (l *boundLog) Write(line []byte) (int, error) {
 		_ = l.rotate() // or the old file grows, and there is another try at twice the size
 		l.size = 0
 	}
-	n, err := l.f.Write(line)
+	n, err := l.files[0].Write(line)
 	l.size += int64(n)
 	return n, err
 }
@@ -88,14 +77,7 @@ func (l *boundLog) rotate() error {
 	if err := os.Rename(fresh, l.path); err != nil {
 		return err
 	}
-	was, err := l.f.Stat()
-	if err != nil {
-		return err
-	}
-	for _, f := range l.all {
-		if is, err := f.Stat(); err != nil || !os.SameFile(was, is) {
-			continue
-		}
+	for _, f := range l.files {
 		if err := unix.Dup3(int(next.Fd()), int(f.Fd()), 0); err != nil {
 			return err
 		}
