@@ -14,7 +14,7 @@ import (
 // seals notes the calls of a table.
 type seals struct {
 	table  *Table
-	calls  []string
+	had    []string
 	known  map[id.Rank]uint64 // seals
 	absent bool               // there is no program
 	broken bool               // it cannot be changed
@@ -23,7 +23,7 @@ type seals struct {
 var errBroken = errors.New("no memory")
 
 func (s *seals) called(what string, p Peering, args ...any) {
-	s.calls = append(s.calls, fmt.Sprint(what, " ", p.Rank, " ", args))
+	s.had = append(s.had, fmt.Sprint(what, " ", p.Rank, " ", args))
 }
 
 func (s *seals) Admit(p Peering, seal, position uint64) (bool, error) {
@@ -51,15 +51,34 @@ func (s *seals) Advance(p Peering, position uint64) error {
 
 func (s *seals) Leave(p Peering) { s.called("leave", p) }
 
-// Mirrored channels are judged from the position on that their rank has reached, and keep their
-// seals. The first bytes that arrive afterwards are reported, once. The next node kernel has the
-// channels with seals judged again, and takes the seals away if it cannot.
-func TestSeals(t *testing.T) {
+// sealing opens a table whose seals note its calls.
+func sealing(t *testing.T) (*seals, *Remote, kept) {
+	t.Helper()
 	host := netip.MustParseAddr("127.0.0.1")
 	remote := &Remote{Self: host, Addresses: slices.Repeat([]netip.Addr{host}, 20), Largest: mirror.Least}
 	table, k := openWith(t, 1, remote)
 	s := &seals{table: table, known: make(map[id.Rank]uint64)}
 	table.config.Seals = s
+	return s, remote, k
+}
+
+// calls returns a function that compares the calls since the last comparison.
+func (s *seals) calls(t *testing.T) func(want ...string) {
+	return func(want ...string) {
+		t.Helper()
+		if !slices.Equal(s.had, want) {
+			t.Errorf("calls %q, want %q", s.had, want)
+		}
+		s.had = nil
+	}
+}
+
+// Mirrored channels are judged from the position on that their rank has reached, and keep their
+// seals. The first bytes that arrive afterwards are reported, once. The next node kernel has the
+// channels with seals judged again, and takes the seals away if it cannot.
+func TestSeals(t *testing.T) {
+	s, remote, k := sealing(t)
+	table, calls := s.table, s.calls(t)
 	meet := func(rank id.Rank) *far {
 		t.Helper()
 		table.Meet(0, rank)
@@ -67,13 +86,6 @@ func TestSeals(t *testing.T) {
 			t.Fatal(err)
 		}
 		return table.farOf(0, rank)
-	}
-	calls := func(want ...string) {
-		t.Helper()
-		if !slices.Equal(s.calls, want) {
-			t.Errorf("calls %q, want %q", s.calls, want)
-		}
-		s.calls = nil
 	}
 	first, alone := meet(5), meet(6)
 	calls()
@@ -132,18 +144,8 @@ func TestSeals(t *testing.T) {
 // What the program could not take is reported to it again. A seal that the program of an earlier
 // node kernel may use stays until then: without it the rank would take nothing.
 func TestSealsAgain(t *testing.T) {
-	host := netip.MustParseAddr("127.0.0.1")
-	remote := &Remote{Self: host, Addresses: slices.Repeat([]netip.Addr{host}, 20), Largest: mirror.Least}
-	table, k := openWith(t, 1, remote)
-	s := &seals{table: table, known: make(map[id.Rank]uint64)}
-	table.config.Seals = s
-	calls := func(want ...string) {
-		t.Helper()
-		if !slices.Equal(s.calls, want) {
-			t.Errorf("calls %q, want %q", s.calls, want)
-		}
-		s.calls = nil
-	}
+	s, remote, k := sealing(t)
+	table, calls := s.table, s.calls(t)
 	table.Meet(0, 5)
 	if err := table.Seal(true); err != nil {
 		t.Fatal(err)
