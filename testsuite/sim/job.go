@@ -663,8 +663,8 @@ func (m *model) die(number uint32) {
 }
 
 // notice is what serve does about a node that has died. The launch of a job is repeated without it,
-// after the other nodes have forgotten the job. A job that has started fails.
-// A job that has all ends of the node's ranks goes on, as Server.loseJobs decides.
+// after the other nodes have forgotten the job. A job that has started fails. A job that has all
+// ends of the node's ranks goes on, as Server.loseJobs decides.
 func (m *model) notice(number uint32) {
 	m.dead[number] = true
 	place, ok := m.place(number)

@@ -93,9 +93,12 @@ func (p Panel) draw(b *strings.Builder) {
 	fmt.Fprintf(b, `<text x="%d" y="%d" text-anchor="middle">nodes</text>`+"\n", (left+panelWidth-right)/2, panelHeight-8)
 	for i, l := range p.Lines {
 		l.draw(b, x, y, colours[i%len(colours)])
-		at := top + 16 + 15*i
+		at, width := top+16+15*i, 2
+		if l.Dots {
+			width = 5
+		}
 		fmt.Fprintf(b, `<path d="M%d %dh18" stroke="%s" stroke-width="%d"/><text x="%d" y="%d">%s</text>`+"\n",
-			left+8, at-4, colours[i%len(colours)], map[bool]int{true: 5, false: 2}[l.Dots], left+31, at, l.Name)
+			left+8, at-4, colours[i%len(colours)], width, left+31, at, l.Name)
 	}
 }
 
