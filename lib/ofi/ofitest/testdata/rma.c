@@ -5,8 +5,8 @@
  *
  * Ranks of a job of Margay are its ranks, and their addresses are known by their numbers. Otherwise the
  * program starts the ranks itself. Rank 0 prints "rma: ok". With the provider margay, accesses that
- * are not allowed are tried, too. With leave, the other ranks only end, and rank 0
- * reads. With apart, ranks cannot read the memory of each other. */
+ * are not allowed are tried, too. With leave, the other ranks only end, and rank 0 reads until the job
+ * fails. With apart, ranks cannot read the memory of each other. */
 #include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -428,14 +428,16 @@ static void without(void)
 	fi_freeinfo(other);
 }
 
-/* leave ends this rank, unless it is rank 0, which reads the memory of one that has ended. */
+/* leave ends this rank, unless it is rank 0, which reads the memory of rank 1 until that has ended. */
 static void leave(void)
 {
-	struct result get = {0};
 	if (self > 0)
 		_exit(0);
-	DONE(fi_read(ep, buffer, 5000, NULL, peers[1], windows[1].address, windows[1].key, &get));
-	await(&get, 0);
+	for (;;) {
+		struct result get = {0};
+		DONE(fi_read(ep, buffer, 5000, NULL, peers[1], windows[1].address, windows[1].key, &get));
+		await(&get, 0);
+	}
 }
 
 int main(int argc, char **argv)
