@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -265,4 +266,20 @@ func TestManySenders(t *testing.T) {
 		next[m.Kind]++
 	}
 	all.Wait()
+}
+
+// Linux may lack memory for a packet for a while.
+func TestPersist(t *testing.T) {
+	short := &net.OpError{Op: "write", Err: os.NewSyscallError("sendmsg", unix.ENOBUFS)}
+	for _, want := range []error{nil, os.ErrDeadlineExceeded, unix.EPIPE} {
+		answers := []error{short, short, want, errors.New("sent twice")}
+		err := persist(func() error {
+			next := answers[0]
+			answers = answers[1:]
+			return next
+		})
+		if err != want || len(answers) != 1 {
+			t.Errorf("%v, %d answers left, want %v", err, len(answers), want)
+		}
+	}
 }

@@ -29,14 +29,15 @@ import (
 	"margay/internal/rights"
 )
 
-// MaxPayload is the largest payload of one message, in bytes. It keeps a packet below the default
-// socket buffer.
-const MaxPayload = 128 << 10
+// MaxPayload is the largest payload of one message, in bytes. Linux holds most of a packet of this
+// size in single pages, so it needs no large piece of memory, which a busy host may not have.
+const MaxPayload = 64 << 10
 
 // MaxFiles is the most file descriptors that one message carries (the kernel's own limit is 253).
 const MaxFiles = 64
 
-const maxPacket = MaxPayload + 64<<10
+// maxPacket is below the default socket buffer.
+const maxPacket = 192 << 10
 
 // Message is one packet.
 type Message struct {
@@ -126,21 +127,40 @@ func (c *Conn) Dup() (*os.File, error) {
 	return f, nil
 }
 
-// Send sends m, waiting while the socket is full, at most until the write deadline. The files stay
-// the caller's.
+// Send sends m, waiting while the socket is full or Linux has no memory for the packet, at most
+// until the write deadline. The files stay the caller's.
 func (c *Conn) Send(m Message) error {
 	packet, err := encode(m)
 	if err != nil {
 		return err
 	}
-	if _, _, err := c.socket.WriteMsgUnix(packet, rights.Encode(m.Files...), nil); err != nil {
+	oob := rights.Encode(m.Files...)
+	err = persist(func() error {
+		_, _, err := c.socket.WriteMsgUnix(packet, oob, nil)
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("link: send %q: %w", m.Kind, closed(err))
 	}
 	return nil
 }
 
-// TrySend sends m if the socket has room for it now, and reports whether it has. The files stay the
-// caller's.
+// forMemory is how long persist waits before it tries again.
+const forMemory = 5 * time.Millisecond
+
+// persist calls send again for as long as Linux has no memory for the packet.
+func persist(send func() error) error {
+	for {
+		err := send()
+		if !errors.Is(err, unix.ENOBUFS) {
+			return err
+		}
+		time.Sleep(forMemory)
+	}
+}
+
+// TrySend sends m if the socket has room and Linux has memory for it now, and reports whether it
+// has. The files stay the caller's.
 func (c *Conn) TrySend(m Message) (sent bool, err error) {
 	packet, err := encode(m)
 	if err != nil {
@@ -160,7 +180,7 @@ func (c *Conn) TrySend(m Message) (sent bool, err error) {
 			}
 		}
 	})
-	if err == nil && failed == unix.EAGAIN {
+	if err == nil && (failed == unix.EAGAIN || failed == unix.ENOBUFS) {
 		return false, nil
 	}
 	if err = cmp.Or(err, failed); err != nil {
