@@ -4,10 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"margay/cluster/control"
+	"margay/cluster/permit"
 )
 
 // taskRequest asks for a task of an array; array is 0 for its first one.
@@ -70,6 +73,24 @@ func TestTasks(t *testing.T) {
 		if list := must[*control.Jobs](c, &control.ListJobs{}); len(list.Waiting) != 0 {
 			t.Errorf("there wait %v", list.Waiting)
 		}
+	})
+}
+
+// A task that fits and whose turn has not come is not said to lack cores.
+func TestTaskFits(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := up(t, 1).server
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for ranks, why := range map[uint32]string{2: "", 3: "waiting for cores: 3 ranks need 3"} {
+			r := taskRequest(1, 1)
+			r.Spec.Ranks = ranks
+			s.queue = queue{{spec: r.Spec, since: time.Now()}}
+			if w := s.waitingJobs(permit.Caller{Role: permit.Owner}); len(w) != 1 || w[0].Why != why && (why == "" || !strings.HasPrefix(w[0].Why, why)) {
+				t.Errorf("%d ranks: %v", ranks, w)
+			}
+		}
+		s.queue = nil
 	})
 }
 

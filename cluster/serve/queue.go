@@ -220,7 +220,8 @@ func (s *Server) quit(w *waiting) {
 	s.roomChanged()
 }
 
-// waitsFor describes what a queued job waits for. The caller holds Server.mu.
+// waitsFor describes what a queued job waits for; empty if it fits now, and only its turn has not
+// come. The caller holds Server.mu.
 func (s *Server) waitsFor(w *waiting) string {
 	if w.limited {
 		return fmt.Sprintf("waiting until its user has less: %s may have %s at a time", w.spec.User, s.config.limits())
@@ -228,7 +229,11 @@ func (s *Server) waitsFor(w *waiting) string {
 	if n := s.queue.before(w, w.spec); n > 0 {
 		return fmt.Sprintf("waiting for cores, behind %s that came first", printable.Count(n, "job"))
 	}
-	text := "waiting for cores: " + shapeOf(w.spec).lacks(s.offersFor(w.spec))
+	offers := s.offersFor(w.spec)
+	if fits(offers, w.spec) {
+		return ""
+	}
+	text := "waiting for cores: " + shapeOf(w.spec).lacks(offers)
 	if holders := s.holders(w.spec); len(holders) > 0 {
 		text += fmt.Sprintf("; %s %s the others", agree(len(holders), "job", "jobs")+" "+numbers(holders), agree(len(holders), "has", "have"))
 	}
