@@ -135,8 +135,8 @@ type keptWords struct {
 	Loaded    []id.Handle
 }
 
-// keptMaps are the maps that are kept, in this order, behind the link. The one left is of use during
-// a run only.
+// keptMaps are the maps that are kept, in this order, behind the link. The other one is of use
+// during a run only.
 var keptMaps = []string{mapPeers, mapStates, mapContexts, mapTallies}
 
 // Adopt takes over an item that an earlier node kernel has left with PID 1, with its files.

@@ -174,8 +174,8 @@ struct walk {
 	struct numbers *is;
 };
 
-/* numbers are those of a walk. They are in a map, of whose contents Linux assumes nothing: on the
- * stack it would follow each way through the program for the numbers to which it leads. */
+/* numbers has the numbers of a walk. They are in a map, of whose contents Linux assumes nothing: on
+ * the stack it would follow each way through the program for the numbers to which it leads. */
 struct numbers {
 	__u64 position; /* in the ring, of the record at `at` */
 	__u32 at;	/* in the frame */

@@ -92,7 +92,7 @@ struct core {
 	__u64 rescues;
 	__u64 lost;    /* events that did not fit into the ring */
 	/* The best so far of a loop over the places. On the stack, Linux would follow each place that
-	 * it may be; it assumes nothing about what is here. */
+	 * it may be; it assumes nothing about the contents of a map. */
 	volatile __u64 best;
 	volatile __u64 found; /* its place, or NONE */
 	__u32 current; /* the place that has the core, or NONE */
