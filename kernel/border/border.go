@@ -135,7 +135,8 @@ type keptWords struct {
 	Loaded    []id.Handle
 }
 
-// keptMaps are the maps that are kept, in this order, behind the link.
+// keptMaps are the maps that are kept, in this order, behind the link. The other one is of use
+// during a run only.
 var keptMaps = []string{mapPeers, mapStates, mapContexts, mapTallies}
 
 // Adopt takes over an item that an earlier node kernel has left with PID 1, with its files.
@@ -209,9 +210,17 @@ func closeAll(maps map[string]*ebpf.Map) {
 	}
 }
 
-// open takes over the skeleton's maps, also if there is an error. The caller holds the lock.
+// open takes over the skeleton's maps that are kept, also if there is an error, and makes the other
+// one. The caller holds the lock.
 func (b *Border) open(maps map[string]*ebpf.Map) error {
-	states, err := share[common](maps[mapStates])
+	spec, err := readSpec()
+	if err == nil {
+		maps[mapWalks], err = ebpf.NewMap(spec.Maps[mapWalks])
+	}
+	var states *shared[common]
+	if err == nil {
+		states, err = share[common](maps[mapStates])
+	}
 	if err != nil {
 		closeAll(maps)
 		return err

@@ -171,6 +171,12 @@ struct { MAP_ARRAY; MAP_VALUE(struct tally); MAP_ENTRIES(1); MAP_FLAGS(BPF_F_MMA
 struct walk {
 	struct xdp_md *frame;
 	struct peer *peer;
+	struct numbers *is;
+};
+
+/* numbers has the numbers of a walk. They are in a map, of whose contents Linux assumes nothing: on
+ * the stack it would follow each way through the program for the numbers to which it leads. */
+struct numbers {
 	__u64 position; /* in the ring, of the record at `at` */
 	__u32 at;	/* in the frame */
 	__u32 end;
@@ -190,27 +196,29 @@ struct walk {
 	__u64 args[2];
 };
 
+struct { MAP_ARRAY; MAP_VALUE(struct numbers); MAP_ENTRIES(1); } walks SEC(".maps");
+
 /* fill writes the context of the slot. */
 static noinline int fill(struct walk *w, struct margay_packet *p)
 {
 	struct margay_message *m = &p->message;
-	__u32 length = w->length;
+	__u32 length = w->is->length;
 
 	m->job = w->peer->job;
 	m->source_node = w->peer->source_node;
 	m->source_rank = w->peer->source_rank;
 	m->target_rank = w->peer->target_rank;
-	m->handler = w->handler;
+	m->handler = w->is->handler;
 	m->length = length;
-	m->args[0] = w->args[0];
-	m->args[1] = w->args[1];
-	m->total = w->total;
+	m->args[0] = w->is->args[0];
+	m->args[1] = w->is->args[1];
+	m->total = w->is->total;
 	p->from_node = w->peer->source_node;
 	p->hops = 0;
 	__builtin_memset(m->data, 0, sizeof m->data);
 	asm volatile("" : "+r"(length));
 	if (length > 0 && length <= sizeof m->data)
-		load(w->frame, w->payload, m->data, length);
+		load(w->frame, w->is->payload, m->data, length);
 	return 0;
 }
 
@@ -227,27 +235,27 @@ static noinline int begin(struct tally *k)
 static noinline __u64 judge(struct walk *w, struct margay_packet *p, struct tally *k, __u64 answer)
 {
 	__u64 took = time_ns() - k->begun;
-	__u64 left = w->budget - w->spent + w->own * (1 - k->own); /* the machine's do not answer for the job's */
+	__u64 left = w->is->budget - w->is->spent + w->is->own * (1 - k->own); /* the machine's do not answer for the job's */
 
 	k->runs += 1;
 	k->time += took;
 	/* Without branches: Linux follows each one. */
 	k->late += ((left - took) >> 63) - (left >> 63);
-	w->spent += took;
-	w->own += took * k->own;
+	w->is->spent += took;
+	w->is->own += took * k->own;
 	if (took > SLOW_TIME)
 		k->slow += SLOW_COST;
 	else if (k->slow)
 		k->slow -= 1;
 	if (answer == MARGAY_PASS)
 		return MARGAY_PASS;
-	if ((answer == MARGAY_CONSUME || answer == MARGAY_DROP) && w->handler < MARGAY_HANDLERS) {
+	if ((answer == MARGAY_CONSUME || answer == MARGAY_DROP) && w->is->handler < MARGAY_HANDLERS) {
 		k->drops += answer == MARGAY_DROP;
 		return answer;
 	}
 	k->faults += 1;
 	k->answer = answer;
-	k->handler = w->handler;
+	k->handler = w->is->handler;
 	k->source = w->peer->source_rank;
 	k->target = w->peer->target_rank;
 	fill(w, p); /* without what it has written there */
@@ -258,14 +266,14 @@ static noinline __u64 judge(struct walk *w, struct margay_packet *p, struct tall
  * they see the message: the libraries' they do not. */
 static noinline int handled(struct walk *w, struct margay_packet *p)
 {
-	if (w->handler >= MARGAY_HANDLERS)
+	if (w->is->handler >= MARGAY_HANDLERS)
 		return 0;
 	fill(w, p); /* extensions in slot packet may have written there */
 	return 1;
 }
 
 /* is_of reports whether extensions of a job see the message. */
-static noinline int is_of(struct walk *w, __u32 job) { return w->job == job; }
+static noinline int is_of(struct walk *w, __u32 job) { return w->is->job == job; }
 
 /* chain asks the extensions in turn until one stops the message. The code here is a placeholder. */
 static noinline __u64 chain(struct walk *w, struct margay_packet *p)
@@ -304,7 +312,7 @@ struct piece {
 /* describe_piece is describe for a piece. The first one decides about the others. */
 static inline_always int describe_piece(struct walk *w, __u32 size)
 {
-	struct piece piece = { .total = w->args[0], .offset = w->args[0] >> 32, .handler = w->args[1] >> 32 };
+	struct piece piece = { .total = w->is->args[0], .offset = w->is->args[0] >> 32, .handler = w->is->args[1] >> 32 };
 	struct peer *p = w->peer;
 
 	if (piece.offset > 0) {
@@ -316,12 +324,12 @@ static inline_always int describe_piece(struct walk *w, __u32 size)
 	}
 	if (piece.handler >= MARGAY_HANDLERS || piece.total <= MARGAY_MESSAGE_MAX || piece.total > MOST_LONG || size <= PIECE_ARGS)
 		return PASSES; /* nonsense, about which the rank complains */
-	load(w->frame, w->at + RECORD, w->args, sizeof w->args);
+	load(w->frame, w->is->at + RECORD, w->is->args, sizeof w->is->args);
 	size -= PIECE_ARGS;
-	w->payload = w->at + RECORD + PIECE_ARGS;
-	w->length = size < MARGAY_MESSAGE_MAX - PIECE_ARGS ? size : MARGAY_MESSAGE_MAX - PIECE_ARGS;
-	w->total = piece.total;
-	w->handler = piece.handler;
+	w->is->payload = w->is->at + RECORD + PIECE_ARGS;
+	w->is->length = size < MARGAY_MESSAGE_MAX - PIECE_ARGS ? size : MARGAY_MESSAGE_MAX - PIECE_ARGS;
+	w->is->total = piece.total;
+	w->is->handler = piece.handler;
 	p->next = size;
 	p->total = size < piece.total ? piece.total : 0; /* if it is stopped */
 	return ASKS;
@@ -331,13 +339,13 @@ static inline_always int describe_piece(struct walk *w, __u32 size)
  * whether the extensions are asked about it. */
 static noinline int describe(struct walk *w, __u32 handler, __u32 size)
 {
-	load(w->frame, w->at + 8, w->args, sizeof w->args);
+	load(w->frame, w->is->at + 8, w->is->args, sizeof w->is->args);
 	if (handler == PIECE)
 		return describe_piece(w, size);
-	w->payload = w->at + RECORD;
-	w->length = size < MARGAY_MESSAGE_MAX ? size : MARGAY_MESSAGE_MAX;
-	w->total = size;
-	w->handler = handler;
+	w->is->payload = w->is->at + RECORD;
+	w->is->length = size < MARGAY_MESSAGE_MAX ? size : MARGAY_MESSAGE_MAX;
+	w->is->total = size;
+	w->is->handler = handler;
 	return ASKS;
 }
 
@@ -369,7 +377,7 @@ static inline_always void change(struct walk *w, __u32 at, __u64 from, __u64 to)
 {
 	__u64 both[2] = { from, to };
 
-	w->sum = csum_diff((__u32 *)&both[0], 8, (__u32 *)&both[1], 8, w->sum);
+	w->is->sum = csum_diff((__u32 *)&both[0], 8, (__u32 *)&both[1], 8, w->is->sum);
 	store(w->frame, at, &both[1], 8);
 }
 
@@ -378,43 +386,43 @@ static long step(__u32 index, struct walk *w)
 {
 	struct peer *p = w->peer;
 	__u32 left, length, size, kind, handler;
-	__u64 head = 0, bit = 1ull << (w->position / 8 % 8);
-	__u8 *byte = place(p, w->position);
+	__u64 head = 0, bit = 1ull << (w->is->position / 8 % 8);
+	__u8 *byte = place(p, w->is->position);
 
 	(void)index;
-	if (w->at >= w->end || w->at > DATA + MOST_DATA)
+	if (w->is->at >= w->is->end || w->is->at > DATA + MOST_DATA)
 		return 1;
-	if (w->position >= p->judged && w->spent > w->budget)
+	if (w->is->position >= p->judged && w->is->spent > w->is->budget)
 		return 1;
-	w->bad = 1;
-	left = w->end - w->at;
-	if (load(w->frame, w->at, &head, sizeof head))
+	w->is->bad = 1;
+	left = w->is->end - w->is->at;
+	if (load(w->frame, w->is->at, &head, sizeof head))
 		return 1;
 	size = head;
 	kind = head >> 32 & 0xffff;
 	handler = head >> 48;
 	length = (RECORD + size + 7) & ~7u;
 	if (kind == PAD)
-		length = RING - w->position % RING;
-	else if (kind != MESSAGE || size > MOST_PAYLOAD || w->position % RING + length > RING)
+		length = RING - w->is->position % RING;
+	else if (kind != MESSAGE || size > MOST_PAYLOAD || w->is->position % RING + length > RING)
 		return 1;
-	if (length > left || (w->position < p->judged && w->position + length > p->judged))
+	if (length > left || (w->is->position < p->judged && w->is->position + length > p->judged))
 		return 1;
-	if (w->position >= p->judged) {
+	if (w->is->position >= p->judged) {
 		int stopped = kind == MESSAGE && stops(w, handler, size);
 
 		if (stopped)
 			*byte |= bit;
 		else
 			*byte &= ~bit;
-		p->judged = w->position + length;
+		p->judged = w->is->position + length;
 	}
 	if (kind == MESSAGE && *byte & bit)
-		change(w, w->at, head, (head & ~(0xffffull << 48)) | (__u64)STOPPED << 48);
-	w->bad = 0;
-	w->at += length;
-	w->position += length;
-	return w->at >= w->end;
+		change(w, w->is->at, head, (head & ~(0xffffull << 48)) | (__u64)STOPPED << 48);
+	w->is->bad = 0;
+	w->is->at += length;
+	w->is->position += length;
+	return w->is->at >= w->is->end;
 }
 
 /* folded returns the sum of the halves of a sum. */
@@ -428,7 +436,7 @@ static inline_always __u16 folded(__u32 sum)
  * drops bytes behind a packet. */
 static inline_always void cut(struct walk *w, struct headers *h)
 {
-	__u32 less = w->end - w->at;
+	__u32 less = w->is->end - w->is->at;
 	__u16 total = __builtin_bswap16(__builtin_bswap16(h->total) - less);
 	__u16 checksum = ~folded((__u16)~h->header_checksum + (__u16)~h->total + (__u32)total);
 	__u16 udp[2] = { __builtin_bswap16(__builtin_bswap16(h->length) - less) };
@@ -444,18 +452,18 @@ static inline_always void cut(struct walk *w, struct headers *h)
  * when they are sent again. */
 static inline_always int walk_through(struct walk *w, struct headers *h, struct mirror_header *m)
 {
-	if (w->end == DATA)
+	if (w->is->end == DATA)
 		return 1;
 	if (m->offset % 8 || m->offset > w->peer->judged || w->peer->judged - m->offset > RING) {
 		change(w, HEADER + 16, m->offset, NOWHERE);
 		return 1;
 	}
-	w->position = m->offset;
+	w->is->position = m->offset;
 	loop(MOST_RECORDS, step, w, 0);
-	if (w->bad)
+	if (w->is->bad)
 		return 0;
-	if (w->at < w->end) {
-		w->late = 1;
+	if (w->is->at < w->is->end) {
+		w->is->late = 1;
 		cut(w, h);
 	}
 	return 1;
@@ -471,7 +479,7 @@ static inline_always void seal_up(struct walk *w, struct headers *h, struct mirr
 	if (!h->checksum)
 		return;
 	sum = (__u16)~h->checksum;
-	sum += (w->sum & 0xffff) + (w->sum >> 16);
+	sum += (w->is->sum & 0xffff) + (w->is->sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	checksum = ~sum;
@@ -522,10 +530,10 @@ static noinline int sound(struct xdp_md *frame, struct headers *h, __u32 end)
 }
 
 /* take reports whether extensions are this frame's, until it gives them back. It waits a moment for
- * a frame on another core. */
-static noinline int take(__u32 *busy)
+ * a frame on another core. It is global: Linux verifies the tries once, and not for each caller. */
+noinline int take(__u32 *busy)
 {
-	for (int i = 0; i < TRIES; i++)
+	for (int i = 0; busy && i < TRIES; i++)
 		if (!__sync_val_compare_and_swap(busy, 0, 1))
 			return 1;
 	return 0;
@@ -535,7 +543,7 @@ static noinline int take(__u32 *busy)
 static inline_always void give_back(__u32 *busy) { __sync_lock_test_and_set(busy, 0); }
 
 /* judge_frame judges a frame of a peer. */
-static inline_always void judge_frame(struct walk *w, struct headers *h, struct mirror_header *m, struct common *s)
+static inline_always void judge_frame(struct walk *w, struct headers *h, struct mirror_header *m, struct common *s, __u32 end)
 {
 	__u32 at = w->peer->job % TURNS;
 	__u32 *turn = &s->turns[at];
@@ -546,16 +554,15 @@ static inline_always void judge_frame(struct walk *w, struct headers *h, struct 
 		__sync_fetch_and_add(&s->met, 1);
 		return;
 	}
-	w->budget = s->budget;
-	w->job = w->peer->job;
-	if (sound(w->frame, h, w->end) && walk_through(w, h, m)) {
+	*w->is = (struct numbers){ .at = DATA, .end = end, .job = w->peer->job, .budget = s->budget };
+	if (sound(w->frame, h, end) && walk_through(w, h, m)) {
 		s->judged += 1;
-		s->late += w->late;
+		s->late += w->is->late;
 		seal_up(w, h, m);
 	} else {
 		s->refused += 1;
 	}
-	*due = (*due > now ? *due : now) + SHARE * w->own;
+	*due = (*due > now ? *due : now) + SHARE * w->is->own;
 	give_back(turn);
 }
 
@@ -563,7 +570,7 @@ SEC("xdp.frags") int border(struct xdp_md *frame)
 {
 	struct headers h = {};
 	struct mirror_header m;
-	struct walk w = { .frame = frame, .at = DATA };
+	struct walk w = { .frame = frame };
 	struct end end = {};
 	struct common *s;
 	__u32 total, length, first = 0;
@@ -587,9 +594,9 @@ SEC("xdp.frags") int border(struct xdp_md *frame)
 		return XDP_PASS;
 	}
 	w.peer = map_lookup(&peers, &end); /* now that the node kernel does not replace it */
-	w.end = ETHERNET + total;
-	if (w.peer && w.peer->key == m.key && w.peer->address == h.source && w.peer->port == h.source_port)
-		judge_frame(&w, &h, &m, s);
+	w.is = map_lookup(&walks, &first);
+	if (w.is && w.peer && w.peer->key == m.key && w.peer->address == h.source && w.peer->port == h.source_port)
+		judge_frame(&w, &h, &m, s, ETHERNET + total);
 	give_back(&s->busy);
 	return XDP_PASS;
 }

@@ -33,6 +33,7 @@ const (
 	mapStates    = "states"
 	mapContexts  = "contexts"
 	mapTallies   = "tallies"
+	mapWalks     = "walks"
 	chainMessage = 6 // registers of the chain: its arguments
 	chainPacket  = 7
 )

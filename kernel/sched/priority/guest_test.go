@@ -125,6 +125,7 @@ func TestUnseen(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	t.Cleanup(func() { schedtest.KillAll(both) })
 	for range 10 { // the thread may just have something else to do, and look then
 		findUnseen(t, e.of(ids[0]), ids[0])
 	}
@@ -170,8 +171,8 @@ func TestKilled(t *testing.T) {
 				}
 				return p
 			}
-			start(0)
-			start(1) // one alone would compute without a priority
+			both := []*schedtest.Process{start(0), start(1)} // one alone would compute without a priority
+			t.Cleanup(func() { schedtest.KillAll(both) })
 			for rank := range id.Rank(3) {
 				p := start(rank + 2)
 				p.Kill()

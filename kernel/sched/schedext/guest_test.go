@@ -132,6 +132,7 @@ func (r *rig) two(first, second schedtest.Kind) (a, b *process) {
 	a, b = r.launch(first, 0), r.launch(second, 1)
 	a.begin()
 	b.begin()
+	r.t.Cleanup(func() { schedtest.KillAll([]*schedtest.Process{a.Process, b.Process}) })
 	return a, b
 }
 

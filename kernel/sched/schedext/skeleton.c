@@ -91,6 +91,10 @@ struct core {
 	__u64 asked;
 	__u64 rescues;
 	__u64 lost;    /* events that did not fit into the ring */
+	/* The best so far of a loop over the places. On the stack, Linux would follow each place that
+	 * it may be; it assumes nothing about the contents of a map. */
+	volatile __u64 best;
+	volatile __u64 found; /* its place, or NONE */
 	__u32 current; /* the place that has the core, or NONE */
 	__u32 runner;  /* the place whose thread runs, STRANGERS, or NONE */
 	__u32 alone;   /* the running thread has all the time of its process */
@@ -413,17 +417,20 @@ part __u64 give(__u32 cpu, __u32 at)
 	if (!find(&h, cpu))
 		return 0;
 	struct core *c = h.c;
-	__u64 slice = c->until == MARGAY_INFINITE ? SCX_SLICE_INF : c->until > c->now ? c->until - c->now : 0;
+	__u64 others = c->ready & ~(1ull << (at & 63));
 
+	c->best = c->until == MARGAY_INFINITE ? SCX_SLICE_INF : c->until > c->now ? c->until - c->now : 0;
 	for (__u32 i = 0; i < MARGAY_TASKS; i++) {
 		struct place *p = place(&h, i);
-		if (i == at || !(c->ready >> i & 1) || p->state != MARGAY_READY)
+		if (!(others >> i & 1) || p->state != MARGAY_READY)
 			continue;
 		__u64 end = patience(&h, p);
 		__u64 left = end > c->now ? end - c->now : 0;
-		if (left < slice)
-			slice = left;
+		if (left < c->best)
+			c->best = left;
 	}
+	__u64 slice = c->best;
+
 	if (slice < SHORTEST)
 		slice = SHORTEST;
 	if (slice != SCX_SLICE_INF)
@@ -510,14 +517,18 @@ part __u32 starved(__u32 cpu)
 	if (!find(&h, cpu))
 		return NONE;
 	struct core *c = h.c;
-	__u32 found = NONE;
-	__u64 end = c->now;
+	c->found = NONE;
+	c->best = c->now;
+	for (__u32 i = 0; i < MARGAY_TASKS; i++) {
+		__u64 end = patience(&h, place(&h, i));
 
-	for (__u32 i = 0; i < MARGAY_TASKS; i++)
-		if (c->ready >> i & 1 && place(&h, i)->state == MARGAY_READY && (__s64)(patience(&h, place(&h, i)) - end) <= 0) {
-			found = i;
-			end = patience(&h, place(&h, i));
+		if (c->ready >> i & 1 && place(&h, i)->state == MARGAY_READY && (__s64)(end - c->best) <= 0) {
+			c->found = i;
+			c->best = end;
 		}
+	}
+	__u32 found = c->found;
+
 	if (found >= MARGAY_TASKS)
 		return NONE;
 	if (c->decider < STARVED && c->spent - place(&h, found)->spent >= h.g->starvation_limit / 2) {
@@ -551,16 +562,18 @@ part __u32 turns(__u32 cpu)
 	if (!find(&h, cpu))
 		return NONE;
 	struct core *c = h.c;
-	__u32 next = NONE;
-	__u64 since = ~0ull;
 
 	c->decider = NOBODY;
 	hold(&h, 0);
+	c->found = NONE;
+	c->best = ~0ull;
 	for (__u32 i = 0; i < MARGAY_TASKS; i++)
-		if (c->ready >> i & 1 && place(&h, i)->state == MARGAY_READY && place(&h, i)->since < since) {
-			next = i;
-			since = place(&h, i)->since;
+		if (c->ready >> i & 1 && place(&h, i)->state == MARGAY_READY && place(&h, i)->since < c->best) {
+			c->found = i;
+			c->best = place(&h, i)->since;
 		}
+	__u32 next = c->found;
+
 	if (next == NONE) {
 		if (c->current < MARGAY_TASKS)
 			set_quantum(&h, c->current, MARGAY_INFINITE);

@@ -46,6 +46,7 @@ type coreState struct {
 	Now, Until, Mark, Spent, Served    uint64
 	Due, Stood                         uint64
 	Switches, Asked, Rescues, Lost     uint64
+	Best, Found                        uint64
 	Current, Runner, Alone             uint32
 	Decider, Epoch, Guest, Again, Told uint32
 	Late                               int64

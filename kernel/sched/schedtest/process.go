@@ -63,6 +63,7 @@ type Process struct {
 	answers  *os.File
 	messages atomic.Uint32
 	ran      time.Duration // at the last reading
+	kill     sync.Once
 	end      sync.Once
 	t        testing.TB
 }
@@ -163,12 +164,30 @@ func pipe(t testing.TB) [2]*os.File {
 	return [2]*os.File{r, w}
 }
 
-// Kill ends the process.
-func (p *Process) Kill() {
-	p.end.Do(func() {
+// KillAll ends processes at the same time: one that is to end while others compute may have to wait
+// for a CPU, and these take one more processor of the host.
+func KillAll(all []*Process) {
+	for _, p := range all {
+		p.signal()
+	}
+	for _, p := range all {
+		p.Kill()
+	}
+}
+
+// signal begins to end the process.
+func (p *Process) signal() {
+	p.kill.Do(func() {
 		if err := unix.Kill(p.Task.PID, unix.SIGKILL); err != nil {
 			p.t.Error(err)
 		}
+	})
+}
+
+// Kill ends the process.
+func (p *Process) Kill() {
+	p.signal()
+	p.end.Do(func() {
 		if err := p.ended(patience); err != nil {
 			p.t.Errorf("process %d does not end when it is killed: %v\n%s", p.Task.PID, err, busy())
 		}

@@ -190,6 +190,7 @@ func (r *rig) start(kinds ...Kind) {
 			r.before = &info
 		}
 	}
+	r.Cleanup(func() { KillAll(r.tasks) })
 }
 
 // spent measures what each process has of the core for some time, or longer: the CPU of the test
@@ -634,9 +635,7 @@ func testLetGo(r *rig) {
 	for i := range r.tasks {
 		r.computes(i, 20*time.Millisecond)
 	}
-	for _, p := range r.tasks {
-		p.Kill()
-	}
+	KillAll(r.tasks)
 	r.enforcer = r.config.Open(r) // for the end of the test, and the next one
 }
 
