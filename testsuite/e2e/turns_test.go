@@ -34,10 +34,9 @@ var (
 	kinds = map[string]kind{
 		"qemu":     {"qemu", 2, 2, patient, 1},
 		"isolated": {"qemu", 1, 1, slices.Concat(patient, []string{"--profile", "isolated"}), 1},
-		// Tests of schedulers use its node0. Linux verifies extensions of its jobs, for long and with much
-		// memory.
+		// Schedulers are tested on node0. Linux verifies extensions of jobs, for long.
 		"sched_ext":   {"qemu", 2, 1, slices.Concat(patient, []string{"--profile", "sched", "--offload"}), 1},
-		"mortal":      {"qemu", 2, 2, []string{"--memory", "256"}, 1}, // its virtual machines are stopped and killed
+		"mortal":      {"qemu", 2, 2, []string{"--memory", "256"}, 1}, // whose guests are stopped and killed
 		"own virtual": {"qemu", 0, 0, nil, 1},
 		"hosted":      {"hosted", 4, 2, nil, 2},
 		"own":         {"hosted", 0, 0, nil, 2},
