@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -42,6 +43,12 @@ func TestKernelLog(t *testing.T) {
 	r := m.margay("node", "dmesg", "1", "9")
 	if r.code != 125 || !strings.HasPrefix(r.stdout, "[node1] ") || r.stderr != "margay: the machine has no node9: its nodes are node0-1 (margay nodes)\n" {
 		t.Error(r)
+	}
+	r = m.margay("node", "dmesg", "node[0-1]")
+	for node := range 2 {
+		if lines := regexp.MustCompile(fmt.Sprintf(`(?m)^\[node%d\] \[ *\d+\.\d{6}\] \S`, node)).FindAllString(r.stdout, -1); r.code != 0 || len(lines) < 100 {
+			t.Errorf("%d records of node%d: %v", len(lines), node, r)
+		}
 	}
 	before := logged(t, m.margay("node", "dmesg", "1", "--json").stdout)
 	// After other tests, Linux may have overwritten its first records.

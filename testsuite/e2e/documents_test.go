@@ -29,7 +29,7 @@ func TestDocuments(t *testing.T) {
 	}
 	hosted := pages("hosted", "own", "README.md", "docs/programs.md", "docs/mpi.md", "docs/operating.md", "docs/observing.md", "docs/power.md", "ext/README.md",
 		"docs/scale.md", "CONTRIBUTING.md")
-	virtual := pages("qemu", "own virtual", "README.md", "docs/operating.md", "docs/netboot.md")
+	virtual := pages("qemu", "own virtual", "README.md", "docs/netboot.md")
 	t.Parallel()
 	t.Run("hosted", func(t *testing.T) { inTurns(t, hosted...) })
 	t.Run("qemu", func(t *testing.T) { inTurns(t, virtual...) })

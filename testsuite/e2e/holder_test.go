@@ -25,8 +25,10 @@ func TestMachineTwice(t *testing.T) {
 // Nothing survives the holder. The next machine of that name recognises and removes the files that
 // it leaves on disk.
 func TestHolderKilled(t *testing.T) {
-	onOwn(t, func(t *testing.T, substrate string) {
-		m := up(t, substrate, 1, 1)
+	test := func(t *testing.T, m *machine) {
+		if m == nil {
+			m = up(t, "hosted", 1, 1)
+		}
 		c := m.start("run", "-n", "1", probe(), "sleep")
 		c.awaitRanks("sleeping", 1)
 		holder, serve := m.status()
@@ -50,7 +52,8 @@ func TestHolderKilled(t *testing.T) {
 			t.Error(r)
 		}
 		m.usable()
-	})
+	}
+	inTurns(t, turnOf{"hosted", expect("own"), test}, turnOf{"qemu", expect("mortal").finally(), test})
 }
 
 func TestDownEndsEverything(t *testing.T) {

@@ -95,7 +95,7 @@ func TestChildrenAreLimited(t *testing.T) {
 func TestJobForks(t *testing.T) {
 	m := use(t, "qemu")
 	unharmed := beside(t, m)
-	r := m.run(0, "-n", "2", "--pids", "100", probe(), "fork")
+	r := m.run(0, "-n", "2", "--pids", "60", probe(), "fork")
 	for rank := range 2 {
 		if !strings.Contains(r.stdout, fmt.Sprintf("rank %d started ", rank)) || !strings.Contains(r.stdout, "resource temporarily unavailable") {
 			t.Error(r)

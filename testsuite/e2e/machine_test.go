@@ -245,7 +245,8 @@ func (c *command) awaitRanks(text string, ranks int) {
 // bounds a hang.
 func eventually(t testing.TB, what string, ok func() bool, state func() string) {
 	t.Helper()
-	for deadline := time.Now().Add(commandTimeout); ; {
+	started := time.Now()
+	for deadline := started.Add(commandTimeout); ; {
 		begin := time.Now()
 		if ok() {
 			return
@@ -253,8 +254,10 @@ func eventually(t testing.TB, what string, ok func() bool, state func() string) 
 		if time.Now().After(deadline) {
 			t.Fatalf("no %s within %v:\n%s", what, commandTimeout, state())
 		}
-		// A check that runs a command must not take the processors from the work that it waits for.
-		time.Sleep(min(max(10*time.Millisecond, 3*time.Since(begin)), 250*time.Millisecond))
+		// A check that runs a command must not take the processors from the work that it waits for,
+		// which may be long.
+		took, waited := time.Since(begin), time.Since(started)
+		time.Sleep(min(max(10*time.Millisecond, 3*took, min(10*took, waited/10)), 250*time.Millisecond))
 	}
 }
 

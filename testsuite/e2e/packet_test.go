@@ -16,7 +16,7 @@ import (
 // arrive, and as many are judged and dropped. A restarted node kernel finds it on the interface. So
 // is the extension of a job that handles messages.
 func TestPacket(t *testing.T) {
-	m := use(t, "offload")
+	m := use(t, "sched_ext")
 	insert := func(settings ...string) {
 		t.Helper()
 		if r := m.margay(append([]string{"ext", "insert", object(t, "packet/firewall"), "--node=1"}, settings...)...); r.code != 0 {

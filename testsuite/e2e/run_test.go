@@ -50,23 +50,22 @@ func TestSurroundings(t *testing.T) {
 }
 
 func TestExitStatus(t *testing.T) {
-	onBoth(t, func(t *testing.T, m *machine) {
-		r := m.run(7, "-n", "3", probe(), "exit", "7", "1")
-		if !strings.Contains(r.stderr, "rank 1 on node0 exited with status 7") {
-			t.Error(r)
-		}
-		if r := m.run(0, "-n", "2", probe(), "exit", "0"); r.stderr != "" {
-			t.Error(r)
-		}
-		c := m.start("run", "-n", "2", probe(), "sleep")
-		c.awaitRanks("sleeping", 2)
-		if r := m.margay("kill", "-s", "KILL", "--rank", "1", m.onlyJob()); r.code != 0 {
-			t.Error(r)
-		}
-		if r := c.wait(); r.code != 137 || !strings.Contains(r.stderr, "rank 1 on node0 was killed by SIGKILL") {
-			t.Error(r)
-		}
-	})
+	m := use(t, "hosted")
+	r := m.run(7, "-n", "3", probe(), "exit", "7", "1")
+	if !strings.Contains(r.stderr, "rank 1 on node0 exited with status 7") {
+		t.Error(r)
+	}
+	if r := m.run(0, "-n", "2", probe(), "exit", "0"); r.stderr != "" {
+		t.Error(r)
+	}
+	c := m.start("run", "-n", "2", probe(), "sleep")
+	c.awaitRanks("sleeping", 2)
+	if r := m.margay("kill", "-s", "KILL", "--rank", "1", m.onlyJob()); r.code != 0 {
+		t.Error(r)
+	}
+	if r := c.wait(); r.code != 137 || !strings.Contains(r.stderr, "rank 1 on node0 was killed by SIGKILL") {
+		t.Error(r)
+	}
 }
 
 // onlyJob returns the number of the one job that runs.
@@ -166,18 +165,17 @@ func TestNoSuchMachine(t *testing.T) {
 }
 
 func TestDynamicProgramAndScript(t *testing.T) {
-	onBoth(t, func(t *testing.T, m *machine) {
-		if r := m.run(0, "-n", "4", "env", "--version"); strings.Count(r.stdout, "env (GNU coreutils)") != 4 {
-			t.Error(r)
-		}
-		script := filepath.Join(t.TempDir(), "script")
-		if err := os.WriteFile(script, []byte("#!/bin/sh\necho script $1 in rank $MARGAY_RANK\nexit 4\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if r := m.run(4, "-n", "2", "--keep-going", script, "x"); strings.Count(r.stdout, "script x in rank ") != 2 {
-			t.Error(r)
-		}
-	})
+	m := use(t, "hosted")
+	if r := m.run(0, "-n", "4", "env", "--version"); strings.Count(r.stdout, "env (GNU coreutils)") != 4 {
+		t.Error(r)
+	}
+	script := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\necho script $1 in rank $MARGAY_RANK\nexit 4\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if r := m.run(4, "-n", "2", "--keep-going", script, "x"); strings.Count(r.stdout, "script x in rank ") != 2 {
+		t.Error(r)
+	}
 }
 
 func TestFilesGoAlong(t *testing.T) {
@@ -205,25 +203,24 @@ func TestFilesGoAlong(t *testing.T) {
 }
 
 func TestOutputStreamsAndLabels(t *testing.T) {
-	onBoth(t, func(t *testing.T, m *machine) {
-		const lines = 500
-		r := m.run(0, "-n", "4", "--label", probe(), "count", fmt.Sprint(lines))
-		for stream, text := range map[string]string{"out": r.stdout, "err": r.stderr} {
-			next := make(map[int]int)
-			for line := range strings.Lines(text) {
-				var label, rank, number int
-				if _, err := fmt.Sscanf(line, "["+"%d] "+stream+" %d %d\n", &label, &rank, &number); err != nil || label != rank || number != next[rank] {
-					t.Fatalf("%s: line %q, expected number %d", stream, line, next[rank])
-				}
-				next[rank]++
+	m := use(t, "hosted")
+	const lines = 500
+	r := m.run(0, "-n", "4", "--label", probe(), "count", fmt.Sprint(lines))
+	for stream, text := range map[string]string{"out": r.stdout, "err": r.stderr} {
+		next := make(map[int]int)
+		for line := range strings.Lines(text) {
+			var label, rank, number int
+			if _, err := fmt.Sscanf(line, "["+"%d] "+stream+" %d %d\n", &label, &rank, &number); err != nil || label != rank || number != next[rank] {
+				t.Fatalf("%s: line %q, expected number %d", stream, line, next[rank])
 			}
-			for rank := range 4 {
-				if next[rank] != lines {
-					t.Errorf("%s: %d lines of rank %d", stream, next[rank], rank)
-				}
+			next[rank]++
+		}
+		for rank := range 4 {
+			if next[rank] != lines {
+				t.Errorf("%s: %d lines of rank %d", stream, next[rank], rank)
 			}
 		}
-	})
+	}
 }
 
 func TestStdin(t *testing.T) {
@@ -241,6 +238,9 @@ func TestStdin(t *testing.T) {
 		if r.code != 0 || said(r) != 1 || strings.Count(r.stdout, "read 0 lines, 0 bytes") != 2 || !strings.Contains(r.stdout, fmt.Sprint("rank 0 read ", lines)) {
 			t.Error(r)
 		}
+		if !m.hosted() {
+			return
+		}
 		if r = start(t, feed, "-m", m.name, "run", "-n", "3", "--stdin", "all", probe(), "stdin").wait(); r.code != 0 || said(r) != 3 {
 			t.Error(r)
 		}
@@ -252,20 +252,19 @@ func TestStdin(t *testing.T) {
 }
 
 func TestSignals(t *testing.T) {
-	onBoth(t, func(t *testing.T, m *machine) {
-		c := m.start("run", "-n", "4", probe(), "signals")
-		c.awaitRanks("ready", 4)
-		for _, s := range []syscall.Signal{unix.SIGUSR1, unix.SIGUSR2, unix.SIGINT, unix.SIGQUIT} {
-			c.signal(s)
-			for rank := range 4 {
-				c.awaitOutput(fmt.Sprintf("rank %d got %s", rank, unix.SignalName(s)))
-			}
+	m := use(t, "hosted")
+	c := m.start("run", "-n", "4", probe(), "signals")
+	c.awaitRanks("ready", 4)
+	for _, s := range []syscall.Signal{unix.SIGUSR1, unix.SIGUSR2, unix.SIGINT, unix.SIGQUIT} {
+		c.signal(s)
+		for rank := range 4 {
+			c.awaitOutput(fmt.Sprintf("rank %d got %s", rank, unix.SignalName(s)))
 		}
-		c.signal(unix.SIGTERM)
-		if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "got SIGTERM") != 4 || strings.Count(r.stdout, "got SIGUSR1") != 4 {
-			t.Error(r)
-		}
-	})
+	}
+	c.signal(unix.SIGTERM)
+	if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "got SIGTERM") != 4 || strings.Count(r.stdout, "got SIGUSR1") != 4 {
+		t.Error(r)
+	}
 }
 
 func TestInterrupt(t *testing.T) {
@@ -323,34 +322,27 @@ func counted(t testing.TB, text string) string {
 	return string(output(t, filepath.Join(bin, "plain"), text))
 }
 
+// README.md and TestSharedCores count words on emulated nodes, in Go and in C.
 func TestHistogram(t *testing.T) {
 	text := filepath.Join(scratch, "source.txt")
 	out, err := exec.Command("sh", "-c", "find \"$(go env GOROOT)/src/net\" -name '*.go' -type f | LC_ALL=C sort | xargs cat > "+text).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	onBoth(t, func(t *testing.T, m *machine) {
-		text, programs := text, []string{"histogram", "histogram-c"}
-		if !m.hosted() { // an emulated processor is slow, and README.md runs the one in Go there
-			text, programs = filepath.Join(bin, "..", "README.md"), programs[1:]
+	m := use(t, "hosted")
+	want := counted(t, text)
+	for _, program := range []string{"histogram", "histogram-c"} {
+		r := m.run(0, "-n", m.all(), "--with", text, filepath.Join(bin, program), text)
+		counts, messages, _ := cutLast(r.stdout)
+		if counts != want || !strings.Contains(messages, " messages sent and handled: node0 ") {
+			t.Errorf("%s: want\n%s%v", program, want, r)
 		}
-		want := counted(t, text)
-		for _, program := range programs {
-			r := m.run(0, "-n", m.all(), "--with", text, filepath.Join(bin, program), text)
-			counts, messages, _ := cutLast(r.stdout)
-			if counts != want || !strings.Contains(messages, " messages sent and handled: node0 ") {
-				t.Errorf("%s: want\n%s%v", program, want, r)
-			}
-		}
-		if !m.hosted() {
-			return
-		}
-		// A table that is too small is an error, never a wrong count.
-		r := m.run(1, "-n", "4", "--with", text, filepath.Join(bin, "histogram"), "-capacity", "1024", text)
-		if !strings.Contains(r.stderr, "found the table full") || r.stdout != "" {
-			t.Error(r)
-		}
-	})
+	}
+	// A table that is too small is an error, never a wrong count.
+	r := m.run(1, "-n", "4", "--with", text, filepath.Join(bin, "histogram"), "-capacity", "1024", text)
+	if !strings.Contains(r.stderr, "found the table full") || r.stdout != "" {
+		t.Error(r)
+	}
 }
 
 // histogram is the example in Go where nodes are as fast as their host, and else the one in C: an
@@ -411,14 +403,13 @@ func TestSharedCores(t *testing.T) {
 
 // Pointers into a fixed region are valid in all ranks of a node, including those that share a core.
 func TestFixedRegion(t *testing.T) {
-	onBoth(t, func(t *testing.T, m *machine) {
-		r := m.run(0, "-n", "8", "--ppn", "4", probe(), "pointers")
-		for node, sum := range []int{1 + 2 + 3 + 4, 5 + 6 + 7 + 8} {
-			if strings.Count(r.stdout, fmt.Sprintf("node%d: 4 ranks point to a sum of %d\n", node, sum)) != 4 {
-				t.Error(r)
-			}
+	m := use(t, "hosted")
+	r := m.run(0, "-n", "8", "--ppn", "4", probe(), "pointers")
+	for node, sum := range []int{1 + 2 + 3 + 4, 5 + 6 + 7 + 8} {
+		if strings.Count(r.stdout, fmt.Sprintf("node%d: 4 ranks point to a sum of %d\n", node, sum)) != 4 {
+			t.Error(r)
 		}
-	})
+	}
 }
 
 // The duties of cores change beside running jobs, but not under them, and a restarted node kernel

@@ -45,7 +45,7 @@ func TestNodeKernelKilledWhileSharing(t *testing.T) {
 				policies["weighted"] = 3. / 4
 			}
 			for policy, share := range policies {
-				job := m.start("run", "-n", "2", "--per-core", "2", "--keep-going", probe(), "share")
+				job := m.start("run", "-n", "2", "--per-core", "2", "-w", "node0", "--keep-going", probe(), "share")
 				job.awaitRanks("computes", 2)
 				m.killedWhileSharing(policy, share, c.sharing, c.kill)
 				job.wait()

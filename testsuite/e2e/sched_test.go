@@ -229,8 +229,8 @@ func lineWith(text string, words ...string) string {
 
 // Under the scheduler infinite, nothing interrupts a computation on an isolated core and nothing
 // takes the core from it, though another process wants it. That process is held, which is required
-// under profile sched, too. The test also prints how quiet the core is. Where it need not be quiet,
-// a process without another one shows nothing.
+// under profile sched, too. The test also prints how quiet the core is.
+// TestNoInterruptsWhileComputing shows a process without another one.
 func TestInfiniteIsQuiet(t *testing.T) {
 	look := func(profile string) func(*testing.T, *machine) {
 		return func(t *testing.T, m *machine) { m.infinite(compute(t), profile == "isolated") }
@@ -239,30 +239,22 @@ func TestInfiniteIsQuiet(t *testing.T) {
 }
 
 func (m *machine) infinite(program string, quiet bool) {
-	t, table := m.t, "processes  interrupts/s  cores lost/s\n"
-	fewest := 1
-	if !quiet {
-		fewest = 2
+	t := m.t
+	c := m.start("run", "-n", "2", "--per-core", "2", "-w", "node0", program, "120")
+	eventually(t, "computation", func() bool { return strings.Count(c.stdout.String(), "computing\n") == 2 }, c.stdout.String)
+	if r := m.margay("ext", "insert", m.onlyJob(), object(t, "sched/infinite")); r.code != 0 {
+		t.Fatal(r)
 	}
-	for processes := fewest; processes <= 2; processes++ {
-		c := m.start("run", "-n", fmt.Sprint(processes), "--per-core", fmt.Sprint(processes), program, "120")
-		eventually(t, "computation", func() bool { return strings.Count(c.stdout.String(), "computing\n") == processes }, c.stdout.String)
-		if r := m.margay("ext", "insert", m.onlyJob(), object(t, "sched/infinite")); r.code != 0 {
-			t.Fatal(r)
-		}
-		if processes == 2 {
-			m.holdsOther()
-		}
-		interrupts, lost, quietLooks := m.disturbed(quiet)
-		table += fmt.Sprintf("%-9d  %-12.1f  %.1f\n", processes, interrupts, lost)
-		if quiet && quietLooks < enoughQuiet {
-			t.Errorf("%d processes: %.1f interrupts/s, %.1f times a second without the core", processes, interrupts, lost)
-		}
-		c.signal(unix.SIGTERM)
-		c.wait()
-		m.awaitIdle()
+	m.holdsOther()
+	interrupts, lost, quietLooks := m.disturbed(quiet)
+	disturbed := fmt.Sprintf("%.1f interrupts/s, %.1f times a second without the core", interrupts, lost)
+	t.Log(disturbed)
+	if quiet && quietLooks < enoughQuiet {
+		t.Error(disturbed)
 	}
-	t.Log("\n" + table)
+	c.signal(unix.SIGTERM)
+	c.wait()
+	m.awaitIdle()
 }
 
 // holdsOther waits until one of two ranks of a core computes under the scheduler infinite and the

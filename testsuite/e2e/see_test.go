@@ -54,7 +54,7 @@ func words(t *testing.T, n int) string {
 func TestRecord(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
 		file, text := filepath.Join(t.TempDir(), "trace.json"), words(t, 10_000)
-		r := m.margay("record", "-o", file, "--", filepath.Join(bin, "margay"), "run", "-n", "4", "--with", text, filepath.Join(bin, "histogram"), text)
+		r := m.margay("record", "-o", file, "--", filepath.Join(bin, "margay"), "run", "-n", "4", "--with", text, m.histogram(), text)
 		if r.code != 0 || !strings.Contains(r.stderr, " 0 were lost") {
 			t.Fatal(r)
 		}

@@ -32,16 +32,16 @@ var patient = []string{"--dead-after", "30s"}
 // The kinds, in descending order of the cost of their machines.
 var (
 	kinds = map[string]kind{
-		"qemu":        {"qemu", 2, 2, patient, 1},
-		"isolated":    {"qemu", 1, 1, slices.Concat(patient, []string{"--profile", "isolated"}), 1},
-		"sched_ext":   {"qemu", 1, 1, slices.Concat(patient, []string{"--profile", "sched"}), 1},
-		"offload":     {"qemu", 2, 2, slices.Concat(patient, []string{"--offload"}), 1}, // Linux verifies extensions of its jobs, for long
-		"mortal":      {"qemu", 2, 2, []string{"--memory", "256"}, 1},                   // its virtual machines are stopped and killed
+		"qemu":     {"qemu", 2, 2, patient, 1},
+		"isolated": {"qemu", 1, 1, slices.Concat(patient, []string{"--profile", "isolated"}), 1},
+		// Schedulers are tested on node0. Linux verifies extensions of jobs, for long.
+		"sched_ext":   {"qemu", 2, 1, slices.Concat(patient, []string{"--profile", "sched", "--offload"}), 1},
+		"mortal":      {"qemu", 2, 2, []string{"--memory", "256"}, 1}, // whose guests are stopped and killed
 		"own virtual": {"qemu", 0, 0, nil, 1},
 		"hosted":      {"hosted", 4, 2, nil, 2},
 		"own":         {"hosted", 0, 0, nil, 2},
 	}
-	kindOrder = []string{"qemu", "isolated", "sched_ext", "offload", "mortal", "own virtual", "hosted", "own"}
+	kindOrder = []string{"qemu", "isolated", "sched_ext", "mortal", "own virtual", "hosted", "own"}
 )
 
 const (
@@ -56,6 +56,7 @@ const (
 type turn struct {
 	kind    string
 	real    bool // see realTime
+	final   bool // see finally
 	number  int
 	ready   chan struct{}
 	machine *machine // a shared one
@@ -89,6 +90,12 @@ func expect(kind string) *turn {
 // such turn at a time.
 func (w *turn) realTime() *turn {
 	w.real = true
+	return w
+}
+
+// finally makes a turn the last one of a kind of one machine, whose test ends that machine.
+func (w *turn) finally() *turn {
+	w.final = true
 	return w
 }
 
@@ -171,6 +178,9 @@ func (s *turnsOfTests) next() {
 
 // mayRun reports whether a turn can begin beside the running turns.
 func (s *turnsOfTests) mayRun(w *turn) bool {
+	if w.final && s.expected[w.kind] > 1 {
+		return false
+	}
 	same, virtual := 0, 0
 	for _, r := range s.running {
 		if r.real && w.real {
@@ -279,12 +289,4 @@ func inTurns(t *testing.T, tests ...turnOf) {
 // onBoth runs a test on shared machines of both substrates.
 func onBoth(t *testing.T, test func(t *testing.T, m *machine)) {
 	inTurns(t, turnOf{"hosted", expect("hosted"), test}, turnOf{"qemu", expect("qemu"), test})
-}
-
-// onOwn runs a test that makes its own machines, on both substrates.
-func onOwn(t *testing.T, test func(t *testing.T, substrate string)) {
-	on := func(substrate string) func(*testing.T, *machine) {
-		return func(t *testing.T, _ *machine) { test(t, substrate) }
-	}
-	inTurns(t, turnOf{"hosted", expect("own"), on("hosted")}, turnOf{"qemu", expect("own virtual"), on("qemu")})
 }
