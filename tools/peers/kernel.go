@@ -45,7 +45,8 @@ type child struct {
 	argv    []string
 	wait    time.Duration  // for an answer
 	stdin   io.WriteCloser // nil: not started yet
-	answers chan answer    // closed when it has ended
+	stdout  *os.File
+	answers *json.Decoder
 	kill    func()
 	err     error // why there are no further answers
 }
@@ -63,33 +64,25 @@ func (c *child) start() error {
 	// Signals with which Go preempts would end a row of runs early.
 	cmd.Env = append(os.Environ(), "GODEBUG=asyncpreemptoff=1")
 	cmd.Stderr = os.Stderr
-	stdout, err := cmd.StdoutPipe()
-	if err == nil {
-		c.stdin, err = cmd.StdinPipe()
-	}
-	if err == nil {
-		err = cmd.Start()
-	}
+	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		cancel()
 		return err
 	}
-	c.kill, c.answers = cancel, make(chan answer)
-	go func() {
-		defer close(c.answers)
-		for d := json.NewDecoder(stdout); ; {
-			var a answer
-			if err := d.Decode(&a); err != nil {
-				_ = cmd.Wait() // it ended too early, which is what a closed channel says
-				return
-			}
-			select {
-			case c.answers <- a:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+	stdout, write, err := os.Pipe() // unlike the one of StdoutPipe, it has deadlines
+	if err != nil {
+		cancel()
+		return err
+	}
+	cmd.Stdout = write
+	err = cmd.Start()
+	write.Close()
+	if err != nil {
+		cancel()
+		stdout.Close()
+		return err
+	}
+	c.stdin, c.stdout, c.answers, c.kill = stdin, stdout, json.NewDecoder(stdout), cancel
 	return nil
 }
 
@@ -110,21 +103,23 @@ func (c *child) ask(q question) (answer, error) {
 		c.err = err
 		return answer{}, err
 	}
-	select {
-	case a, ok := <-c.answers:
-		if !ok {
-			c.err = errors.New("the process that uses the kernel has ended")
-			return a, c.err
-		}
-		if a.Error != "" {
-			return a, errors.New(a.Error)
-		}
-		return a, nil
-	case <-time.After(c.wait):
+	var a answer
+	if err = c.stdout.SetReadDeadline(time.Now().Add(c.wait)); err == nil {
+		err = c.answers.Decode(&a)
+	}
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
 		c.err = fmt.Errorf("no answer within %v", c.wait)
 		c.kill()
 		return answer{}, c.err
+	case err != nil:
+		c.kill() // it ended too early, or answered nonsense; like at the end, it is not waited for
+		c.err = errors.New("the process that uses the kernel has ended")
+		return answer{}, c.err
+	case a.Error != "":
+		return a, errors.New(a.Error)
 	}
+	return a, nil
 }
 
 // end ends the child. It is not waited for: it may hang in the kernel.

@@ -55,7 +55,8 @@ func run(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "go", "tool", "protoc-gen-go")
+	// GOFLAGS do not hold for go tool, which would compile the standard library once more.
+	cmd := exec.CommandContext(ctx, "go", "run", "google.golang.org/protobuf/cmd/protoc-gen-go")
 	cmd.Stdin = bytes.NewReader(in)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
