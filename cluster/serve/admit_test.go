@@ -171,3 +171,29 @@ func TestClientLostDuringLaunch(t *testing.T) {
 		})
 	}
 }
+
+// Many late nodes and ending jobs are named in short.
+func TestRoomOfMany(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 5)
+		c := m.client()
+		var jobs []uint32
+		for range 3 {
+			jobs = append(jobs, c.run(spec(1)))
+		}
+		for _, job := range jobs {
+			must[*control.Done](c, &control.Kill{Job: job, Rank: control.None, Signal: int32(unix.SIGKILL)})
+		}
+		for _, node := range []int{2, 3, 4} {
+			m.played[node].silence()
+			m.played[node].conn.Close()
+		}
+		synctest.Wait()
+		s := m.server
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if got := s.expected(spec(10)); got != "node2-4, which are late, and the end of jobs 1-3" {
+			t.Errorf("it waits for %q", got)
+		}
+	})
+}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/internal/nodeset"
 	"margay/internal/printable"
 )
 
@@ -68,7 +69,7 @@ func (s *Server) admit(spec *control.JobSpec, client *control.Conn) (*job, error
 // none. The caller holds Server.mu.
 func (s *Server) expected(spec *control.JobSpec) string {
 	var offers []offer
-	var waits []string
+	var late, ending []uint32
 	for n := range s.members() {
 		if n.info == nil || n.info.Arch != spec.Arch || n.out() && spec.Step == 0 || !n.late() && !n.up() {
 			continue
@@ -79,22 +80,29 @@ func (s *Server) expected(spec *control.JobSpec) string {
 			switch j := s.jobs[use.job]; {
 			case use.job == spec.Step:
 			case j != nil && j.ending() && s.allocationOf(j) == spec.Step:
-				waits = append(waits, fmt.Sprintf("the end of job %d", use.job))
+				ending = append(ending, use.job)
 			default:
 				continue
 			}
 			o.cores = append(o.cores, core)
 		}
 		if n.late() {
-			waits = append(waits, fmt.Sprintf("node%d, which is late", n.number))
+			late = append(late, n.number)
 		}
 		offers = append(offers, o)
 	}
-	if len(waits) == 0 || !fits(offers, spec) {
+	if len(late)+len(ending) == 0 || !fits(offers, spec) {
 		return ""
 	}
-	slices.Sort(waits)
-	return strings.Join(slices.Compact(waits), ", ")
+	var waits []string
+	if len(late) > 0 {
+		waits = append(waits, fmt.Sprintf("%s, which %s late", nodeset.Condense(late), agree(len(late), "is", "are")))
+	}
+	if slices.Sort(ending); len(ending) > 0 {
+		ending = slices.Compact(ending)
+		waits = append(waits, fmt.Sprintf("the end of %s %s", agree(len(ending), "job", "jobs"), nodeset.Ranges(ending)))
+	}
+	return strings.Join(waits, ", and ")
 }
 
 // roomChanged wakes up jobs that wait for room. The caller holds Server.mu.
