@@ -13,15 +13,16 @@ import (
 
 // reference is the program in Go, with the parsers of other packages.
 type reference struct {
-	pairs map[end]*judged
-	ask   func(*slot.PacketContext) slot.Verdict
+	pairs   map[end]*judged
+	ask     func(*slot.PacketContext) slot.Verdict
+	stopped int // records
 }
 
 // judged is a pair, and what was answered about its messages.
 type judged struct {
 	Pair
 	seal, position uint64
-	stopped        map[uint64]bool // by position
+	stopped        map[uint64]bool // by place in the ring, of the last record that was judged there
 	total, next    uint32          // of a long message that was stopped
 }
 
@@ -82,11 +83,15 @@ func (r *reference) walk(p *judged, position uint64, data []byte) bool {
 		if length > len(data) || position < p.position && position+uint64(length) > p.position {
 			return false
 		}
+		place := position % wire.ChannelRing
 		if position == p.position {
-			p.stopped[position] = kind == 1 && r.stops(p, handler, data[:length], size)
+			p.stopped[place] = kind == 1 && r.stops(p, handler, data[:length], size)
 			p.position += uint64(length)
+			if p.stopped[place] {
+				r.stopped++
+			}
 		}
-		if p.stopped[position] {
+		if kind == 1 && p.stopped[place] {
 			le.PutUint16(data[6:], wire.HandlerStopped)
 		}
 		data, position = data[length:], position+uint64(length)
