@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"margay/cluster/control"
+	"margay/internal/nodeset"
 	"margay/internal/printable"
 	"margay/kernel/abi/slot"
 )
@@ -97,7 +98,11 @@ func (s *Server) reachable(shape shape) error {
 	if slices.ContainsFunc(s.roster.Nodes, shape.mayUse) {
 		return nil
 	}
-	return control.Failf(control.Code_CODE_BAD_REQUEST, "-w and -x leave no node")
+	flags := "-w and -x leave"
+	if len(shape.only) == 0 {
+		flags = "-x leaves"
+	}
+	return control.Failf(control.Code_CODE_BAD_REQUEST, "%s no node: the machine has %s", flags, nodeset.Condense(s.roster.Nodes))
 }
 
 // cores returns how many cores n ranks take on a node with this total; 0 if they cannot run there

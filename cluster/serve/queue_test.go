@@ -134,9 +134,10 @@ func TestQueueOfOtherNodes(t *testing.T) {
 		free.Without = []uint32{1}
 		m.client().run(free)
 		for want, spec := range map[string]*control.JobSpec{
-			"it would wait for ever: ": patient(5),
-			"the machine has no node7": {Ranks: 1, WaitMs: -1, Only: []uint32{7}},
-			"-w and -x leave no node":  {Ranks: 1, WaitMs: -1, Only: []uint32{1}, Without: []uint32{1}},
+			"it would wait for ever: ":                   patient(5),
+			"the machine has no node7":                   {Ranks: 1, WaitMs: -1, Only: []uint32{7}},
+			"-x leaves no node: the machine has node0-1": {Ranks: 1, Without: []uint32{0, 1}},
+			"-w and -x leave no node":                    {Ranks: 1, WaitMs: -1, Only: []uint32{1}, Without: []uint32{1}},
 		} {
 			var answer proto.Message
 			var err error
