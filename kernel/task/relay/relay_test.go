@@ -95,6 +95,16 @@ func connect(t *testing.T, r *relay) net.Conn {
 	return run
 }
 
+// awaitStream waits until there is a stream: requests from before it are sent by another goroutine,
+// so later ones may overtake them.
+func (r *relay) awaitStream() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.stream == nil {
+		r.changed.Wait()
+	}
+}
+
 // next reads the next request that margay run gets.
 func next(t *testing.T, run net.Conn) (f share.Frame, unique uint64) {
 	t.Helper()
@@ -183,11 +193,7 @@ func part(unique, offset uint64, text string) []byte {
 func TestBehind(t *testing.T) {
 	r, linux := start(t, time.Now())
 	first := connect(t, r)
-	r.mu.Lock()
-	for r.stream == nil { // requests from before it are sent by another goroutine, in any order
-		r.changed.Wait()
-	}
-	r.mu.Unlock()
+	r.awaitStream()
 	for i, text := range []string{"one", "two", "six"} {
 		write(t, linux, part(uint64(i), uint64(3*i), text))
 		if errno := answer(t, linux, uint64(i)); errno != 0 {
@@ -251,6 +257,7 @@ func TestLostWrite(t *testing.T) {
 func TestWindow(t *testing.T) {
 	r, linux := start(t, time.Now())
 	run := connect(t, r)
+	r.awaitStream()
 	big := func(unique uint64) []byte { return request(fuse.Write, unique, make([]byte, 40+90<<10)...) }
 	go func() {
 		for unique := range uint64(12) {
