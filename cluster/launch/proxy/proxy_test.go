@@ -251,10 +251,14 @@ func TestReadOnly(t *testing.T) {
 // are. The node remembers names for long, also of missing files. Closing a file needs no answer.
 func TestHost(t *testing.T) {
 	dir := t.TempDir()
-	for name, mode := range map[string]os.FileMode{"open": 0o755, "open/inside": 0o755, "names": 0o754, "hidden": 0o711, "closed": 0o750} {
+	for name, mode := range map[string]os.FileMode{"open": 0o755, "names": 0o754, "hidden": 0o711, "closed": 0o750} {
 		if err := errors.Join(os.Mkdir(filepath.Join(dir, name), 0o700), os.Chmod(filepath.Join(dir, name), mode)); err != nil {
 			t.Fatal(err)
 		}
+	}
+	inside := filepath.Join(dir, "open", "inside")
+	if err := errors.Join(os.Mkdir(inside, 0o700), os.Chmod(inside, 0o755)); err != nil {
+		t.Fatal(err)
 	}
 	for name, mode := range map[string]os.FileMode{"open/all": 0o644, "open/own": 0o640, "names/all": 0o644, "hidden/all": 0o644, "closed/all": 0o644} {
 		put(t, filepath.Join(dir, name), name)
