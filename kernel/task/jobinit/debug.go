@@ -283,7 +283,7 @@ func (in *initProcess) forkServer(d *debugger, argv []string, files []uintptr) e
 	}
 	d.pid = pid
 	in.servers[pid] = d
-	if in.limitsData() {
+	if in.limitsData() { // it has begun, and may have more for this moment
 		if err := limitData(pid, in.spec); err != nil {
 			_ = unix.Kill(pid, unix.SIGKILL)
 			return err
