@@ -163,7 +163,10 @@ func (b *Border) adopt(item *keep.Item) error {
 	if len(item.Files) != 1+len(keptMaps) {
 		return fmt.Errorf("%d files, want %d", len(item.Files), 1+len(keptMaps))
 	}
-	maps := make(map[string]*ebpf.Map)
+	maps, err := newMaps(mapWalks)
+	if err != nil {
+		return err
+	}
 	for i, name := range keptMaps {
 		m, err := adoptMap(item.Files[1+i])
 		if err != nil {
@@ -210,17 +213,27 @@ func closeAll(maps map[string]*ebpf.Map) {
 	}
 }
 
-// open takes over the skeleton's maps that are kept, also if there is an error, and makes the other
-// one. The caller holds the lock.
-func (b *Border) open(maps map[string]*ebpf.Map) error {
+// newMaps makes some of the skeleton's maps.
+func newMaps(names ...string) (map[string]*ebpf.Map, error) {
 	spec, err := readSpec()
-	if err == nil {
-		maps[mapWalks], err = ebpf.NewMap(spec.Maps[mapWalks])
+	if err != nil {
+		return nil, err
 	}
-	var states *shared[common]
-	if err == nil {
-		states, err = share[common](maps[mapStates])
+	maps := make(map[string]*ebpf.Map)
+	for _, name := range names {
+		m, err := ebpf.NewMap(spec.Maps[name])
+		if err != nil {
+			closeAll(maps)
+			return nil, fmt.Errorf("make map %s: %w", name, err)
+		}
+		maps[name] = m
 	}
+	return maps, nil
+}
+
+// open takes over the skeleton's maps, also if there is an error. The caller holds the lock.
+func (b *Border) open(maps map[string]*ebpf.Map) error {
+	states, err := share[common](maps[mapStates])
 	if err != nil {
 		closeAll(maps)
 		return err
@@ -236,18 +249,9 @@ func (b *Border) makeMaps() error {
 	if b.maps != nil {
 		return nil
 	}
-	spec, err := readSpec()
+	maps, err := newMaps(append(slices.Clone(keptMaps), mapWalks)...)
 	if err != nil {
 		return err
-	}
-	maps := make(map[string]*ebpf.Map)
-	for _, name := range keptMaps {
-		m, err := ebpf.NewMap(spec.Maps[name])
-		if err != nil {
-			closeAll(maps)
-			return fmt.Errorf("make map %s: %w", name, err)
-		}
-		maps[name] = m
 	}
 	return b.open(maps)
 }
