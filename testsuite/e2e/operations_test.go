@@ -55,7 +55,7 @@ func (o operations) run(code int, mode string, n int, first string, more ...stri
 		strings.Join(more, " "), o.inGo, o.seed)
 	with := []string{"--with", o.inC, "--with", o.inGo}
 	if o.inGo == "" {
-		script, with = fmt.Sprintf("exec %s %s %d %d", o.inC, mode, o.seed, n), with[:2]
+		script, with = fmt.Sprintf("%s; exec %s %s %d %d %s", first, o.inC, mode, o.seed, n, strings.Join(more, " ")), with[:2]
 	}
 	return o.machine.run(code, slices.Concat([]string{"-n", "4"}, with, []string{"sh", "-c", script})...)
 }
