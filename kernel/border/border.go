@@ -80,7 +80,7 @@ type Config struct {
 	Chain func() []*extension.Extension
 	Jobs  bool // extensions of jobs may run there, too
 	// Changed is called without locks when Judges may have changed, unless that is because of
-	// Follow.
+	// Follow. It returns when the other nodes send accordingly.
 	Changed func()
 	Keeper  keep.Keeper // PID 1
 	Log     func(format string, args ...any)
@@ -410,6 +410,7 @@ func (b *Border) Follow() {
 		}
 	}
 	b.settle()
+	b.show()
 	b.poke()
 }
 
@@ -439,15 +440,33 @@ func handles(chain []*member) (all []id.Handle) {
 	return all
 }
 
-// settle notes where the extensions run, and reports whether that has changed. The caller holds the
-// lock.
+// settle finds out where the extensions run, and reports whether that has changed. The caller holds
+// the lock.
 func (b *Border) settle() (changed bool) {
 	for _, m := range b.members {
-		there := m.where(b.name, b.has(m))
+		there := m.judges(b.has(m))
 		changed = changed || there != m.there
 		m.there = there
 	}
 	return changed
+}
+
+// show notes for lists which extensions are on the interface. The caller holds the lock.
+func (b *Border) show() {
+	for _, m := range b.members {
+		if m.there {
+			m.RunsAlso(b.name, "")
+		}
+	}
+}
+
+// announce says that Judges may have changed. An extension is listed on the interface when the
+// other nodes send accordingly.
+func (b *Border) announce() {
+	b.config.Changed()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.show()
 }
 
 // step brings the program on the interface nearer to what it should be, and reports whether it may
@@ -481,7 +500,7 @@ func (b *Border) step() (again bool) {
 	again, changed := b.loads(chain, program, err)
 	b.mu.Unlock()
 	if changed {
-		b.config.Changed()
+		b.announce()
 	}
 	return again
 }

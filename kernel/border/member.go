@@ -288,9 +288,9 @@ func (b *Border) keepMember(m *member) (err error) {
 	return b.config.Keeper.Keep(item)
 }
 
-// where notes where the extension runs, and reports whether it judges all messages from the
-// interface there.
-func (m *member) where(name string, loaded bool) bool {
+// judges reports whether the extension judges all messages from the interface there, and notes why
+// not.
+func (m *member) judges(loaded bool) bool {
 	switch {
 	case m.why != nil:
 		m.RunsAlso("", fmt.Sprintf("not on the interface: %v", m.why))
@@ -299,7 +299,6 @@ func (m *member) where(name string, loaded bool) bool {
 	case m.slow != nil:
 		m.RunsAlso("", fmt.Sprintf("no longer on the interface: %v", m.slow))
 	default:
-		m.RunsAlso(name, "")
 		return true
 	}
 	return false
@@ -353,7 +352,7 @@ func (b *Border) Report() {
 	changed := b.settle()
 	b.mu.Unlock()
 	if changed {
-		b.config.Changed()
+		b.announce()
 	}
 }
 
