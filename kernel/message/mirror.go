@@ -125,7 +125,16 @@ func (j *Job) awaitSeen(ctx context.Context) {
 
 // pathChanged handles a member's path.
 func (j *Job) pathChanged(member int, number uint64) {
-	j.obey(member, func() { j.mirroring.open[member] = number&1 == 1 })
+	open := number&1 == 1
+	j.obey(member, func() { j.mirroring.open[member] = open })
+	if open {
+		// Messages of the time between may not be settled, and this node kernel has not asked.
+		j.mu.Lock()
+		if !j.closed {
+			j.running.Go(j.remind)
+		}
+		j.mu.Unlock()
+	}
 	j.rouseAll() // room that a rank waits for may be on the other path
 	j.send(member, j.newFrame(frame.PathSeen, number))
 }
@@ -382,8 +391,8 @@ func (j *Job) tend() {
 	}
 }
 
-// remind asks again which messages are settled: a member does not answer while messages wait for
-// room.
+// remind asks again which messages are settled, where mirrored channels wait for that: a member
+// does not answer while messages wait for room.
 func (j *Job) remind() {
 	members := make(map[int]bool)
 	for _, rank := range j.channels.UnsettledFar() {
