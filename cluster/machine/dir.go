@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -193,6 +194,15 @@ func (d Dir) writeSpec(s Spec) error {
 		return err
 	}
 	return writeFile(d.specFile(), append(text, '\n'))
+}
+
+// Made returns when the machine was made.
+func (d Dir) Made() (time.Time, error) {
+	info, err := os.Stat(d.specFile()) // which is written once
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.ModTime(), nil
 }
 
 // writeRoster records the nodes that the machine has now. A reader gets the whole roster, the last

@@ -60,7 +60,10 @@ that has panicked, if the firmware of the node has kept it.`,
 			}
 			f, err := os.Open(d.ConsoleLog(id.Node(node)))
 			if errors.Is(err, os.ErrNotExist) {
-				return fmt.Errorf("machine %s has no node %d, or its console shows nothing yet", a.Machine, node)
+				if r, err := d.ReadRoster(s); err == nil && !r.Has(node) {
+					return fmt.Errorf("machine %s has no node%d: its nodes are %s", a.Machine, node, nodeset.Condense(r.Nodes))
+				}
+				return fmt.Errorf("the console of node%d of machine %s shows nothing yet", node, a.Machine)
 			}
 			if err != nil {
 				return err

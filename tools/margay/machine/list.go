@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"margay/cluster/login"
 	"margay/cluster/machine"
@@ -30,7 +29,7 @@ type State struct {
 	Nodes     int       `json:"nodes"`
 	Cores     int       `json:"cores"` // for applications, on each node
 	Owner     string    `json:"owner"`
-	Since     time.Time `json:"since"`
+	Since     time.Time `json:"since"` // when it was made
 	HolderPID int       `json:"holder_pid"`
 	Folder    string    `json:"folder"`
 	Address   string    `json:"address,omitempty"` // of a remote one; nothing but this, the name, the time and the folder is known of it
@@ -159,6 +158,9 @@ func List() ([]State, error) {
 			if nodes, err := d.ReadRoster(spec); err == nil {
 				m.Nodes = len(nodes.Nodes)
 			}
+			if made, err := d.Made(); err == nil {
+				m.Since = made.Truncate(time.Second)
+			}
 		}
 		var alive bool
 		switch m.HolderPID, alive = d.Holder(); {
@@ -167,9 +169,6 @@ func List() ([]State, error) {
 			m.State = "making"
 		default:
 			m.State = "dead"
-		}
-		if began, ok := startOf(m.HolderPID); alive && ok {
-			m.Since = began
 		}
 		list = append(list, m)
 	}
@@ -184,13 +183,4 @@ func owner(info os.FileInfo) string {
 		return uid
 	}
 	return cmp.Or(u.Username, uid)
-}
-
-// startOf returns when a process was started.
-func startOf(pid int) (time.Time, bool) {
-	var st unix.Stat_t
-	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &st); err != nil {
-		return time.Time{}, false
-	}
-	return time.Unix(st.Ctim.Unix()).Truncate(time.Second), true
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -56,13 +57,19 @@ func TestListInForeignFolder(t *testing.T) {
 func TestMachineList(t *testing.T) {
 	m := margaytest.Play(t, "one", func(*control.Conn, *control.Frame) {})
 	margaytest.PlayIn(t, m.Base, "two", func(*control.Conn, *control.Frame) {})
+	made := time.Now().Add(-time.Hour).Truncate(time.Second)
+	for _, name := range []string{"one", "two"} {
+		if err := os.Chtimes(filepath.Join(m.Base, name, "machine.json"), made, made); err != nil {
+			t.Fatal(err)
+		}
+	}
 	status, stdout, stderr := margaytest.Margay("", "machine", "list", "--json")
 	var list []machine.State
 	if err := json.Unmarshal([]byte(stdout), &list); status != 0 || err != nil || len(list) != 2 {
 		t.Fatalf("status %d, %v: %s%s", status, err, stdout, stderr)
 	}
 	for i, name := range []string{"one", "two"} {
-		if x := list[i]; x.Machine != name || x.State != "up" || x.Substrate != "hosted" || x.Nodes != 4 || x.Cores != 2 || x.HolderPID != 4711 || x.Since.IsZero() || x.Owner == "" {
+		if x := list[i]; x.Machine != name || x.State != "up" || x.Substrate != "hosted" || x.Nodes != 4 || x.Cores != 2 || x.HolderPID != 4711 || !x.Since.Equal(made) || x.Owner == "" {
 			t.Errorf("%+v", x)
 		}
 	}

@@ -78,7 +78,8 @@ func TestPreviousConsole(t *testing.T) {
 		{[]string{"4", "--previous"}, 0, "a panic\n", ""},
 		{[]string{"5", "--previous"}, 0, "a panic\nthen\n", ""},
 		{[]string{"6", "--previous"}, 0, "then\na panic\n", ""},
-		{[]string{"3"}, 125, "", "margay: machine m has no node 3, or its console shows nothing yet\n"},
+		{[]string{"3"}, 125, "", "margay: the console of node3 of machine m shows nothing yet\n"},
+		{[]string{"9"}, 125, "", "margay: machine m has no node9: its nodes are node0-3\n"},
 		{[]string{"1", "--previous", "--follow"}, 125, "", "margay: --previous is of a boot that has ended: it cannot be followed\n"},
 	} {
 		var stdout, stderr bytes.Buffer
