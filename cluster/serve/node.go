@@ -646,7 +646,7 @@ func (s *Server) judge(n *node, silent time.Duration) {
 		}
 	case control.NodeHealth_NODE_LATE:
 		if dead := t.deadAfter(n.pace); silent > dead {
-			s.dead(n, fmt.Sprintf("it has been silent for %v%s", dead, n.panic()), "if it stays silent, "+s.rebooted(n.number))
+			s.dead(n, fmt.Sprintf("it has been silent for %v%s", dead, n.panic()), "if it stays silent, "+s.rebooted(n.number)+"; machine up --dead-after waits longer on a busy host")
 		}
 	case control.NodeHealth_NODE_REFUSED:
 		if silent > t.deadAfter(n.pace) {

@@ -135,7 +135,7 @@ func TestNodeDies(t *testing.T) {
 		{"silence", func(_ *machine, n *playedNode) {
 			n.silence()
 			time.Sleep(13 * time.Second)
-		}, "node1: it has been silent for 10s; if it stays silent, margay node reboot -m m node1 reboots it"},
+		}, "node1: it has been silent for 10s; if it stays silent, margay node reboot -m m node1 reboots it; machine up --dead-after waits longer on a busy host"},
 		{"exit", func(m *machine, _ *playedNode) {
 			m.local(control.Role_ROLE_HOLDER).tell(&control.NodeExit{Node: 1, Reason: "it was killed", Console: []string{"a", "b"}})
 		}, "node1: it was killed; the last lines of its console:\n    a\n    b\nit stays down: margay node reboot -m m node1 reboots it"},

@@ -93,7 +93,7 @@ func TestNodeReconnectsAtPrepare(t *testing.T) {
 			n.conn.Close()
 			time.Sleep(time.Second)
 			none[*control.JobState](t, &c.recorder, "the node may come back")
-			code, says := control.Code_CODE_LAUNCH_LOST, "node1: it has been silent for 10s; if it stays silent, margay node reboot -m m node1 reboots it"
+			code, says := control.Code_CODE_LAUNCH_LOST, "node1: it has been silent for 10s; if it stays silent, margay node reboot -m m node1 reboots it; machine up --dead-after waits longer on a busy host"
 			if back {
 				code, says = control.Code_CODE_RESTARTED, "node1: it connected again while the job was being launched"
 				n.connect()
