@@ -30,14 +30,6 @@ const (
 	playsLimited  = "limited"  // says what bounds it, and ends
 )
 
-// awaitLimit waits until this process has a limit of its data.
-func awaitLimit() {
-	data := unix.Rlimit{Cur: unix.RLIM_INFINITY}
-	for end := time.Now().Add(patience); data.Cur == unix.RLIM_INFINITY && time.Now().Before(end); time.Sleep(time.Millisecond) {
-		_ = unix.Getrlimit(unix.RLIMIT_DATA, &data) // the answer shows what it was
-	}
-}
-
 // playServer is the test binary as gdbserver.
 func playServer(args []string) int {
 	runtime.LockOSThread() // this thread is the tracer
@@ -46,9 +38,6 @@ func playServer(args []string) int {
 		return err == nil
 	}
 	if plays(playsLimited) {
-		if !inGuest {
-			awaitLimit() // the init sets it once the process is there
-		}
 		fmt.Fprintln(os.Stderr, limits())
 		return 1
 	}

@@ -44,8 +44,8 @@ const (
 
 // debugger is a gdbserver beside a rank.
 type debugger struct {
-	rank   *rank
-	pid    int
+	rank *rank
+	child
 	near   net.Conn      // the init's end of its standard input and output
 	errors *os.File      // the init's end of its standard error
 	gone   chan struct{} // closed when it has ended
@@ -277,17 +277,19 @@ func (in *initProcess) forkServer(d *debugger, argv []string, files []uintptr) e
 	// Like a rank, it goes when memory runs out. Without the right to it, the init stays so, too.
 	_ = writeOOMScore(oomScore)
 	defer writeOOMScore(-1000)
-	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{Dir: "/", Files: files, Sys: attr})
-	if err != nil {
+	var err error
+	if d.child, err = in.startChild(argv[0], argv, &syscall.ProcAttr{Dir: "/", Files: files, Sys: attr}, in.limitsData()); err != nil {
 		return err
 	}
-	d.pid = pid
-	in.servers[pid] = d
-	if in.limitsData() { // it has begun, and may have more for this moment
-		if err := limitData(pid, in.spec); err != nil {
-			_ = unix.Kill(pid, unix.SIGKILL)
+	defer d.process.Close() // gone says when it has ended
+	in.servers[d.pid] = d
+	if in.limitsData() {
+		d.awaitStop()
+		if err := limitData(d.pid, in.spec); err != nil {
+			_ = unix.Kill(d.pid, unix.SIGKILL)
 			return err
 		}
+		d.release()
 	}
 	return nil
 }

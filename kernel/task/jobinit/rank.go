@@ -29,9 +29,7 @@ const oomScore = 500
 // rank is one running process of the job.
 type rank struct {
 	task.Rank
-	pid      int
-	process  *os.File // a pidfd of it
-	traced   bool     // waits for release
+	child
 	started  time.Time
 	since    id.Time // the same by the clock of the node
 	input    *input
@@ -214,16 +212,14 @@ func (in *initProcess) stopsFirst() bool { return in.spec.Hold || in.limitsData(
 // kills the ranks that run then.
 var errNoRelay = errors.New("the relay of shared folders has ended")
 
-// fork starts the process of a rank. One that stops first is traced by this thread until release.
-// The caller holds initProcess.mu.
+// fork starts the process of a rank. The caller holds initProcess.mu.
 func (in *initProcess) fork(r *rank, files []uintptr) error {
 	if len(in.spec.Shared) > 0 && in.relay == 0 {
 		return errNoRelay
 	}
-	pidfd := -1
 	// The ranks stay in the init's session, which Linux may schedule as a group (autogroup): a rank
 	// yields only to its own group. One that has a terminal leads a session.
-	attr := &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd, Ptrace: in.stopsFirst()}
+	attr := &syscall.SysProcAttr{Setpgid: true}
 	if r.Terminal != nil {
 		attr.Setpgid, attr.Setsid, attr.Setctty = false, true, true // descriptor 0
 	}
@@ -241,18 +237,34 @@ func (in *initProcess) fork(r *rank, files []uintptr) error {
 	}
 	path, argv, env := in.spec.Program(r.Rank.Rank)
 	how := &syscall.ProcAttr{Dir: in.spec.Dir, Env: overlay(overlay(in.spec.Env, env), r.Env), Files: files, Sys: attr}
+	var err error
+	r.child, err = in.startChild(path, argv, how, in.stopsFirst())
+	return err
+}
+
+// child is a process that the init has started.
+type child struct {
+	pid     int
+	process *os.File // a pidfd of it
+	traced  bool     // waits for release
+}
+
+// startChild starts a program. One that stops before its first instruction is traced by this thread
+// until release.
+func (in *initProcess) startChild(path string, argv []string, how *syscall.ProcAttr, stops bool) (child, error) {
+	pidfd := -1
+	how.Sys.PidFD, how.Sys.Ptrace = &pidfd, stops
 	pid, err := in.forkExec(path, argv, how)
-	if err == unix.EPERM && attr.Ptrace {
-		// Some hosts let no process be traced. There the limit and the stop come a moment after the
-		// rank has begun.
-		attr.Ptrace = false
+	if err == unix.EPERM && stops {
+		// Some hosts let no process be traced. There a limit and a stop come a moment after the program
+		// has begun.
+		how.Sys.Ptrace = false
 		pid, err = in.forkExec(path, argv, how)
 	}
 	if err != nil {
-		return err
+		return child{}, err
 	}
-	r.pid, r.process, r.traced = pid, newProcess(pidfd), attr.Ptrace
-	return nil
+	return child{pid: pid, process: newProcess(pidfd), traced: how.Sys.Ptrace}, nil
 }
 
 // forkExec starts a program. Unlike the init (task.Host.spawn), it has huge pages if the node's
@@ -286,12 +298,12 @@ func (r *rank) whenEnded(do func()) {
 	do()
 }
 
-// awaitStop waits until a traced rank has stopped, or was killed. Before, its execve is not over,
+// awaitStop waits until a traced process has stopped, or was killed. Before, its execve is not over,
 // at whose end Linux sets the limit of the stack to what it was at the begin. Like release it must
-// be called by the thread that started the rank.
-func (r *rank) awaitStop() {
-	ended := []unix.PollFd{{Fd: int32(r.process.Fd()), Events: unix.POLLIN}}
-	for pause := 10 * time.Microsecond; r.traced && unix.PtraceSetOptions(r.pid, 0) == unix.ESRCH; pause *= 2 {
+// be called by the thread that started the process.
+func (c *child) awaitStop() {
+	ended := []unix.PollFd{{Fd: int32(c.process.Fd()), Events: unix.POLLIN}}
+	for pause := 10 * time.Microsecond; c.traced && unix.PtraceSetOptions(c.pid, 0) == unix.ESRCH; pause *= 2 {
 		if n, _ := unix.Poll(ended, 0); n > 0 {
 			return
 		}
@@ -300,10 +312,10 @@ func (r *rank) awaitStop() {
 	}
 }
 
-// release lets a traced rank begin.
-func (r *rank) release() {
-	if r.traced {
-		_ = unix.PtraceDetach(r.pid) // ESRCH: it was killed
+// release lets a traced process begin.
+func (c *child) release() {
+	if c.traced {
+		_ = unix.PtraceDetach(c.pid) // ESRCH: it was killed
 	}
 }
 
@@ -439,8 +451,8 @@ func (p *pipes) closeNear() {
 // limitsData reports whether a resource limit bounds the memory of each rank.
 func (in *initProcess) limitsData() bool { return in.spec.Rlimits && in.spec.Memory > 0 }
 
-// limitData bounds the private memory of a rank to its part of the job's, and its stack, which
-// Linux counts separately. It is used without control groups.
+// limitData bounds the private memory of a process to a rank's part of the job's, and its stack,
+// which Linux counts separately. It is used without control groups.
 func limitData(pid int, s task.Spec) error {
 	bytes := uint64(s.Memory / int64(len(s.Ranks)))
 	limit := func() error {
