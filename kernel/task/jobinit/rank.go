@@ -256,8 +256,8 @@ func (in *initProcess) startChild(path string, argv []string, how *syscall.ProcA
 	how.Sys.PidFD, how.Sys.Ptrace = &pidfd, stops
 	pid, err := in.forkExec(path, argv, how)
 	if err == unix.EPERM && stops {
-		// Some hosts let no process be traced. There a limit and a stop come a moment after the program
-		// has begun.
+		// Some hosts let no process be traced. There a limit and a stop come a moment after the
+		// program has begun.
 		how.Sys.Ptrace = false
 		pid, err = in.forkExec(path, argv, how)
 	}
@@ -298,9 +298,9 @@ func (r *rank) whenEnded(do func()) {
 	do()
 }
 
-// awaitStop waits until a traced process has stopped, or was killed. Before, its execve is not over,
-// at whose end Linux sets the limit of the stack to what it was at the begin. Like release it must
-// be called by the thread that started the process.
+// awaitStop waits until a traced process has stopped, or was killed. Before, its execve is not
+// over, at whose end Linux sets the limit of the stack to what it was at the begin. Like release it
+// must be called by the thread that started the process.
 func (c *child) awaitStop() {
 	ended := []unix.PollFd{{Fd: int32(c.process.Fd()), Events: unix.POLLIN}}
 	for pause := 10 * time.Microsecond; c.traced && unix.PtraceSetOptions(c.pid, 0) == unix.ESRCH; pause *= 2 {
