@@ -2,6 +2,8 @@
 package ext
 
 import (
+	"bytes"
+	"debug/elf"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -74,6 +76,9 @@ allocator's, and runs in margay serve: it chooses the nodes of jobs.`,
 			}
 			if m.Object, err = os.ReadFile(object); err != nil {
 				return err
+			}
+			if !bytes.HasPrefix(m.Object, []byte(elf.ELFMAG)) {
+				return fmt.Errorf("%s is not an ELF object; clang -target bpf makes them", object)
 			}
 			if m.Name == "" {
 				m.Name = strings.TrimSuffix(filepath.Base(object), ".o")
