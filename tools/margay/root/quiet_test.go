@@ -1,6 +1,7 @@
 package root_test
 
 import (
+	"debug/elf"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,7 +16,7 @@ import (
 // Commands that say what they do say nothing with -q.
 func TestQuiet(t *testing.T) {
 	object := filepath.Join(t.TempDir(), "x.o")
-	if err := os.WriteFile(object, nil, 0o600); err != nil {
+	if err := os.WriteFile(object, []byte(elf.ELFMAG), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	answer := func(question proto.Message) (proto.Message, error) {
