@@ -58,7 +58,12 @@ func TestProcesses(t *testing.T) {
 		if now := id.Time(clock.Monotonic()); p.Since < before || p.Since > now {
 			t.Errorf("rank %d was started at %d, between %d and %d", rank, p.Since, before, now)
 		}
-		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.PID))
+		var env []byte
+		var err error
+		e.await(t, "environment", func() bool { // empty: its execve is not over
+			env, err = os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.PID))
+			return err != nil || len(env) > 0
+		})
 		if err != nil && os.Getuid() == 0 || err == nil && !strings.Contains(string(env), fmt.Sprintf("MARGAY_RANK=%d\x00", rank)) {
 			t.Errorf("process %d is not rank %d: %q, %v", p.PID, rank, env, err)
 		}
