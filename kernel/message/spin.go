@@ -2,6 +2,7 @@ package message
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"sync/atomic"
 
@@ -99,10 +100,17 @@ func (e *Engine) class() fabric.Class {
 	return fabric.User
 }
 
-// run is the spinner's thread. It is bound to its CPU and ends with run.
+// run is the spinner's thread. It is bound to its CPU and ends with run. The first thread of the
+// process, whose CPUs stand for those of the process and which cannot end, is left as it is.
 func (s *spinner) run(cpu id.CPU, started chan<- error) {
-	defer close(s.ended)
 	runtime.LockOSThread()
+	if unix.Gettid() == os.Getpid() {
+		defer runtime.UnlockOSThread()
+		go s.run(cpu, started) // on another thread: this one is taken until then
+		<-s.ended
+		return
+	}
+	defer close(s.ended)
 	var set unix.CPUSet
 	set.Set(int(cpu))
 	err := unix.SchedSetaffinity(0, &set)

@@ -1,6 +1,8 @@
 package message
 
 import (
+	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,6 +13,7 @@ import (
 
 	"margay/internal/check"
 	"margay/kernel/abi/id"
+	"margay/kernel/hardware"
 )
 
 // cpu returns the CPU that this goroutine runs on now.
@@ -176,4 +179,23 @@ func TestSpinNowhere(t *testing.T) {
 	}
 	j.nodes[0].engine.Rest()
 	exchange([]*app{a, b}, 100)
+}
+
+// A spinner is never the first thread of the process, whose CPUs stand for those of the process.
+func TestSpinnerIsAnotherThread(t *testing.T) {
+	allowed, err := hardware.Allowed(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := open(t, 1, 2)
+	for range 500 {
+		if err := j.nodes[0].engine.Spin(allowed[0]); err != nil {
+			t.Fatal(err)
+		}
+		now, err := hardware.Allowed(os.Getpid())
+		if err != nil || !slices.Equal(now, allowed) {
+			t.Fatalf("the process may use the CPUs %v, not %v: %v", now, allowed, err)
+		}
+		j.nodes[0].engine.Rest()
+	}
 }
