@@ -101,7 +101,7 @@ func (e *Engine) class() fabric.Class {
 }
 
 // run is the spinner's thread. It is bound to its CPU and ends with run. The first thread of the
-// process, whose CPUs stand for those of the process and which cannot end, is left as it is.
+// process, which cannot end and from which others learn the CPUs of the process, is left as it is.
 func (s *spinner) run(cpu id.CPU, started chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == os.Getpid() {

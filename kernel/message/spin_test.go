@@ -181,7 +181,7 @@ func TestSpinNowhere(t *testing.T) {
 	exchange([]*app{a, b}, 100)
 }
 
-// A spinner is never the first thread of the process, whose CPUs stand for those of the process.
+// A spinner is never the first thread, from which others learn the CPUs of the process.
 func TestSpinnerIsAnotherThread(t *testing.T) {
 	allowed, err := hardware.Allowed(os.Getpid())
 	if err != nil {
