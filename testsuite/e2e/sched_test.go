@@ -3,11 +3,9 @@ package e2e
 import (
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -72,7 +70,7 @@ func (m *machine) schedulers(enforcer string) {
 		}
 		// Without priorities, other processes on the CPU get a part of it.
 		if enforcer != "stop" && both < 50 {
-			t.Errorf("scheduler %q: they had only %.0f %% of the core, by %q, beside %q", s.policy, both, m.allowed(), realTimeThreads(t))
+			t.Errorf("scheduler %q: they had only %.0f %% of the core, by %q", s.policy, both, m.allowed())
 		}
 		if r := m.margay("ext", "remove", handle); r.code != 0 {
 			t.Fatal(r)
@@ -85,28 +83,6 @@ func (m *machine) schedulers(enforcer string) {
 	c.signal(unix.SIGTERM)
 	c.wait()
 	m.awaitIdle()
-}
-
-// realTimeThreads returns the threads of this host with real-time priorities, but for Linux's own.
-func realTimeThreads(t testing.TB) (all []string) {
-	t.Helper()
-	tasks, err := filepath.Glob("/proc/[0-9]*/task/[0-9]*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, task := range tasks {
-		tid, err := strconv.Atoi(filepath.Base(task))
-		if err != nil {
-			t.Fatal(err)
-		}
-		command, _ := os.ReadFile(filepath.Join(task, "cmdline")) // empty: it has ended, or is Linux's
-		attr, err := unix.SchedGetAttr(tid, 0)
-		if err == nil && len(command) > 0 && attr.Policy != unix.SCHED_NORMAL && attr.Policy != unix.SCHED_BATCH && attr.Policy != unix.SCHED_IDLE {
-			name, _, _ := strings.Cut(string(command), "\x00")
-			all = append(all, fmt.Sprintf("%s: policy %d, priority %d", name, attr.Policy, attr.Priority))
-		}
-	}
-	return all
 }
 
 // shares requires that one of the two ranks of the first core has a share of their processor time,
