@@ -2,12 +2,12 @@ package message
 
 import (
 	"fmt"
-	"os"
 	"runtime"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/throwaway"
 	"margay/kernel/abi/id"
 	"margay/kernel/fabric"
 )
@@ -51,7 +51,7 @@ func (e *Engine) Spin(cpu id.CPU) error {
 	}
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	started := make(chan error)
-	go s.run(cpu, started)
+	throwaway.Go(func() { s.run(cpu, started) })
 	if err := <-started; err != nil {
 		e.rested()
 		return fmt.Errorf("message: spin on CPU %d: %w", cpu, err)
@@ -100,16 +100,8 @@ func (e *Engine) class() fabric.Class {
 	return fabric.User
 }
 
-// run is the spinner's thread. It is bound to its CPU and ends with run. The first thread of the
-// process, which cannot end and from which others learn the CPUs of the process, is left as it is.
+// run is the spinner's thread. It is bound to its CPU and ends with run.
 func (s *spinner) run(cpu id.CPU, started chan<- error) {
-	runtime.LockOSThread()
-	if unix.Gettid() == os.Getpid() {
-		defer runtime.UnlockOSThread()
-		go s.run(cpu, started) // on another thread: this one is taken until then
-		<-s.ended
-		return
-	}
 	defer close(s.ended)
 	var set unix.CPUSet
 	set.Set(int(cpu))

@@ -9,12 +9,12 @@ package untrusted
 import (
 	"fmt"
 	"os"
-	"runtime"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"margay/internal/rights"
+	"margay/internal/throwaway"
 )
 
 // ControlSpace is the room for the control data of one message, in bytes.
@@ -33,26 +33,14 @@ func Close(files []*os.File) {
 		return
 	}
 	copied, closed := make(chan struct{}), make(chan struct{})
-	go holdOpen(copied, closed)
+	throwaway.Go(func() { holdOpen(copied, closed) })
 	<-copied
 	rights.Close(files)
 	close(closed)
 }
 
-// holdOpen holds all files open in a thread of its own until closed is closed. Then the thread
-// ends.
+// holdOpen holds all files open, in a thread of its own, until closed is closed.
 func holdOpen(copied chan<- struct{}, closed <-chan struct{}) {
-	runtime.LockOSThread() // and never unlocked, so that the thread ends
-	if unix.Gettid() == os.Getpid() {
-		defer runtime.UnlockOSThread() // the first thread never ends
-		over := make(chan struct{})
-		go func() {
-			defer close(over)
-			holdOpen(copied, closed)
-		}()
-		<-over
-		return
-	}
 	// Without memory for a copy, the files are closed as if there were no such thread.
 	_ = unix.Unshare(unix.CLONE_FILES)
 	close(copied)

@@ -26,6 +26,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/throwaway"
 	"margay/internal/train"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/onesided"
@@ -148,7 +149,7 @@ func (s *Server) Port() uint16 { return s.port }
 // Start begins to serve. All clients of an adopted server should be admitted before.
 func (s *Server) Start() {
 	s.ended = make(chan struct{})
-	go s.serve()
+	throwaway.Go(s.serve)
 }
 
 // Admit admits a client, once.
@@ -184,7 +185,6 @@ func (s *Server) Ended(target id.Rank) {
 // serve takes requests until the server is closed.
 func (s *Server) serve() {
 	defer close(s.ended)
-	runtime.LockOSThread() // it ends with this goroutine
 	s.id.Store(int64(unix.Gettid()))
 	for !s.over.Load() {
 		datagrams, from, err := s.receive()

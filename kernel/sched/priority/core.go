@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/clock"
+	"margay/internal/throwaway"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/slot"
 	"margay/kernel/sched"
@@ -275,7 +275,7 @@ func (c *core) activate() {
 	}
 	if !c.started {
 		c.started = true
-		go c.run()
+		throwaway.Go(c.run)
 	}
 	c.ring()
 }
@@ -359,7 +359,6 @@ func (c *core) arm(next id.Time) {
 
 // run processes events until the core is closed.
 func (c *core) run() {
-	runtime.LockOSThread() // and never unlocked: the thread ends
 	defer close(c.stopped)
 	if err := soon(); err != nil {
 		c.enforcer.log("core %d: %v", c.number, err)

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/throwaway"
 	"margay/kernel/abi/gdb"
 	"margay/kernel/abi/id"
 	"margay/kernel/link"
@@ -232,9 +232,7 @@ func (in *initProcess) startServer(d *debugger, files *os.File, argv []string) (
 	}
 	d.near, d.errors = near, errorsOut
 	failed := make(chan error)
-	go func() {
-		// The thread gives up its privileges, so it is never unlocked: it ends with this goroutine.
-		runtime.LockOSThread()
+	throwaway.Go(func() {
 		err := dropPrivileges()
 		if err == nil {
 			err = pin(d.rank.Cores)
@@ -243,7 +241,7 @@ func (in *initProcess) startServer(d *debugger, files *os.File, argv []string) (
 			err = in.forkServer(d, argv, []uintptr{far.Fd(), far.Fd(), errorsIn.Fd(), folderFD: files.Fd()})
 		}
 		failed <- err
-	}()
+	})
 	if err := <-failed; err != nil {
 		d.close()
 		return nil, fmt.Errorf("start gdbserver: %w", err)

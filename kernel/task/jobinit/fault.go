@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/throwaway"
 	"margay/kernel/abi/node"
 	"margay/kernel/stack"
 	"margay/kernel/task"
@@ -178,14 +178,13 @@ func (in *initProcess) openModule(name string) (stack.File, error) {
 		err  error
 	}
 	opened := make(chan result)
-	go func() {
-		runtime.LockOSThread() // the thread becomes the user's, so it ends with this goroutine
+	throwaway.Go(func() { // it becomes the user's
 		var r result
 		if r.err = accessAs(in.spec.UID, in.spec.GID); r.err == nil {
 			r.file, r.err = openPlain(name)
 		}
 		opened <- r
-	}()
+	})
 	r := <-opened
 	if r.err != nil {
 		return nil, fmt.Errorf("open %s: %w", name, r.err)

@@ -4,10 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"margay/internal/throwaway"
 )
 
 // forgetKeys removes the keys that processes of the job's user have left; otherwise they would stay
@@ -17,10 +18,7 @@ func forgetKeys(uid int) error {
 		return nil
 	}
 	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends as the job's user
-		done <- forgetOwnKeys(uid)
-	}()
+	throwaway.Go(func() { done <- forgetOwnKeys(uid) }) // it becomes the job's user
 	if err := <-done; err != nil {
 		return fmt.Errorf("forget the keys of user %d: %w", uid, err)
 	}

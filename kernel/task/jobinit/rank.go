@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,6 +15,7 @@ import (
 
 	"margay/internal/clock"
 	"margay/internal/slack"
+	"margay/internal/throwaway"
 	"margay/kernel/abi/id"
 	"margay/kernel/cgroup"
 	"margay/kernel/hardware"
@@ -61,12 +61,10 @@ func (in *initProcess) spawn() error {
 	_ = in.wantDumps() // without them, the report of a fault is shorter
 	in.output.ranks = len(in.spec.Ranks)
 	failed := make(chan error)
-	go func() {
-		// The thread gives up its privileges, so it is never unlocked: it ends with this goroutine.
-		runtime.LockOSThread()
+	throwaway.Go(func() {
 		growStack()
-		failed <- in.spawnAll()
-	}()
+		failed <- in.spawnAll() // it gives up its privileges
+	})
 	err := <-failed
 	// Only root may lower the score again; elsewhere the init stays what its ranks are.
 	_ = writeOOMScore(-1000)

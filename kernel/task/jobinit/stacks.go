@@ -5,10 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"time"
 
+	"margay/internal/throwaway"
 	"margay/kernel/link"
 	"margay/kernel/stack"
 	"margay/kernel/task"
@@ -27,10 +27,7 @@ func (in *initProcess) readStacks(m *link.Message) error {
 	}
 	pipe := m.Files[0]
 	m.Files = nil
-	go func() {
-		// The thread traces the ranks. It is never unlocked, so it ends with this goroutine, and
-		// Linux releases what it still traces.
-		runtime.LockOSThread()
+	throwaway.Go(func() { // it traces the ranks; Linux releases what it still traces at its end
 		defer pipe.Close()
 		select {
 		case in.reading <- struct{}{}:
@@ -39,7 +36,7 @@ func (in *initProcess) readStacks(m *link.Message) error {
 			_ = json.NewEncoder(pipe).Encode(report) // its reader may be gone
 		case <-time.After(stacksQueue): // the reader sees the end of the pipe
 		}
-	}()
+	})
 	return in.tell(task.Stacks, nil)
 }
 

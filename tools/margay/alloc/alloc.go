@@ -29,6 +29,7 @@ import (
 	"margay/internal/nodeset"
 	"margay/internal/printable"
 	"margay/internal/slack"
+	"margay/internal/throwaway"
 	"margay/tools/margay/command"
 	"margay/tools/margay/job"
 )
@@ -243,8 +244,7 @@ func cause(state *control.JobState, err error) error {
 // it does. The channel is closed when the process has ended.
 func start(cmd *exec.Cmd) (done <-chan struct{}, err error) {
 	started, ended := make(chan error), make(chan struct{})
-	go func() {
-		runtime.LockOSThread() // the thread ends with this goroutine
+	throwaway.Go(func() {
 		slack.Set(slack.Application)
 		err := cmd.Start()
 		started <- err
@@ -252,7 +252,7 @@ func start(cmd *exec.Cmd) (done <-chan struct{}, err error) {
 			_ = cmd.Wait() // ProcessState says how
 			close(ended)
 		}
-	}()
+	})
 	return ended, <-started
 }
 

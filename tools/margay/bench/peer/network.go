@@ -5,10 +5,11 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"runtime"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"margay/internal/throwaway"
 )
 
 // device is the name of the device of each node of a Network.
@@ -25,10 +26,7 @@ type Network struct {
 func NewNetwork(n int) (*Network, error) {
 	w := new(Network)
 	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends, since it has left its namespace
-		done <- w.make(n)
-	}()
+	throwaway.Go(func() { done <- w.make(n) }) // it leaves its namespace
 	if err := <-done; err != nil {
 		_ = w.Close() // some are missing
 		return nil, fmt.Errorf("make network of %d nodes: %w", n, err)
