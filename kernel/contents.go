@@ -24,16 +24,20 @@ const (
 )
 
 // contentBudget returns the memory that files for later jobs may take, in bytes, on a node with the
-// given amount for jobs. A node with its own Linux takes it from the memory that jobs would
-// otherwise have.
-func contentBudget(memory int64) int64 {
-	return min(max(memory/contentShare, min(memory/smallShare, smallContent)), mostContent)
+// given amount for jobs. Unless it is 0, most is a bound. A node with its own Linux takes it from
+// the memory that jobs would otherwise have.
+func contentBudget(memory, most int64) int64 {
+	budget := min(max(memory/contentShare, min(memory/smallShare, smallContent)), mostContent)
+	if most > 0 {
+		budget = min(budget, most)
+	}
+	return budget
 }
 
 // openContents opens the store of files for later jobs: the store of an earlier node kernel, whose
 // root is given, or a new one. A node also works without a store.
 func (n *Node) openContents(root *os.File) {
-	budget := contentBudget(n.Info().Memory)
+	budget := contentBudget(n.Info().Memory, n.config.Boot.Contents)
 	if root == nil {
 		var err error
 		if root, err = content.NewDisk(budget); err != nil {

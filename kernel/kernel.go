@@ -256,7 +256,7 @@ func (n *Node) findMemory() error {
 	}
 	free, err := hardware.FreeMemory()
 	n.info.Memory = forJobs(free)
-	n.info.Memory -= content.DiskSize(contentBudget(n.info.Memory))
+	n.info.Memory -= content.DiskSize(contentBudget(n.info.Memory, 0))
 	return err
 }
 

@@ -29,6 +29,7 @@ type hosted struct {
 	spec Spec
 	dir  Dir
 	cert []byte
+	room int64 // bytes of memory that this host has
 
 	mu    sync.Mutex
 	nodes map[id.Node]*hostedNode
@@ -54,7 +55,11 @@ func checkRoot() error {
 
 // newHosted makes the bridge.
 func newHosted(s Spec, d Dir, a *trust.Authority) (*hosted, error) {
-	h := &hosted{spec: s, dir: d, cert: a.Certificate(), nodes: make(map[id.Node]*hostedNode)}
+	var host unix.Sysinfo_t
+	if err := unix.Sysinfo(&host); err != nil {
+		return nil, fmt.Errorf("memory of this host: %w", err)
+	}
+	h := &hosted{spec: s, dir: d, cert: a.Certificate(), room: int64(host.Totalram) * int64(host.Unit), nodes: make(map[id.Node]*hostedNode)}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return nil, fmt.Errorf("hosted network: %w", err)
@@ -117,7 +122,9 @@ func (h *hosted) start(node id.Node, term uint32) (int, <-chan exit, error) {
 }
 
 func (h *hosted) writeConfig(node id.Node, term uint32) error {
-	text, err := h.spec.bootConfig(node, term, h.cert).Encode()
+	config := h.spec.bootConfig(node, term, h.cert)
+	config.Contents = contentsOf(h.room, max(h.spec.Nodes, int(node)+1))
+	text, err := config.Encode()
 	if err != nil {
 		return err
 	}
@@ -126,6 +133,14 @@ func (h *hosted) writeConfig(node id.Node, term uint32) error {
 	}
 	return writeFile(h.dir.nodeFile(node), text)
 }
+
+// contentsShare is the divisor of this host's memory for the files that all of its nodes together
+// keep for later jobs.
+const contentsShare = 4
+
+// contentsOf returns how many bytes each of a number of nodes on a host with room bytes of memory
+// may keep of files for later jobs.
+func contentsOf(room int64, nodes int) int64 { return max(room/contentsShare/int64(nodes), 1) }
 
 // spawn starts the PID 1 of a node, which waits for its network card.
 func (h *hosted) spawn(number id.Node, log *console.Log) (*hostedNode, error) {

@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/trust"
+	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
 )
 
 // plugged names the part of this binary that plugs nodes in, in a network namespace of its own.
@@ -28,6 +30,25 @@ func TestPluggedInAgain(t *testing.T) {
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// All nodes of a host together keep a quarter of its memory at most, also those that a machine has
+// got later.
+func TestContentsOfHost(t *testing.T) {
+	const gib = 1 << 30
+	for _, c := range []struct {
+		nodes  int
+		number id.Node
+		want   int64
+	}{{4, 0, 24 * gib / 16}, {1000, 0, 24 * gib / 4000}, {1000, 999, 24 * gib / 4000}, {4, 999, 24 * gib / 4000}} {
+		h := &hosted{dir: Dir(t.TempDir()), room: 24 * gib, spec: Spec{Name: "m", Substrate: node.Hosted, Nodes: c.nodes, Cores: 1, MemoryMiB: 512, Secret: "s"}, cert: []byte("c")}
+		if err := h.writeConfig(c.number, 1); err != nil {
+			t.Fatal(err)
+		}
+		if config, err := node.Read(h.dir.nodeFile(c.number)); err != nil || config.Contents != c.want {
+			t.Errorf("node %d of %d may keep %d bytes, not %d: %v", c.number, c.nodes, config.Contents, c.want, err)
+		}
 	}
 }
 

@@ -130,6 +130,7 @@ type Config struct {
 	Console   Console  `json:"console,omitzero"`    // metal only: where its Linux sends its console as well
 	Cores     int      `json:"cores,omitempty"`     // hosted only: number of application cores
 	Memory    int64    `json:"memory,omitempty"`    // hosted only: bytes for jobs
+	Contents  int64    `json:"contents,omitempty"`  // hosted only: most bytes of files that are kept for later jobs; 0: as many as Memory allows
 
 	AllCores    bool `json:"all_cores,omitempty"`    // core 0 is an application core, too
 	MessageCore bool `json:"message_core,omitempty"` // the last core is the message core
@@ -248,8 +249,8 @@ func (c Config) check() error {
 	if c.Console != (Console{}) {
 		errs = append(errs, c.Console.check())
 	}
-	if c.MTU < 0 || c.MTU > 65535 || c.Cores < 0 || c.Cores > 4096 || c.Memory < 0 {
-		errs = append(errs, fmt.Errorf("mtu %d, cores %d or memory %d is out of range", c.MTU, c.Cores, c.Memory))
+	if c.MTU < 0 || c.MTU > 65535 || c.Cores < 0 || c.Cores > 4096 || c.Memory < 0 || c.Contents < 0 {
+		errs = append(errs, fmt.Errorf("mtu %d, cores %d, memory %d or contents %d is out of range", c.MTU, c.Cores, c.Memory, c.Contents))
 	}
 	if c.Fabric != "" {
 		errs = append(errs, CheckFabric(c.Fabric))
