@@ -1,9 +1,9 @@
 // Package driver loads the drivers that a node needs. The node image says which devices each of its
 // drivers is for (node.ParseDrivers), and Linux says which devices there are. A driver that is
-// loaded can bring further devices, for instance the driver of a bus, so Load looks again until no
-// new device needs a new driver. When Linux has loaded a driver, it has also offered it the devices
-// that there are. Linux has a way to load drivers itself, but by a program, which a node does not
-// have.
+// loaded can bring further devices, for instance the driver of a bus, so a look does not end before
+// no new device needs a new driver. When Linux has loaded a driver, it has also offered it the
+// devices that there are. Others appear later, for instance behind a USB controller: a Loader can
+// look again. Linux has a way to load drivers itself, but by a program, which a node does not have.
 package driver
 
 import (
@@ -44,88 +44,105 @@ func (u Use) String() string {
 	return u.Driver + " for " + strings.Join(names, ", ")
 }
 
-// Node is how Load reaches the Linux of a node.
+// Node is how a Loader reaches the Linux of a node.
 type Node struct {
 	Devices func() ([]Device, error) // lists the devices of the node
 	Insert  func(path string) error  // loads a module
 }
 
-// Load loads the drivers that a device of the node needs, each after what it needs itself, and
-// returns them in the order in which they were loaded. It goes on after a driver that cannot be
-// loaded, and returns all errors; an Ethernet card that no driver has in the end is one of them. It
-// looks at the devices at most once more than there are drivers.
-func (n Node) Load(drivers []node.Driver) ([]Use, error) {
+// Loader loads the drivers that the devices of a node need. It is not safe for concurrent use.
+type Loader struct {
+	node    Node
+	drivers []node.Driver
+	needed  [][]Device      // by the drivers: what they were loaded for
+	seen    map[string]bool // devices, by their bus and name
+	loaded  map[string]bool // modules, by their path
+	unused  map[string]bool // network cards that an error was about, by their bus and name
+}
+
+// NewLoader makes a loader of those drivers of the node image that are given.
+func NewLoader(n Node, drivers []node.Driver) *Loader {
+	return &Loader{
+		node: n, drivers: drivers, needed: make([][]Device, len(drivers)),
+		seen: make(map[string]bool), loaded: make(map[string]bool), unused: make(map[string]bool),
+	}
+}
+
+// Look loads the drivers that a device of the node needs and that no look has loaded, each after
+// what it needs itself, and returns them in the order in which they were loaded. It goes on after a
+// driver that cannot be loaded, and returns all errors; an Ethernet card that no driver has in the
+// end is one of them, once. It lists the devices at most once more than there are drivers.
+func (l *Loader) Look() (uses []Use, err error) {
 	var errs []error
-	var order []int                          // of the drivers that were loaded
-	needed := make([][]Device, len(drivers)) // by which devices
-	seen := make(map[string]bool)            // devices, by their bus and name
-	loaded := make(map[string]bool)          // modules, by their path
+	var order []int // of the drivers that were loaded
 	for {
-		devices, err := n.Devices()
+		devices, err := l.node.Devices()
 		if err != nil {
-			return uses(drivers, needed, order), errors.Join(append(errs, err)...)
+			return l.uses(order), errors.Join(append(errs, err)...)
 		}
-		fresh := slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return seen[d.String()] })
+		fresh := slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return l.seen[d.String()] })
 		more := false
-		for i, d := range drivers {
-			before := len(needed[i])
+		for i, d := range l.drivers {
+			before := len(l.needed[i])
 			for _, device := range fresh {
 				if d.For(device.Modalias) {
-					needed[i] = append(needed[i], device)
+					l.needed[i] = append(l.needed[i], device)
 				}
 			}
-			if before > 0 || len(needed[i]) == 0 {
+			if before > 0 || len(l.needed[i]) == 0 {
 				continue
 			}
 			more = true
-			for _, err := range n.insert(d, loaded) {
-				errs = append(errs, fmt.Errorf("driver %s for %v: %w", d.Name(), needed[i][0], err))
+			for _, err := range l.insert(d) {
+				errs = append(errs, fmt.Errorf("driver %s for %v: %w", d.Name(), l.needed[i][0], err))
 			}
-			if loaded[d.Modules[len(d.Modules)-1]] {
+			if l.loaded[d.Modules[len(d.Modules)-1]] {
 				order = append(order, i)
 			}
 		}
 		for _, d := range fresh {
-			seen[d.String()] = true
+			l.seen[d.String()] = true
 		}
 		if !more {
-			return uses(drivers, needed, order), errors.Join(append(errs, idle(devices, drivers)...)...)
+			return l.uses(order), errors.Join(append(errs, l.idle(devices)...)...)
 		}
 	}
 }
 
-func uses(drivers []node.Driver, needed [][]Device, order []int) (all []Use) {
+func (l *Loader) uses(order []int) (all []Use) {
 	for _, i := range order {
-		all = append(all, Use{drivers[i].Name(), needed[i]})
+		all = append(all, Use{l.drivers[i].Name(), l.needed[i]})
 	}
 	return all
 }
 
 // insert loads the modules of a driver that were not loaded before. It goes on after an error: the
 // driver may do without that module, and Linux refuses one that does not.
-func (n Node) insert(d node.Driver, loaded map[string]bool) (errs []error) {
+func (l *Loader) insert(d node.Driver) (errs []error) {
 	for _, path := range d.Modules {
-		if loaded[path] {
+		if l.loaded[path] {
 			continue
 		}
-		if err := n.Insert(path); err != nil && !errors.Is(err, unix.EEXIST) {
+		if err := l.node.Insert(path); err != nil && !errors.Is(err, unix.EEXIST) {
 			errs = append(errs, fmt.Errorf("load %s: %w", filepath.Base(path), err))
 			continue
 		}
-		loaded[path] = true
+		l.loaded[path] = true
 	}
 	return errs
 }
 
-// idle returns an error for each network card that no driver has.
-func idle(devices []Device, drivers []node.Driver) (errs []error) {
+// idle returns an error for each network card that no driver has, and that it has not returned one
+// for.
+func (l *Loader) idle(devices []Device) (errs []error) {
 	for _, d := range devices {
-		if d.Driven || !isCard(d.Modalias) {
+		if d.Driven || !isCard(d.Modalias) || l.unused[d.String()] {
 			continue
 		}
+		l.unused[d.String()] = true
 		why := "the node image has no driver for it"
-		if i := slices.IndexFunc(drivers, func(driver node.Driver) bool { return driver.For(d.Modalias) }); i >= 0 {
-			why = "driver " + drivers[i].Name() + " did not take it"
+		if i := slices.IndexFunc(l.drivers, func(driver node.Driver) bool { return driver.For(d.Modalias) }); i >= 0 {
+			why = "driver " + l.drivers[i].Name() + " did not take it"
 		}
 		errs = append(errs, fmt.Errorf("network card %v (%s) is not used: %s", d, d.Modalias, why))
 	}

@@ -167,7 +167,7 @@ func TestLoad(t *testing.T) {
 				p.brings = c.brings
 			}
 			p.fails = c.fails
-			uses, err := p.node().Load(of(table))
+			uses, err := NewLoader(p.node(), of(table)).Look()
 			var got []string
 			for _, u := range uses {
 				got = append(got, u.String())
@@ -191,9 +191,30 @@ func TestLoadEnds(t *testing.T) {
 		p.brings[fmt.Sprintf("m%d", i)] = []string{fmt.Sprintf("bus d%d is:%d", i+1, i+1)}
 	}
 	slices.Reverse(drivers) // a device that appears is for a driver that was looked at before
-	uses, err := p.node().Load(drivers)
+	uses, err := NewLoader(p.node(), drivers).Look()
 	if err != nil || len(uses) != 20 || p.looks != 21 {
 		t.Errorf("%v after %d looks, %v", uses, p.looks, err)
+	}
+}
+
+// Devices that appear later get their drivers at the next look. Nothing is loaded or said twice.
+func TestLookAgain(t *testing.T) {
+	const unknown = "pci:v00001234d00005678sv0sd0bc02sc00i00"
+	p := play(t, "pci a "+intel+" driven", "pci b "+unknown)
+	l := NewLoader(p.node(), of(table))
+	for i, c := range []struct{ appears, inserted, uses, err string }{
+		{"", "e1000e", "[e1000e for pci a]", "network card pci b (" + unknown + ") is not used: the node image has no driver for it"},
+		{"", "e1000e", "[]", "<nil>"},
+		{"pci c " + intel + " driven", "e1000e", "[]", "<nil>"}, // Linux offers it to the driver that is there
+		{"virtio d virtio:d00000001v00001AF4", "e1000e failover virtio_net", "[virtio_net for virtio d]", "<nil>"},
+		{"pci e " + unknown, "e1000e failover virtio_net", "[]", "network card pci e (" + unknown + ") is not used: the node image has no driver for it"},
+	} {
+		if c.appears != "" {
+			p.add(c.appears)
+		}
+		if uses, err := l.Look(); strings.Join(p.inserted, " ") != c.inserted || fmt.Sprint(uses) != c.uses || fmt.Sprint(err) != c.err {
+			t.Errorf("look %d: inserted %v, uses %v, %v", i, p.inserted, uses, err)
+		}
 	}
 }
 
@@ -208,7 +229,7 @@ func TestNoDevices(t *testing.T) {
 		}
 		return list()
 	}
-	if uses, err := n.Load(of(table)); len(uses) != 1 || !errors.Is(err, unix.EIO) {
+	if uses, err := NewLoader(n, of(table)).Look(); len(uses) != 1 || !errors.Is(err, unix.EIO) {
 		t.Errorf("%v, %v", uses, err)
 	}
 	if devices, err := Devices(filepath.Join(p.sys, "none")); err != nil || len(devices) != 0 {

@@ -5,8 +5,8 @@ import "time"
 // LoadModulesOf loads the modules that a file lists.
 var LoadModulesOf = loadModules
 
-// LoadDriversOf loads the drivers of a file that the devices of a node need.
-var LoadDriversOf = loadDrivers
+// LookForDevices returns what loads the drivers of a file that the devices of a node need.
+var LookForDevices = lookForDevices
 
 // CheckInitial returns an error unless a folder is in memory.
 var CheckInitial = checkInitial

@@ -51,7 +51,7 @@ func (h Hosted) SetUp(log func(format string, args ...any)) (node.Config, error)
 	if config.Host != "" {
 		return config, nil // the network is the host's
 	}
-	_, err = configureNetwork(config)
+	_, err = configureNetwork(config, func() {})
 	return config, err
 }
 

@@ -96,7 +96,8 @@ func mountLogs() error {
 
 // SetUp mounts, loads the image's modules and the drivers that its devices need, withholds from
 // jobs what they are not to have, configures the network, and begins to send the console there if
-// the configuration names a receiver. It does nothing in a root that is not of a node image.
+// the configuration names a receiver. While the network lacks its card, it looks for further
+// devices. It does nothing in a root that is not of a node image.
 func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error) {
 	if err := checkInitial("/"); err != nil {
 		return node.Config{}, err
@@ -104,10 +105,15 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 	if err := m.Mount(); err != nil {
 		return node.Config{}, err
 	}
-	if err := errors.Join(m.LoadModules(), m.LoadDrivers(log), mountLogs(), limit(withheld), limit(ample), dumpToJobs()); err != nil {
+	look, err := lookForDevices(node.Drivers, driver.Node{Devices: func() ([]driver.Device, error) { return driver.Devices("/sys") }, Insert: loadModule}, log)
+	if err := errors.Join(err, m.LoadModules()); err != nil {
 		log("%v", err)
 	}
-	if err := findConfig(log); err != nil {
+	look()
+	if err := errors.Join(mountLogs(), limit(withheld), limit(ample), dumpToJobs()); err != nil {
+		log("%v", err)
+	}
+	if err := findConfig(look, log); err != nil {
 		return node.Config{}, err
 	}
 	config, err := node.Read(node.Path)
@@ -117,7 +123,7 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 	if err := unix.Sethostname([]byte(config.Hostname())); err != nil {
 		return config, fmt.Errorf("set host name: %w", err)
 	}
-	nic, err := configureNetwork(config)
+	nic, err := configureNetwork(config, look)
 	if err != nil {
 		return config, err
 	}
@@ -128,8 +134,9 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 }
 
 // findConfig puts the configuration into the root: it is in the node image, or an item of the
-// virtual machine, or the command line says that the node seeks it.
-func findConfig(log func(format string, args ...any)) error {
+// virtual machine, or the command line says that the node seeks it. Then it calls look before each
+// round of questions.
+func findConfig(look func(), log func(format string, args ...any)) error {
 	cmdline, err := os.ReadFile("/proc/cmdline")
 	if err != nil {
 		return fmt.Errorf("configuration: %w", err)
@@ -146,7 +153,7 @@ func findConfig(log func(format string, args ...any)) error {
 		log("%v", err)
 	}
 	log("looking for the configuration on the network")
-	text, err := seek.Seeker{Network: seek.Cards{Token: token}, Machine: machine, Pause: seekPause, Log: log}.Find(context.Background())
+	text, err := seek.Seeker{Network: seek.Cards{Token: token, Look: look}, Machine: machine, Pause: seekPause, Log: log}.Find(context.Background())
 	if err != nil {
 		return err
 	}
@@ -219,13 +226,6 @@ func (Machine) Mount() error {
 // that cannot be loaded and returns all errors.
 func (Machine) LoadModules() error { return loadModules(node.LoadOrder) }
 
-// LoadDrivers loads those drivers of the node image that a device needs, and logs which it has
-// loaded. It goes on after one that cannot be loaded and returns all errors.
-func (Machine) LoadDrivers(log func(format string, args ...any)) error {
-	devices := func() ([]driver.Device, error) { return driver.Devices("/sys") }
-	return loadDrivers(node.Drivers, driver.Node{Devices: devices, Insert: loadModule}, log)
-}
-
 // Log implements Node.
 func (Machine) Log() *os.File { return openKernelLog() }
 
@@ -283,30 +283,40 @@ func loadModules(list string) error {
 	return errors.Join(append(errs, lines.Err())...)
 }
 
-// loadDrivers loads those drivers of the file that a device of n needs.
-func loadDrivers(list string, n driver.Node, log func(format string, args ...any)) error {
+// lookForDevices returns a function that loads those drivers of the file that a device of n needs
+// by now, and logs which it has loaded, the first time even if there is none, and all errors. If it
+// cannot read the file, the function does nothing.
+func lookForDevices(list string, n driver.Node, log func(format string, args ...any)) (look func(), err error) {
 	text, err := os.ReadFile(list)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return func() {}, nil
 	}
 	if err != nil {
-		return fmt.Errorf("drivers: %w", err)
+		return func() {}, fmt.Errorf("drivers: %w", err)
 	}
 	drivers, err := node.ParseDrivers(text)
 	if err != nil {
-		return err
+		return func() {}, err
 	}
-	uses, err := n.Load(drivers)
-	said := make([]string, len(uses))
-	for i, u := range uses {
-		said[i] = u.String()
-	}
-	none := "no device needs one"
-	if err != nil {
-		none = "see the errors"
-	}
-	log("loaded %d of %d drivers: %s", len(uses), len(drivers), cmp.Or(strings.Join(said, "; "), none))
-	return err
+	loader, first := driver.NewLoader(n, drivers), true
+	return func() {
+		uses, err := loader.Look()
+		said := make([]string, len(uses))
+		for i, u := range uses {
+			said[i] = u.String()
+		}
+		none := "no device needs one"
+		if err != nil {
+			none = "see the errors"
+		}
+		if first || len(uses) > 0 {
+			log("loaded %d of %d drivers: %s", len(uses), len(drivers), cmp.Or(strings.Join(said, "; "), none))
+		}
+		if err != nil {
+			log("%v", err)
+		}
+		first = false
+	}, nil
 }
 
 func loadModule(path string) error { return insertModule(path, "") }

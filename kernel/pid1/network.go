@@ -16,9 +16,12 @@ import (
 // interfaceWait bounds how long PID 1 waits for the interface to the other nodes to appear.
 const interfaceWait = 10 * time.Second
 
+// lookPause is the time between two looks for further devices.
+const lookPause = time.Second
+
 // configureNetwork turns on loopback and gives the interface with the configured MAC its address.
-// It returns the name of that interface.
-func configureNetwork(c node.Config) (name string, err error) {
+// It returns the name of that interface. While the interface is not there, it calls look.
+func configureNetwork(c node.Config, look func()) (name string, err error) {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return "", fmt.Errorf("network: loopback: %w", err)
@@ -30,7 +33,7 @@ func configureNetwork(c node.Config) (name string, err error) {
 	if err != nil {
 		return "", err
 	}
-	nic, err := waitForLink(mac)
+	nic, err := waitForLink(mac, look)
 	if err != nil {
 		return "", err
 	}
@@ -65,9 +68,10 @@ func enterServe(c node.Config, nic netlink.Link) error {
 	return nil
 }
 
-// waitForLink waits until there is an interface with the given MAC.
-func waitForLink(mac net.HardwareAddr) (netlink.Link, error) {
-	deadline := time.Now().Add(interfaceWait)
+// waitForLink waits for the interface with the given MAC, and calls look until it is there.
+func waitForLink(mac net.HardwareAddr, look func()) (netlink.Link, error) {
+	looked := time.Now()
+	deadline := looked.Add(interfaceWait)
 	for {
 		links, err := netlink.LinkList()
 		if err != nil {
@@ -80,6 +84,10 @@ func waitForLink(mac net.HardwareAddr) (netlink.Link, error) {
 		}
 		if time.Now().After(deadline) {
 			return nil, fmt.Errorf("network: no interface with MAC %s within %v (is its driver's module in the node image?)", mac, interfaceWait)
+		}
+		if time.Since(looked) > lookPause {
+			look()
+			looked = time.Now()
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

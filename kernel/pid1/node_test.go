@@ -282,7 +282,8 @@ func TestBadModules(t *testing.T) {
 	}
 }
 
-// PID 1 reports each driver that it has loaded with its devices, and those that cannot be loaded.
+// PID 1 reports each driver that it has loaded with its devices, also later, and those that cannot
+// be loaded.
 func TestDrivers(t *testing.T) {
 	list := filepath.Join(t.TempDir(), "drivers")
 	var said string
@@ -297,20 +298,30 @@ func TestDrivers(t *testing.T) {
 			return nil
 		},
 	}
-	if err := pid1.LoadDriversOf(list, n, log); err != nil || said != "" {
+	look, err := pid1.LookForDevices(list, n, log)
+	if look(); err != nil || said != "" {
 		t.Errorf("an image without drivers: %q, %v", said, err)
 	}
-	for _, c := range []struct{ text, said, err string }{
-		{"/a.ko\n\tpci:a\n/bad.ko\n\tpci:b\n/c.ko\n\tpci:c\n", "loaded 1 of 3 drivers: a for pci 0\n", "driver bad for pci 1: load bad.ko: exec format error"},
-		{"/c.ko\n\tpci:c\n", "loaded 0 of 1 drivers: no device needs one\n", "<nil>"},
-		{"nonsense", "", "drivers: the file is truncated"},
+	for _, c := range []struct{ text, said, later, err string }{
+		{"/a.ko\n\tpci:a\n/bad.ko\n\tpci:b\n/c.ko\n\tpci:c\n", "loaded 1 of 3 drivers: a for pci 0\ndriver bad for pci 1: load bad.ko: exec format error\n",
+			"loaded 1 of 3 drivers: c for pci 2\n", "<nil>"},
+		{"/d.ko\n\tpci:d\n", "loaded 0 of 1 drivers: no device needs one\n", "", "<nil>"},
+		{"nonsense", "", "", "drivers: the file is truncated"},
 	} {
-		said = ""
 		if err := os.WriteFile(list, []byte(c.text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if err := pid1.LoadDriversOf(list, n, log); fmt.Sprint(err) != c.err || said != c.said {
+		said = ""
+		look, err := pid1.LookForDevices(list, n, log)
+		if look(); fmt.Sprint(err) != c.err || said != c.said {
 			t.Errorf("%q: it said %q, %v", c.text, said, err)
+		}
+		said = ""
+		look()
+		devices = append(devices, driver.Device{Bus: "pci", Name: "2", Modalias: "pci:c", Driven: true})
+		look()
+		if devices = devices[:2]; said != c.later {
+			t.Errorf("%q: later it said %q", c.text, said)
 		}
 	}
 }

@@ -48,10 +48,12 @@ const (
 // Cards is the Network of the network cards of this machine.
 type Cards struct {
 	Token string // that the machine presents; empty: none
+	Look  func() // gives devices that have appeared their drivers
 }
 
 // Cards implements Network.
-func (Cards) Cards() (all []Card, err error) {
+func (n Cards) Cards() (all []Card, err error) {
+	n.Look()
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, err

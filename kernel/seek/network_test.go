@@ -149,9 +149,10 @@ func TestCards(t *testing.T) {
 func asksOnCard(t *testing.T, beside bool) {
 	want := strings.Repeat("text ", 300)
 	name := ownCable(t, want, beside)
-	cards, err := Cards{}.Cards()
-	if err != nil || len(cards) != 1 || cards[0].Name != name || !bytes.Equal(cards[0].MAC, mac) {
-		t.Fatalf("cards %v, %v", cards, err)
+	looks := 0
+	cards, err := Cards{Look: func() { looks++ }}.Cards()
+	if err != nil || len(cards) != 1 || cards[0].Name != name || !bytes.Equal(cards[0].MAC, mac) || looks != 1 {
+		t.Fatalf("cards %v after %d looks for devices, %v", cards, looks, err)
 	}
 	check.AwaitFor(t, 2*time.Minute, "configuration", func() bool {
 		text, err := Cards{Token: token}.Ask(t.Context(), cards[0])
