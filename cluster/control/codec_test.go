@@ -2,17 +2,15 @@ package control
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
-)
 
-var codecSeed = flag.Uint64("codec-seed", 0, "seed of TestCodec; 0: the time")
+	"margay/internal/check"
+)
 
 // bodies maps the name of a message to the field of Frame that carries it.
 func bodies() map[protoreflect.FullName]protoreflect.FieldDescriptor {
@@ -27,12 +25,7 @@ func bodies() map[protoreflect.FullName]protoreflect.FieldDescriptor {
 // Messages with values in all their fields are encoded and decoded as by protobuf, and so are those
 // that were damaged.
 func TestCodec(t *testing.T) {
-	seed := *codecSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("-codec-seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
+	r := rand.New(rand.NewPCG(check.Seed(t), 0))
 	for name, field := range bodies() {
 		for n := range 20 {
 			body := new(Frame).ProtoReflect().NewField(field).Message()

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"margay/internal/check"
 )
 
 // Nodes that ask together get their turns in groups, with gaps. A gap is from the last turn of a
@@ -37,9 +39,7 @@ func TestPacer(t *testing.T) {
 // However nodes ask, in no gap more than the bound are switched on, in the order in which they have
 // asked, and no node waits without a reason.
 func TestPacerModel(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := rand.New(rand.NewPCG(check.Seed(t), 0))
 	for range 200 {
 		pace := Pace{Nodes: 1 + random.IntN(5), Gap: time.Duration(1 + random.IntN(1000))}
 		p, now := NewPacer(pace), time.Now()

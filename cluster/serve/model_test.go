@@ -21,6 +21,7 @@ import (
 	"margay/cluster/records"
 	"margay/cluster/roster"
 	"margay/cluster/trust"
+	"margay/internal/check"
 	"margay/kernel/abi/id"
 	"margay/kernel/task"
 )
@@ -53,18 +54,11 @@ const (
 // flight until the history delivers it, so that every connection can break, and every process can
 // be killed, between any two messages.
 func TestModel(t *testing.T) {
-	seed := rand.Uint64()
-	if text := os.Getenv("MARGAY_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("MARGAY_SEED=%s: %v", text, err)
-		}
-	}
 	n := histories(t)
 	if ownDisk(t) {
 		return
 	}
-	t.Logf("MARGAY_SEED=%d", seed)
+	seed := check.Seed(t)
 	authority, err := trust.NewAuthority("m")
 	if err != nil {
 		t.Fatal(err)

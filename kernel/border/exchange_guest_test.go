@@ -7,9 +7,7 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -283,13 +281,8 @@ func (x *exchange) settle(when string) {
 // Whatever is lost, late, or met by runs in the node kernel, and whenever extensions come and go,
 // all messages arrive.
 func TestExchange(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("MARGAY_TEST_SEED"); text != "" {
-		seed, _ = strconv.ParseUint(text, 10, 64)
-	}
-	t.Logf("MARGAY_TEST_SEED=%d", seed)
 	r := newRig(t)
-	x := newExchange(r, rand.New(rand.NewPCG(seed, 0)))
+	x := newExchange(r, rand.New(rand.NewPCG(check.Seed(t), 0)))
 	steps := func(what string, n int) {
 		t.Helper()
 		for range n {

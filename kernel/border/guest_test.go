@@ -10,8 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -401,12 +399,7 @@ func (s *sender) spoil(f []byte) []byte {
 // TestFrames gives the program random frames of some pairs, in order, again, with gaps, and spoilt,
 // and compares it with the reference: the frames that it passes on, and what the extensions count.
 func TestFrames(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("MARGAY_TEST_SEED"); text != "" {
-		seed, _ = strconv.ParseUint(text, 10, 64)
-	}
-	t.Logf("MARGAY_TEST_SEED=%d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := rand.New(rand.NewPCG(check.Seed(t), 0))
 	r := newRig(t)
 	fire := r.insert(extension.Request{Object: firewall.Object, Settings: []extension.Setting{{Name: firewall.Handler, Value: 3}}})
 	last := r.insert(extension.Request{Object: extensiontest.Object(t, hasher)})

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"margay/internal/check"
 	"margay/nimble/isa"
 	"margay/nimble/state"
 )
@@ -307,9 +308,7 @@ func TestDamagedObjects(t *testing.T) {
 	for n := 0; n < len(good); n += 7 {
 		try("truncated", good[:n])
 	}
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
+	r := rand.New(rand.NewPCG(check.Seed(t), 0))
 	for range 3000 {
 		bad := append([]byte(nil), good...)
 		for range 1 + r.IntN(4) {

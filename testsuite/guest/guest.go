@@ -188,7 +188,7 @@ func (s *Spec) tests(ctx context.Context) ([]initramfs.File, error) {
 		}
 		run := report.Run{Argv: []string{
 			binary.Path, "-test.v=test2json", "-test.paniconexit0", "-test.run=" + pattern, "-test.timeout=" + pkg.Timeout.String(),
-		}}
+		}, Env: passedOn()}
 		if pkg.Profile {
 			run.Profile = "/tmp/" + name + ".cover"
 			run.Argv = append(run.Argv, "-test.coverprofile="+run.Profile)
@@ -198,6 +198,15 @@ func (s *Spec) tests(ctx context.Context) ([]initramfs.File, error) {
 	}
 	text, err := json.Marshal(plan)
 	return append(files, initramfs.File{Path: report.PlanPath, Data: text}), err
+}
+
+// passedOn returns the variables of this process that tests in the guest have, too: the seed of
+// random tests (check.Seed), if there is one.
+func passedOn() []string {
+	if seed, is := os.LookupEnv("MARGAY_SEED"); is {
+		return []string{"MARGAY_SEED=" + seed}
+	}
+	return nil
 }
 
 // compile compiles the tests side by side, those with coverage apart. What make check vets is not

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -106,6 +107,18 @@ func TestTagged(t *testing.T) {
 	}
 	if names, err := tagged(t.TempDir(), ""); err == nil {
 		t.Errorf("in a folder without tests: %q", names)
+	}
+}
+
+// A random test repeats a seed in a guest, too.
+func TestPassedOn(t *testing.T) {
+	t.Setenv("MARGAY_SEED", "42")
+	if words := passedOn(); !slices.Equal(words, []string{"MARGAY_SEED=42"}) {
+		t.Errorf("passed on: %q", words)
+	}
+	os.Unsetenv("MARGAY_SEED")
+	if words := passedOn(); len(words) != 0 {
+		t.Errorf("passed on without a seed: %q", words)
 	}
 }
 

@@ -4,9 +4,10 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
+
+	"margay/internal/check"
 )
 
 // world is an array with its serve as a plain model, which knows the state of each task.
@@ -145,10 +146,10 @@ func TestMachine(t *testing.T) {
 	if os.Getenv("MARGAY_SOAK") != "" {
 		seeds = 20000
 	}
-	seed := rand.Uint64()
-	if s, err := strconv.ParseUint(os.Getenv("MARGAY_SEED"), 10, 64); err == nil {
-		seed, seeds = s, 1
+	if os.Getenv("MARGAY_SEED") != "" {
+		seeds = 1
 	}
+	seed := check.Seed(t)
 	for i := range uint64(seeds) {
 		live(t, seed+i)
 		if t.Failed() {

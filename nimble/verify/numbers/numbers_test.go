@@ -4,6 +4,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"margay/internal/check"
 )
 
 // operation is a Set operation with its meaning for numbers.
@@ -106,7 +108,7 @@ func some(r *rand.Rand) (Set, uint64) {
 	return s, v
 }
 
-func check(t *testing.T, r *rand.Rand) {
+func covers(t *testing.T, r *rand.Rand) {
 	t.Helper()
 	s, a := some(r)
 	o, b := some(r)
@@ -135,17 +137,15 @@ func check(t *testing.T, r *rand.Rand) {
 // TestOperations checks that the result of every operation has every possible
 // number.
 func TestOperations(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
+	r := rand.New(rand.NewPCG(check.Seed(t), 0))
 	for range 200_000 {
-		check(t, r)
+		covers(t, r)
 	}
 }
 
 func FuzzOperations(f *testing.F) {
 	f.Add(uint64(1), uint64(2))
-	f.Fuzz(func(t *testing.T, a, b uint64) { check(t, rand.New(rand.NewPCG(a, b))) })
+	f.Fuzz(func(t *testing.T, a, b uint64) { covers(t, rand.New(rand.NewPCG(a, b))) })
 }
 
 // TestExact tests results that must be exact.

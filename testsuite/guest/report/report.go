@@ -28,6 +28,7 @@ type Plan struct {
 // Run is one run of a test binary.
 type Run struct {
 	Argv    []string // the binary, an absolute path, and its arguments
+	Env     []string // more variables than every run has
 	Profile string   // the file the binary writes its coverage profile to; may be empty
 }
 

@@ -131,7 +131,7 @@ func (g *guest) start(r report.Run) (*os.File, error) {
 	defer g.mu.Unlock()
 	g.pid, err = syscall.ForkExec(r.Argv[0], r.Argv, &syscall.ProcAttr{
 		Dir:   "/tmp",
-		Env:   []string{"PATH=/", "HOME=/tmp"},
+		Env:   append([]string{"PATH=/", "HOME=/tmp"}, r.Env...),
 		Files: []uintptr{null.Fd(), far.Fd(), far.Fd()},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
