@@ -61,6 +61,10 @@ func FindMPI(ctx context.Context, name, dir string) (*MPI, error) {
 		if err := needs(k.packages, k.compiler, k.launcher); err != nil {
 			return nil, err
 		}
+		// The compiler and its header are in different packages.
+		if _, err := run(command(ctx, k.compiler, "-fsyntax-only", "-include", "mpi.h", "-x", "c", os.DevNull)); err != nil {
+			return nil, fmt.Errorf("%s is not installed as a whole (Debian packages %s): %w", k.name, k.packages, err)
+		}
 		m := &MPI{Name: k.name, kind: k, dir: filepath.Join(dir, strings.ReplaceAll(k.name, " ", ""))}
 		return m, m.build(ctx)
 	}

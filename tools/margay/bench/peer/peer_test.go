@@ -88,6 +88,18 @@ func TestMPI(t *testing.T) {
 	if _, err := FindMPI(context.Background(), "LAM", t.TempDir()); err == nil {
 		t.Error("LAM is known")
 	}
+	// Without its headers, an MPI is installed in part: its compiler is in another package.
+	programs := t.TempDir()
+	for name, text := range map[string]string{"mpicc.openmpi": "exec gcc -nostdinc \"$@\"", "mpirun.openmpi": "echo 4.1"} {
+		if err := os.WriteFile(filepath.Join(programs, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
+	_, err := FindMPI(context.Background(), "Open MPI", t.TempDir())
+	if err == nil || !strings.Contains(err.Error(), "not installed as a whole (Debian packages openmpi-bin and libopenmpi-dev): ") {
+		t.Errorf("an Open MPI without headers: %v", err)
+	}
 }
 
 // A program that is not installed is named together with its packages.
